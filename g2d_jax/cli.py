@@ -261,7 +261,8 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _push_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser)
     add = parser.add_argument
-    add("--repo", required=True, metavar="USER/NAME", help="repository on the Hugging Face hub; made if there is none")
+    add("--repo", metavar="USER/NAME", help="repository on the Hugging Face hub; made if there is none")
+    add("--output", metavar="FOLDER", help="in place of --repo: a folder to write the same files to; no hub is asked")
     add("--what", choices=("model", "adapters", "dataset"), default="model", help="default: model")
     _policy(parser)
     add("--dry-run", action="store_true", help="list files and sizes, show the card; upload nothing")
@@ -538,13 +539,14 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _study_status(workdir: epath.Path, name: str) -> None:
     """Show a row for each point. Stages that points share are counted once."""
+    from g2d_jax.runtime.lock import holder
     from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import PLANS, stage_folders
 
     labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
     points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
     stages = {folder: stage for point in points.values() for stage, folder in point.items()}
-    described = {folder: _state(stage, folder, folder) for folder, stage in stages.items()}
+    described = {folder: _state(stage, folder, folder, bool(holder(folder))) for folder, stage in stages.items()}
     states = {folder: state for folder, (state, _) in described.items()}
     rows = []
     for label, folders in points.items():
@@ -560,20 +562,29 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
 def _run_status(workdir: epath.Path) -> None:
     from g2d_jax import commands
+    from g2d_jax.runtime.lock import holder
     from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import LINKS, stage_folders
 
     config = commands.read_config(workdir)
     is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
+    owner = "" if is_point else holder(workdir)
+    is_next = True  # a run does its stages one after the other: its process is at the first that is not finished
     rows, errors = [], {}
     for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
         manifest = storage.finished(folder)
-        state, errors[name] = _state(name, folder, folder if is_point else workdir)
+        running = bool(holder(folder)) if is_point else bool(owner) and is_next and manifest is None
+        is_next = is_next and manifest is not None
+        state, errors[name] = _state(name, folder, folder if is_point else workdir, running)
         seconds = f"{manifest['seconds']:.0f}" if manifest else ""
         rows.append([name, config.stages[name].kind, state, str(getattr(config.stages[name], "steps", "")), seconds])
     screen = Screen()
     screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
     _say_stopped(screen, errors)
+    if owner:
+        screen.say(f"{owner} works on it now")
+    elif not is_point and any(row[2] != "done" for row in rows):
+        screen.say(f"no process works on it: {processes.AGAIN}")
 
 
 def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
@@ -582,17 +593,28 @@ def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
             screen.say(f"{stage} last stopped with: {error}", "yellow")
 
 
-def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]:
-    """Describe a stage: done; how far, by the steps logged in `logged` or by the rollouts written; or waiting. With the
-    error that is the last of its log, "" if none is."""
+def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> tuple[str, str]:
+    """Describe a stage: done, waiting, or running or stopped and how far, by the steps logged in `logged` or by the
+    rollouts written. With the error that is the last of its log, "" if none is. running: whether a process is at it."""
     if storage.finished(folder):
         return "done", ""
-    records = [record for record in storage.read_segments(logged / "metrics") if record["stage"] == name]
-    error = records[-1]["text"].removeprefix(f"{name}: ") if records and records[-1]["kind"] == "error" else ""
-    if last := max((int(record["step"]) for record in records), default=0):
-        return f"at step {last}", error
-    written = len(list((folder / "rollouts").glob("*.parquet")))
-    return f"{written} files of rollouts" if written else "waiting", error
+    ignored: list[str] = []
+    records = [
+        record
+        for record in storage.read_segments(logged / "metrics", ignored.append)
+        if record.get("stage") == name and isinstance(record.get("step"), int)
+    ]
+    error = ""
+    if records and records[-1].get("kind") == "error":
+        error = str(records[-1].get("text", "")).removeprefix(f"{name}: ")
+    step = max((record["step"] for record in records), default=0)
+    files = len(list((folder / "rollouts").glob("*.parquet")))
+    far = f"at step {step}" if step else f"with {files} files of rollouts" if files else ""
+    if running:
+        return f"running {far}".rstrip(), error
+    if not far and not folder.exists():
+        return "waiting", error
+    return f"stopped {far or 'before its first step'}", error
 
 
 _COMMANDS = (

@@ -26,11 +26,12 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.runtime import processes, program_cache, storage
+from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
+from g2d_jax.stages.problems import READ_FOR, SPLITS
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
@@ -63,20 +64,26 @@ def _not_at_hand(**_: Any) -> list[float | None]:
 
 @contextmanager
 def opened(
-    workdir: storage.PathLike, config: Config | None = None, reward: RewardFunction | None = None
+    workdir: storage.PathLike,
+    config: Config | None = None,
+    reward: RewardFunction | None = None,
+    splits: Sequence[str] = SPLITS,
 ) -> Iterator[Runtime]:
     """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
 
     reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
+    splits: those whose problems are read, if any are.
     """
     folder = absolute(workdir)
-    config = _on_this_machine(config or read_config(folder))
+    config = config or read_config(folder)
+    flags.check_devices()
+    config = _on_this_machine(config)
     if reward is None and "reward" in (storage.read_json(folder / "config.json").get("own") or {}):
         reward = _not_at_hand
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
-        runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder))
+        runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
         try:
             yield runtime
         finally:
@@ -144,7 +151,7 @@ def evaluate(
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    with opened(folder, config, reward) as runtime:
+    with opened(folder, config, reward, READ_FOR[stage.split]) as runtime:
         if runtime.reward is _not_at_hand and task == "main":
             _not_at_hand()
         held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
@@ -162,9 +169,9 @@ def evaluate(
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
-    """Return the config with these problems in place of a task's held-out split, and none in that of the others."""
-
-    sources: dict[str, Any] = {name: {split: source if name == task else Source()} for name in config.all_tasks}
+    """Return the config with these problems in place of a task's held-out split, and with no others to evaluate on."""
+    none: dict[str, Any] = {"dev": Source(), "test": Source()}
+    sources = {name: {**none, split: source} if name == task else none for name in config.all_tasks}
     tasks = {name: replace(section, **sources[name]) for name, section in config.tasks.items()}
     return replace(config, data=replace(config.data, **sources["main"]), tasks=tasks)
 
@@ -298,7 +305,7 @@ def sample(
     prompts: may be an iterator that waits for what is typed: each is answered before the next is asked for. Answers to
     test problems are shown with their reward.
     """
-    with opened(workdir) as runtime:
+    with opened(workdir, splits=READ_FOR["test"]) as runtime:
         chosen = policy or last_policy(runtime.config)
         samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:

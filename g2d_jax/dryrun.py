@@ -20,7 +20,7 @@ from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
 from g2d_jax.stages.problems import train_order
@@ -41,6 +41,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     """
     settings = Config.of(config)
     order = plan(settings)
+    flags.check_devices()
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))

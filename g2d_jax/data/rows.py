@@ -52,6 +52,8 @@ def file_rows(path: str) -> Iterator[Row]:
         raise ValueError(f"{path}: files are read by their ending, one of {', '.join(SUFFIXES)}")
     try:
         with file.open("rb") as handle:
+            storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
+            handle.seek(0)
             yield from read(handle, os.fspath(path))
     except OSError as error:
         reason = error.strerror or str(error)

@@ -1,6 +1,6 @@
 """Failures of the machine as one line: a full disk, no memory or threads, no device where one was asked for.
 
-    error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
+error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
 """
 
 from __future__ import annotations

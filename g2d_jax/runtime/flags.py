@@ -14,6 +14,7 @@ from glob import glob
 from pathlib import Path
 
 from g2d_jax.config import Flags
+from g2d_jax.runtime import extras
 
 # compute.flags "overlap": collectives beside products. No device has run it: compiled only. Each variable is read where
 # it applies, and libtpu knows XLA's flags of GPUs. What they change, and which were left out and why: docs/engine.md.
@@ -71,6 +72,23 @@ def _backends_started() -> bool:
         return True
     jax.config.update("jax_num_cpu_devices", devices)
     return False
+
+
+def check_devices() -> None:
+    """Raise ValueError where JAX_PLATFORMS asks for devices that JAX does not find. Looks for devices."""
+    import jax
+
+    asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if not asked:
+        return
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError, or for a plugin that is not installed a bare AssertionError
+        reason = (str(error).splitlines() or ["nothing that drives them is installed"])[0]
+        raise ValueError(
+            f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it or make it cpu; for a "
+            f"GPU {extras.install('cuda')}, for a TPU the extra tpu"
+        ) from error
 
 
 def simulated() -> int:
