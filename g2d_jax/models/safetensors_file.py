@@ -50,6 +50,8 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """
     try:
         return _parse(file, ranges.size(file))
+    except storage.IsPointer:
+        raise
     except (ValueError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and not storage.is_local(file):
             raise

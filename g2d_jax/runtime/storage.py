@@ -162,10 +162,14 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 """How a file begins that stands for another one in Git LFS."""
 
 
+class IsPointer(ValueError):
+    """A file that is Git LFS's pointer to the one that is wanted."""
+
+
 def refuse_pointer(path: PathLike, beginning: bytes) -> None:
-    """Raise ValueError for a file that begins as Git LFS's pointer to the file that is wanted."""
+    """Raise IsPointer for a file that begins as one."""
     if beginning.startswith(POINTER):
-        raise ValueError(
+        raise IsPointer(
             f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs pull` where it was "
             "cloned, or `hf download` the repository"
         )

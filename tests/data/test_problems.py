@@ -246,3 +246,23 @@ def test_a_revision_pins_hub_data(tmp_path):
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
         run = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "2 #### 2\n3 #### 3\n"), run.stderr
+
+
+@pytest.mark.parametrize("source", ["openai/gsm8k", "openai/gsm8k@main:test", "open-r1/OpenR1-Math-220k", "me/set-1.5"])
+def test_a_hub_id_is_told_how_it_is_written(source):
+    with pytest.raises(ValueError, match=f"a data set on the Hugging Face hub is written hub:{source}, and a file"):
+        load_problems(source)
+
+
+@pytest.mark.parametrize("source", ["data/mine.csv", "gsm9k", "/data/set"])
+def test_what_is_no_hub_id_is_told_all_forms(source):
+    with pytest.raises(ValueError, match=r"give a \.jsonl, \.json, \.parquet file, hub:owner/name, or one of"):
+        load_problems(source)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_a_pointer_of_git_lfs_is_named_as_one(suffix, tmp_path):
+    file = tmp_path / f"problems{suffix}"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n")
+    with pytest.raises(ValueError, match=r"is not the file itself but Git LFS's pointer to it: run `git lfs pull`"):
+        load_problems(str(file))
