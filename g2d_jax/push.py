@@ -68,7 +68,7 @@ def push(
                 processes.on_leader(lambda: upload.check(origin))
             if stage:
                 dataset.write(runtime, stage, place, origin["own"])
-                card = dataset_card(runtime, stage, repo or str(target))
+                card = dataset_card(runtime, stage, repo or os.fspath(output or ""))
                 processes.on_leader(lambda: storage.write_bytes(place / "README.md", card.encode()))
         if not stage:
             export(folder, place, policy=policy, adapters=what == "adapters")

@@ -197,7 +197,7 @@ _WRAPPED = {
 def _refuse_wrapped(folder: epath.Path, headers: Mapping[str, Stored]) -> None:
     """Raise ValueError for tensors that are called after a wrapper of the model, which must be saved without it."""
     for prefix, origin in _WRAPPED.items():
-        wrapped = [name for name in headers if name.startswith(prefix)]
+        wrapped = [name for name in headers if name.startswith(prefix) or f".{prefix}" in name]
         if wrapped:
             raise ValueError(
                 f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called after {origin} "

@@ -338,6 +338,7 @@ def test_a_pointer_of_git_lfs_is_named_as_one(file: str, reference: Any, tmp_pat
     ("prefix", "cause"),
     [
         ("_orig_mod.", "torch.compile"),
+        ("model._orig_mod.", "torch.compile"),
         ("base_model.model.", r"PEFT's adapters in it: save what merge_and_unload\(\) returns"),
         ("module.", "DataParallel"),
     ],
