@@ -66,7 +66,8 @@ def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
 def provenance(runtime: Runtime) -> dict[str, Any]:
     """Return what identifies a run and what it was made with. `run` is the same for runs of the same settings."""
     started = storage.read_json(runtime.workdir / "config.json")
-    environment = runtime.workdir / "environment.json"
+    environment, _ = storage.read_informing(runtime.workdir / "environment.json")
+    versions = environment.get("packages")
     settings = to_dict(runtime.config)
     return {
         "config": settings,
@@ -75,7 +76,7 @@ def provenance(runtime: Runtime) -> dict[str, Any]:
         "run": storage.fingerprint([identity(settings), started.get("own", {})]),
         "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(runtime).items()},
         "tokenizer": runtime.tokenizer.fingerprint,
-        "packages": storage.read_json(environment)["packages"] if environment.exists() else {},
+        "packages": versions if isinstance(versions, dict) else {},
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from g2d_jax import __version__
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve, take_apart
 from g2d_jax.graph import plan
-from g2d_jax.runtime import flags, processes, storage
+from g2d_jax.runtime import failures, flags, processes, storage
 
 if TYPE_CHECKING:
     from etils import epath
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
+    if not os.environ.get("G2D_TRACEBACK"):
+        failures.hush()
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
         if os.environ.get("G2D_TRACEBACK"):
             raise
-        where = f"{processes.name()}: " if processes.count() > 1 else ""
-        print(f"g2d: {where}{_plain(error)}", file=sys.stderr)
-        return processes.leave(processes.status_of(error))
+        return _stopped(error, failures.line(error) or str(error))
     except processes.Preempted as stopped:
         return processes.leave(int(stopped.code or 0))
     except Exception as error:
+        if not os.environ.get("G2D_TRACEBACK") and (told := failures.line(error)):
+            return _stopped(error, told)
         if processes.count() == 1:
             raise
         traceback.print_exc()
@@ -75,24 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, before)
 
 
-_FORBIDDEN = "give this user the right to it, or choose another folder"
-_UNWRITABLE = "choose a folder that can be written to"
-_TAKEN = "a folder is needed where a file is: choose another one"
-_ADVICE = {
-    errno.EACCES: _FORBIDDEN,
-    errno.EPERM: _FORBIDDEN,
-    errno.EROFS: _UNWRITABLE,
-    errno.ENOENT: f"check the path, or {_UNWRITABLE}",
-    errno.EEXIST: _TAKEN,
-    errno.ENOTDIR: _TAKEN,
-}
-
-
-def _plain(error: Exception) -> str:
-    """Return the error's message; for a system error that names a file also what to do, and no number."""
-    if not isinstance(error, OSError) or error.filename is None or error.errno not in _ADVICE:
-        return str(error)
-    return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
+def _stopped(error: Exception, told: str) -> int:
+    """Print why a command stopped, and leave."""
+    where = f"{processes.name()}: " if processes.count() > 1 else ""
+    print(f"g2d: {where}{told}", file=sys.stderr)
+    return processes.leave(processes.status_of(error))
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -297,7 +285,8 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _push_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser)
     add = parser.add_argument
-    add("--repo", required=True, metavar="USER/NAME", help="repository on the Hugging Face hub; made if there is none")
+    add("--repo", metavar="USER/NAME", help="repository on the Hugging Face hub; made if there is none")
+    add("--output", metavar="FOLDER", help="in place of --repo: a folder to write the same files to; no hub is asked")
     add("--what", choices=("model", "adapters", "dataset"), default="model", help="default: model")
     _policy(parser)
     add("--dry-run", action="store_true", help="list files and sizes, show the card; upload nothing")
@@ -540,13 +529,14 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _study_status(workdir: epath.Path, name: str) -> None:
     """Show a row for each point. Stages that points share are counted once."""
+    from g2d_jax.runtime.lock import holder
     from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import PLANS, stage_folders
 
     labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
     points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
     stages = {folder: stage for point in points.values() for stage, folder in point.items()}
-    described = {folder: _state(stage, folder, folder) for folder, stage in stages.items()}
+    described = {folder: _state(stage, folder, folder, bool(holder(folder))) for folder, stage in stages.items()}
     states = {folder: state for folder, (state, _) in described.items()}
     rows = []
     for label, folders in points.items():
@@ -562,20 +552,29 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
 def _run_status(workdir: epath.Path) -> None:
     from g2d_jax import commands
+    from g2d_jax.runtime.lock import holder
     from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import LINKS, stage_folders
 
     config = commands.read_config(workdir)
     is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
+    owner = "" if is_point else holder(workdir)
+    is_next = True  # a run does its stages one after the other: its process is at the first that is not finished
     rows, errors = [], {}
     for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
         manifest = storage.finished(folder)
-        state, errors[name] = _state(name, folder, folder if is_point else workdir)
+        running = bool(holder(folder)) if is_point else bool(owner) and is_next and manifest is None
+        is_next = is_next and manifest is not None
+        state, errors[name] = _state(name, folder, folder if is_point else workdir, running)
         seconds = f"{manifest['seconds']:.0f}" if manifest else ""
         rows.append([name, config.stages[name].kind, state, str(getattr(config.stages[name], "steps", "")), seconds])
     screen = Screen()
     screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
     _say_stopped(screen, errors)
+    if owner:
+        screen.say(f"{owner} works on it now")
+    elif not is_point and any(row[2] != "done" for row in rows):
+        screen.say(f"no process works on it: {processes.AGAIN}")
 
 
 def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
@@ -584,17 +583,28 @@ def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
             screen.say(f"{stage} last stopped with: {error}", "yellow")
 
 
-def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]:
-    """Describe a stage: done; how far, by the steps logged in `logged` or by the rollouts written; or waiting. With the
-    error that is the last of its log, "" if none is."""
+def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> tuple[str, str]:
+    """Describe a stage: done, waiting, or running or stopped and how far, by the steps logged in `logged` or by the
+    rollouts written. With the error that is the last of its log, "" if none is. running: whether a process is at it."""
     if storage.finished(folder):
         return "done", ""
-    records = [record for record in storage.read_segments(logged / "metrics") if record["stage"] == name]
-    error = records[-1]["text"].removeprefix(f"{name}: ") if records and records[-1]["kind"] == "error" else ""
-    if last := max((int(record["step"]) for record in records), default=0):
-        return f"at step {last}", error
-    written = len(list((folder / "rollouts").glob("*.parquet")))
-    return f"{written} files of rollouts" if written else "waiting", error
+    ignored: list[str] = []
+    records = [
+        record
+        for record in storage.read_segments(logged / "metrics", ignored.append)
+        if record.get("stage") == name and isinstance(record.get("step"), int)
+    ]
+    error = ""
+    if records and records[-1].get("kind") == "error":
+        error = str(records[-1].get("text", "")).removeprefix(f"{name}: ")
+    step = max((record["step"] for record in records), default=0)
+    files = len(list((folder / "rollouts").glob("*.parquet")))
+    far = f"at step {step}" if step else f"with {files} files of rollouts" if files else ""
+    if running:
+        return f"running {far}".rstrip(), error
+    if not far and not folder.exists():
+        return "waiting", error
+    return f"stopped {far or 'before its first step'}", error
 
 
 _COMMANDS = (

@@ -27,13 +27,13 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.runtime import processes, program_cache, storage
+from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages import inputs
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
-from g2d_jax.stages.problems import setting_of
+from g2d_jax.stages.problems import READ_FOR, SPLITS, setting_of
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute, no_run, packages, settings_of, stage_folders, stage_steps, where_to_look
@@ -73,17 +73,20 @@ def opened(
     config: Config | None = None,
     reward: RewardFunction | None = None,
     needs: Sequence[str] = ("model", "tokenizer"),
+    splits: Sequence[str] = SPLITS,
 ) -> Iterator[Runtime]:
     """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
 
     needs: sections of the settings whose files have to be there. Raises ValueError naming all that are not.
 
     reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
+    splits: those whose problems are read, if any are.
     """
     folder = absolute(workdir)
     config = config or read_config(folder)
     content = storage.read_json(folder / "config.json")
     places.require(to_dict(config), needs, where_to_look(folder, content))
+    flags.check_devices()
     config = _on_this_machine(config)
     if reward is None and "reward" in (content.get("own") or {}):
         reward = _not_at_hand
@@ -93,7 +96,7 @@ def opened(
         if moved:
             tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
-        runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder))
+        runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
         try:
             yield runtime
         finally:
@@ -166,7 +169,8 @@ def evaluate(
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    with opened(folder, config, reward, ("model", "tokenizer", "data", "tasks", "reward")) as runtime:
+    needs = ("model", "tokenizer", "data", "tasks", "reward")
+    with opened(folder, config, reward, needs, READ_FOR[stage.split]) as runtime:
         if runtime.reward is _not_at_hand and task == "main":
             _not_at_hand()
         if limited != stages[0].pass_at:
@@ -200,9 +204,9 @@ def _scored_by(runtime: Runtime, split: str | None) -> list[str]:
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
-    """Return the config with these problems in place of a task's held-out split, and none in that of the others."""
-
-    sources: dict[str, Any] = {name: {split: source if name == task else Source()} for name in config.all_tasks}
+    """Return the config with these problems in place of a task's held-out split, and with no others to evaluate on."""
+    none: dict[str, Any] = {"dev": Source(), "test": Source()}
+    sources = {name: {**none, split: source} if name == task else none for name in config.all_tasks}
     tasks = {name: replace(section, **sources[name]) for name, section in config.tasks.items()}
     return replace(config, data=replace(config.data, **sources["main"]), tasks=tasks)
 
@@ -343,7 +347,7 @@ def sample(
     """
     policy = policy and places.decided(policy, "policy", places.here())
     needs = ["model", "tokenizer", *(["data", "tasks"] if prompts is None else [])]
-    with opened(workdir, needs=needs) as runtime:
+    with opened(workdir, needs=needs, splits=READ_FOR["test"]) as runtime:
         chosen = policy or last_policy(runtime.config)
         samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:

@@ -30,7 +30,7 @@ RENAMED = {
 """Former name of a field -> its present name."""
 NEGATED = {"scalar": ", and means the opposite"}
 
-_MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
+MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
 _ABSENT = object()
 _LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
@@ -194,7 +194,7 @@ def typed(value: Any, field: Any, path: str) -> Any:
 def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     """Return the error that states what the field at this path takes."""
     kind, optional = kind_of(field)
-    expected = f"{_MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
+    expected = f"{MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 

@@ -20,9 +20,11 @@ from typing import Any, NoReturn, TypeAlias
 
 from ml_collections import ConfigDict
 
+from g2d_jax import config as schema
 from g2d_jax import places
-from g2d_jax.config_io import assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
+from g2d_jax.config_io import MEANING, assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
 from g2d_jax.gone import find, named
+from g2d_jax.section import editable
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -130,7 +132,7 @@ class _Uncached(importlib.machinery.SourceFileLoader):
 
 
 def _call(path: Path, arg: str) -> dict[str, Any]:
-    """Run the file's get_config; mistakes in the config are reported with file and line, other errors as they are."""
+    """Run the file's get_config. Whatever it raises becomes a ValueError with file and line; so does its exit."""
     loader = _Uncached(f"g2d_config_{path.stem}", str(path))
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
@@ -140,7 +142,7 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
         if not callable(get_config := getattr(module, "get_config", None)):
             raise ValueError("a config file defines get_config(arg: str = '') that returns a ConfigDict")
         config = get_config(arg)
-    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         if isinstance(error, SyntaxError) and error.filename == str(path):
             lines = [error.lineno]
@@ -155,12 +157,72 @@ def _text(error: BaseException) -> str:
     """Return the error's message in a line: str() of a KeyError is a repr, and ml_collections nests and extends it."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
+    if isinstance(error, ImportError):
+        return f"{error}: install it beside g2d_jax, or leave the import out"
+    if not isinstance(error, (AttributeError, KeyError, TypeError, ValueError, SyntaxError)):
+        return f"{type(error).__name__}: {error}"  # not a mistake in settings: its kind says more than its message
     text = str(error.args[0]) if error.args else type(error).__name__
+    if match := _WRONG_TYPE.match(text):
+        return _wrong_type(match["field"], match["given"], match["type"])
     if match := re.match(r"Key (\".+?\") does not exist", text):
         hint = text.splitlines()[-1] if "Did you mean" in text else ""
         gone = " ".join(named(match[1].strip('"')))
         return f"unknown field {match[1]}. {gone or hint}".strip()
     return f"unknown name {text}".replace("\n", ". ") if isinstance(error, KeyError) else text
+
+
+# ml_collections' message for a value that a field cannot have. It knows the field's own name, not the path to it.
+_WRONG_TYPE = re.compile(
+    r"Could not override field '(?P<field>.+?)' \(reference\)\. (?P<given>.*) is of original type <class '.+?'> "
+    r"and cannot be casted to type <class '(?P<type>.+?)'>",
+    re.DOTALL,
+)
+_SOURCE = 'settings.source("FILE.jsonl"), or another source of problems in it'
+_MADE_BY = {
+    **{split: _SOURCE for split in ("train", "dev", "test")},
+    "data": f"{_SOURCE}; of the run's data it is config.data.train, .dev and .test that are given",
+    "optimizer": "settings.optimizer(LEARNING_RATE)",
+    "sampling": "settings.sampling(MAX_NEW_TOKENS)",
+    "probe_sampling": "settings.sampling(MAX_NEW_TOKENS)",
+    "probe": "settings.probe(…)",
+    "reward": 'settings.reward(function="verify") or of another function',
+    "stages": "a stage by its name: config.stages.NAME = settings.online(…)",
+    "tasks": "a task by its name: config.tasks.NAME = settings.task(…)",
+}
+"""What makes a section of this name, for a message."""
+
+
+def _wrong_type(field: str, given: str, kind: str) -> str:
+    """Say what a field takes that a config file gave a value of another type. kind: the type it has."""
+    given = given if len(given) < 80 and "\n" not in given else f"{given.splitlines()[0]:.80}…"
+    if not kind.endswith("ConfigDict"):
+        meanings = {known.__name__: meaning for known, meaning in MEANING.items()}
+        return f"{field} must be {meanings.get(kind, 'a value')} ({kind}), got {given!r}"
+    fields = _sections().get(field, ())
+    if field in _MADE_BY:
+        way = f"give it {_MADE_BY[field]}"
+    elif fields:
+        example = "path" if "path" in fields else fields[0]
+        way = f"set its fields one by one, config.{field}.{example} = … (of {listed(fields)})"
+    else:  # the name is the user's own
+        way = "a stage is what settings.sft(…), online, collect, offline, best_checkpoint or evaluate makes"
+    return f"{field} is a section of settings and cannot be {given}: {way}"
+
+
+def _sections() -> dict[str, list[str]]:
+    """Map the name of every section to its fields."""
+    found: dict[str, list[str]] = {}
+
+    def look(section: ConfigDict) -> None:
+        for name, value in section.items():
+            if isinstance(value, ConfigDict):
+                found.setdefault(name, list(value.keys()))  # config.model, not config.reward.model
+                look(value)
+
+    look(schema.base())
+    for kind in schema.STAGES.values():
+        look(editable(kind()))
+    return found
 
 
 # Overrides

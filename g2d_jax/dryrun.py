@@ -20,7 +20,7 @@ from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.pipeline import check_packages
 from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring import reward_model
 from g2d_jax.stages import alerts, external_rollouts, golds, inputs, offline, online, sft
@@ -44,6 +44,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     order = plan(settings)
     check_packages(settings)
     places.require(config)
+    flags.check_devices()
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))

@@ -205,7 +205,8 @@ def _compared(runtime: Runtime) -> dict[str, str]:
 
 
 def check_joined() -> None:
-    """Raise ValueError in a process of several that knows nothing of the others."""
+    """Raise ValueError in a process of several that knows nothing of the others, and without the devices asked for."""
+    flags.check_devices()
     if jax.process_count() != processes.count():
         raise ValueError(
             "there are several processes that do not know each other: call g2d_jax.runtime.processes.initialise()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,8 +36,9 @@ _ANSWERS = {
 
 def push(
     workdir: storage.PathLike,
-    repo: str,
+    repo: str | None = None,
     *,
+    output: storage.PathLike | None = None,
     what: str = "model",
     policy: str | None = None,
     dry_run: bool = False,
@@ -44,47 +46,82 @@ def push(
 ) -> str | None:
     """Upload a policy's model, its adapters or its preference dataset, in one commit; return the commit's URL.
 
+    output: a new local folder to write the same files to in place of an upload; it is returned, and no hub is asked.
     what: "model", "adapters", or "dataset": the last pairs, or the last behind the policy. policy: None is the run's
     result. dry_run: only show the files and the card. A new repository is private unless `public`. All processes call
     it together; the leader writes and uploads. The token is that of huggingface_hub.
     Raises ValueError for a repository that holds something other than an earlier push of this run, or that is public
-    without `public`; where there is no token; and for a file with a secret in it. Nothing is uploaded then.
+    without `public`; where there is no token; and for a file with a secret in it. Nothing is uploaded then, nor written
+    to `output`.
     """
+    if (repo is None) == (output is None):
+        raise ValueError("give --repo USER/NAME to upload, or --output FOLDER to write what would be uploaded")
     folder, kind = absolute(workdir), "dataset" if what == "dataset" else "model"
-    upload, config = _Upload(repo, kind, public), read_config(folder)
+    target = None if output is None else processes.on_leader(lambda: _check_output(output))
+    upload = None if repo is None else _Upload(repo, kind, public)
+    config = read_config(folder)
     stage = dataset.stage_of(config, policy) if what == "dataset" else None
-    with _staging() as place:
+    with _staging(target) as place:
         needs = ("model", "tokenizer", *(("data", "tasks") if stage else ()))
         with opened(folder, config, needs=needs) as runtime:
             origin = {**provenance(runtime), "what": what, "stage": stage or policy or last_policy(config)}
-            if not dry_run:
+            if upload is not None and not dry_run:
                 processes.on_leader(lambda: upload.check(origin))
             if stage:
                 dataset.write(runtime, stage, place, origin["own"])
-                card = dataset_card(runtime, stage, repo)
+                card = dataset_card(runtime, stage, repo or os.fspath(output or ""))
                 processes.on_leader(lambda: storage.write_bytes(place / "README.md", card.encode()))
         if not stage:
             export(folder, place, policy=policy, adapters=what == "adapters")
         processes.on_leader(lambda: storage.write_json(place / PROVENANCE, origin))
-        return processes.on_leader(lambda: _publish(upload, Path(place), dry_run))
+        return processes.on_leader(lambda: _publish(upload, target, Path(place), dry_run))
 
 
-def _publish(upload: _Upload, place: Path, dry_run: bool) -> str | None:
+def _check_output(output: storage.PathLike) -> str:
+    """Return the absolute path of a folder to write. Raises ValueError where something is there, and for a store."""
+    if not storage.is_local(output):
+        raise ValueError(f"{os.fspath(output)}: --output is a folder on this machine")
+    folder = Path(output).expanduser().absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already and not an empty folder: choose another --output")
+    return str(folder)
+
+
+def _publish(upload: _Upload | None, target: str | None, place: Path, dry_run: bool) -> str | None:
+    """Upload the files of `place`, or move them to the folder `target`, or with dry_run show them."""
     files = {str(path.relative_to(place)): path for path in sorted(place.rglob("*")) if path.is_file()}
     _refuse_secrets(files)
     if not dry_run:
-        return upload.send(files)
+        return upload.send(files) if upload is not None else _move(place, Path(str(target)))
     screen = Screen()
     sizes = [[name, path.stat().st_size] for name, path in files.items()]
-    screen.table(f"{upload.kind} {upload.repo}", ["file", "bytes"], [*sizes, ["all", sum(size for _, size in sizes)]])
+    title = str(target) if upload is None else f"{upload.kind} {upload.repo}"
+    screen.table(title, ["file", "bytes"], [*sizes, ["all", sum(size for _, size in sizes)]])
     screen.say(files["README.md"].read_text())
     return None
 
 
+def _move(place: Path, target: Path) -> str:
+    """Give a folder, which only this user may read, the name and the rights of one that was made there."""
+    target.mkdir(exist_ok=True)
+    mode = target.stat().st_mode
+    place.rename(target)
+    target.chmod(mode)
+    return str(target)
+
+
 @contextlib.contextmanager
-def _staging() -> Iterator[epath.Path]:
-    """Yield a new folder, the leader's on all processes; it is removed afterwards. Where: TMPDIR says it."""
-    folder = processes.on_leader(lambda: tempfile.mkdtemp(prefix="g2d-push-"))
+def _staging(target: str | None) -> Iterator[epath.Path]:
+    """Yield a new folder, the leader's on all processes; what is left of it is removed afterwards. It lies beside the
+    folder `target`, to be moved there; without one where TMPDIR says."""
+
+    def make() -> str:
+        parent = None if target is None else Path(target).parent
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.mkdtemp(prefix=".g2d-push-", dir=parent)
+
+    folder = processes.on_leader(make)
     try:
         yield epath.Path(folder)
     finally:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Cloud TPU slice of one host or many, on spot capacity, by a queued resource that is made again when preempted.
 #
-#   ZONE=us-east5-b TYPE=v6e-16 launch/tpu-queued-resource.sh [--dry-run] NAME \
+#   ZONE=us-east5-b TYPE=v6e-16 G2D_PACKAGE=… launch/tpu-queued-resource.sh [--dry-run] NAME \
 #     --config my_config.py --workdir gs://bucket/runs/mine [--config.field=value …]
 #
 # Ends with g2d's status when that is 0, 1 or 2, and deletes the slice; with 75 after G2D_MAX_FAILURES starts in a row
@@ -11,7 +11,7 @@
 # ZONE, TYPE        where, and which accelerator type
 # PROJECT           gcloud's own setting
 # RUNTIME           the software version of the TPU VMs, by TYPE
-# G2D_PACKAGE       what to install there, as pip accepts it: g2d-jax[tpu]
+# G2D_PACKAGE       what to install there, as pip accepts it: 'g2d-jax[tpu] @ git+https://…'
 # KEEP=1            keeps the slice, and its cost, after the end
 # G2D_MAX_FAILURES  8
 # G2D_PAUSE         seconds between two looks, 30
@@ -26,7 +26,7 @@ if [[ ${1:-} == --dry-run ]]; then
   dry=1
   shift
 fi
-[[ ${1:-} =~ ^[a-z][-a-z0-9]*$ && -n ${ZONE:-} && -n ${TYPE:-} ]] || usage
+[[ ${1:-} =~ ^[a-z][-a-z0-9]*$ && -n ${ZONE:-} && -n ${TYPE:-} && -n ${G2D_PACKAGE:-} ]] || usage
 name=$1
 shift
 
@@ -40,7 +40,7 @@ esac
 
 where=("--zone=$ZONE")
 [[ -z ${PROJECT:-} ]] || where+=("--project=$PROJECT")
-package=${G2D_PACKAGE:-"g2d-jax[tpu]"}
+package=$G2D_PACKAGE
 here=$(cd "$(dirname "$0")" && pwd)
 files=("$here/tpu-worker.sh")
 arguments=()

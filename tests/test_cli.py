@@ -6,10 +6,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -25,8 +27,11 @@ from toys import their_logits_and_ours
 from g2d_jax import cli
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
+from g2d_jax.report.read import read_run
+from g2d_jax.report.run import state
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.workdir import claim
@@ -75,12 +80,65 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     (begun / "03-collect" / "manifest.json").unlink()
     (begun / "02-warmup" / "manifest.json").unlink()
     states = [row[2] for row in cells(g2d("status", begun))]
-    assert states == ["done", "at step 3", "2 files of rollouts", "done", "done"]
+    assert states == ["done", "stopped at step 3", "stopped with 2 files of rollouts", "done", "done"]
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.error("collect", "collect: no preference pair\nfrom 8 prompts")
         tracker.error("warmup", "nothing was learnt")
         tracker.log("warmup", 1, {})  # it was mended and went on
-    assert g2d("status", begun).endswith("|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n")
+    said = g2d("status", begun)
+    assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
+    assert said.endswith("no process works on it: the same command with the same --workdir continues\n")
+
+
+def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp_path: Path, g2d: G2D) -> None:
+    begun = epath.Path(shutil.copytree(work, tmp_path / "work"))
+    for name in ("04-dpo", "05-evaluate"):
+        shutil.rmtree(begun / name)
+    shutil.rmtree(begun / "metrics")
+    assert holder(begun) == "" and "stopped" not in g2d("status", begun)
+    with try_lock(begun):  # as a run that has just come to dpo, and has neither steps nor a checkpoint yet
+        assert f"process {os.getpid()} on " in holder(begun)
+        said = g2d("status", begun)
+        assert [row[2] for row in cells(said)] == ["done"] * 3 + ["running", "waiting"]
+        assert said.endswith(" works on it now\n")
+        assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
+    with Tracker(begun, tensorboard=False) as tracker:
+        tracker.log("dpo", 1, {"loss": 0.5})
+    (begun / "04-dpo").mkdir()
+    content = json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1})  # no such process: it was killed
+    (begun / LOCK).write_text(content)
+    assert [row[2] for row in cells(g2d("status", begun))] == ["done"] * 3 + ["stopped at step 1", "waiting"]
+    assert "This run stopped before its end (not finished: dpo at step 1; not begun: evaluate)" in state(
+        read_run(begun)
+    )
+    assert (begun / LOCK).read_text() == content  # looking takes nothing
+
+
+DAMAGE = {
+    "metrics/00000.jsonl": b"\xff\n",
+    "metrics/00007.jsonl": b'{"stage":"sft","step":1,"kind":"train"}\n[1]\n{"metrics":{"loss":"much"}}\n',
+    "environment.json": b"\xff",
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGE)
+def test_what_only_informs_never_blocks(damaged: str, work: Path, tmp_path: Path, g2d: G2D) -> None:
+    hurt = Path(shutil.copytree(work, tmp_path / "work"))
+    with (hurt / damaged).open("ab") as file:
+        file.write(DAMAGE[damaged])
+    said = g2d("export", hurt, "--output", tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").exists() and (tmp_path / "model" / "README.md").exists()
+    g2d("report", hurt)
+    g2d("status", hurt)
+    warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
+    if damaged == "environment.json":
+        assert any("environment.json is not valid JSON" in line for line in warnings)
+    else:
+        count = DAMAGE[damaged].count(b"\n")
+        assert any(f"{count} damaged lines of " in line for line in warnings)
+        assert f"WARNING: {count} damaged lines of " in said
+    (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")  # what decides stays strict
+    assert "is not valid JSON" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
 
 
 def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, g2d: G2D) -> None:
@@ -483,9 +541,9 @@ def test_status_of_a_study_and_of_its_points(study: Path, g2d: G2D) -> None:
     assert "1 of 2 points done; 6 stages after sharing, 5 of them done" in printed
     record = b'{"stage":"evaluate","step":2,"kind":"train","metrics":{}}\n'
     storage.write_bytes(study / "stages" / "evaluate-0" / "metrics" / "00000.jsonl", record)
-    assert "| evaluate (at step 2) |" in g2d("status", study)
+    assert "| evaluate (stopped at step 2) |" in g2d("status", study)
     rows = cells(g2d("status", study / "points" / "mine" / "K=2"))
-    assert [row[2] for row in rows] == ["done"] * 4 + ["at step 2"]
+    assert [row[2] for row in rows] == ["done"] * 4 + ["stopped at step 2"]
 
 
 def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) -> None:
@@ -544,6 +602,57 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     assert done.returncode == 0 and "on 2 problems, 1 answer" in done.stdout, done.stderr
     done = forks.run(*command[:4], "warmup@7", cwd=folder)
     assert done.returncode == 1 and "no checkpoint of that step" in done.stderr
+
+
+def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Path) -> None:
+    """Not the training problems, nor held-out ones that are not asked for: they may be gone, or be those asked."""
+    from g2d_jax import commands
+
+    copy = Path(shutil.copytree(work, tmp_path / "work"))
+    content = storage.read_json(copy / "config.json")
+    rows = [{"problem": problem, "answer": "1"} for problem in ("1+2=?", "3+4=?", "5+6=?")]
+    dev, gone = tmp_path / "dev.jsonl", {"path": str(tmp_path / "gone.jsonl")}
+    dev.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def changed(split: str = "test", **sources: dict) -> Path:
+        content["config"]["data"].update(sources)
+        content["config"]["stages"]["evaluate"]["split"] = split
+        storage.write_json(copy / "config.json", content)
+        return copy
+
+    for split in ("dev", "test"):  # the file is the run's dev split, whichever split its evaluate stage is about
+        run = changed(split, train=gone, dev={"path": str(dev)})
+        manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
+        assert manifest["result"]["problems"] == 3
+    assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
+    run = changed(test=gone)
+    assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1  # a given problem needs no others
+    with pytest.raises(ValueError, match=r"gone\.jsonl cannot be read"):
+        commands.sample(run, policy="sft", count=1)
+
+
+@pytest.mark.parametrize(
+    ("platform", "command"),
+    [
+        ("cuda", "run --config demo:preset=smoke --workdir new"),
+        ("nonsense", "sample work --prompt 1+1=?"),
+        pytest.param("cuda", "run --config demo:preset=smoke --workdir new --dry-run", marks=pytest.mark.slow),
+        pytest.param("cuda", "export work --output new", marks=pytest.mark.slow),
+    ],
+)
+def test_devices_that_are_not_here_are_told_in_a_line(
+    platform: str, command: str, work: Path, one_device: dict[str, str]
+) -> None:
+    if find_spec("jax_plugins"):
+        pytest.skip("a plugin is installed that may find such devices")
+    environment = {**one_device, "JAX_PLATFORMS": platform}
+    python = [sys.executable, "-m", "g2d_jax", *command.split()]
+    done = subprocess.run(python, env=environment, cwd=work.parent, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()[-1:]
+    assert line.startswith(f"g2d: JAX_PLATFORMS is '{platform}', and JAX finds no such devices: ")
+    assert "Traceback" not in done.stderr and "pip install '.[cuda]'" in line
+    assert not (work.parent / "new" / "config.json").exists()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -165,7 +165,7 @@ def test_wrong_choices(write, arg, message):
         ("config.stages.sft.stepz = 1", r'line 12: unknown field "stepz"\. Did you mean "steps"'),
         ("config.stages.sft = schema.sft(stepz=1)", r'line 12: unknown field "stepz"\. Did you mean "steps"'),
         ("config.sede", r"line 12: .*Did you mean \"seed\""),
-        ("config.seed = 'one'", r"line 12: Could not override field 'seed'"),
+        ("config.seed = 'one'", r"line 12: seed must be an integer"),
         ("config.seed = True", r"seed must be an integer \(int\), got True"),
         ("config.stages.x = {'kind': 'onlin'}", r"stages\.x\.kind must be one of sft, .* 'onlin', did you mean online"),
         ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of sft, .*, got \[\]"),
@@ -186,8 +186,46 @@ def test_a_file_without_get_config_and_one_that_fails(write, tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ValueError, match="a config file defines get_config"):
         config_load.resolve(str(tmp_path / "empty.py"))
-    with pytest.raises(ZeroDivisionError):  # an error of the file's own code keeps its kind
-        config_load.resolve(write("1 / 0"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("import torchx", r"line 12: No module named 'torchx': install it beside g2d_jax, or leave the import out"),
+        ("from json import nothing", r"line 12: cannot import name 'nothing' from 'json'"),
+        ("1 / 0", r"line 12: ZeroDivisionError: division by zero"),
+        ("raise RuntimeError('no GPU')", r"line 12: RuntimeError: no GPU"),
+        ("open('nofile')", r"line 12: FileNotFoundError: .*nofile"),
+        ("raise SystemExit('bye')", r"line 12: SystemExit: bye"),
+    ],
+)
+def test_an_error_of_the_files_own_code_names_file_and_line(write, line, message):
+    with pytest.raises(ValueError, match=r"mine\.py, " + message) as raised:
+        config_load.resolve(write(line))
+    assert raised.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.data.train = 'x.jsonl'", r"train is a section .*x\.jsonl: give it settings\.source\("),
+        ("config.data.test = 3", r"test is a section .* 3: give it settings\.source\("),
+        ("config.data = 'x.jsonl'", r"data is a section .*config\.data\.train, \.dev and \.test"),
+        ("config.model = 'Qwen/Qwen2.5-0.5B'", r"model is a section .*config\.model\.path = … \(of family, head_dim, "),
+        ("config.reward = print", r"reward is a section .*settings\.reward\("),
+        ("config.compute = 8", r"compute is a section .*set its fields one by one"),
+        ("config.stages = [schema.sft()]", r"stages is a section .*config\.stages\.NAME = settings\.online"),
+        ("config.stages.sft = 'sft'", r"sft is a section .* a stage is what settings\.sft"),
+        ("config.stages.sft.data = 'x.jsonl'", r"data is a section .*settings\.source\("),
+        ("config.stages.more = schema.sft(optimizer=3e-4)", r"optimizer is a section .* 0\.0003: .*LEARNING_RATE"),
+        ("config.stages.warmup.sampling = 512", r"sampling is a section .*settings\.sampling\(MAX_NEW_TOKENS\)"),
+        ("config.seed = 'x'", r"seed must be an integer \(int\), got 'x'"),
+    ],
+)
+def test_a_plain_value_for_a_section_is_refused_with_what_makes_one(write, line, message):
+    with pytest.raises(ValueError, match=r"mine\.py, line 12: " + message) as raised:
+        config_load.resolve(write(line))
+    assert "\n" not in str(raised.value) and "ml_collections" not in str(raised.value)
 
 
 def test_sections_shared_in_a_file_are_separate_afterwards(write):

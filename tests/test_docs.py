@@ -6,6 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from functools import reduce
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from g2d_jax import __version__, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime import extras
 from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tracking import read_metrics
 
@@ -214,3 +216,29 @@ def test_every_metric_of_a_run_is_explained(finished: Path) -> None:
 
 def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_package_is_installed_from_a_folder_or_a_url() -> None:
+    """No registry has its name, so no page, message, notebook or launcher may give the name alone."""
+    folders = ("docs", "g2d_jax", "notebooks", "launch", "configs", "benchmarks")
+    suffixes = (".md", ".py", ".ipynb", ".sh", ".sbatch", ".yaml", ".cuda", ".tpu")
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    for folder in folders:
+        files += [file for file in (ROOT / folder).rglob("*") if file.suffix in suffixes]
+    for file in files:
+        text = file.read_text()
+        with_extra = re.findall(r"g2d[-_]jax(?:\[[^\]]*\]|\{extra\}).{0,3}", text)
+        alone = re.findall(r"pip install [^\n]*\bg2d[-_]jax\b(?!\[|\{|'s)", text)
+        assert [name for name in with_extra if " @ " not in name] + alone == [], file
+    assert extras.install("cuda").startswith("pip install '.[cuda]'")
+    assert "pip install '.[cuda]'" in (ROOT / "docs" / "index.md").read_text()
+
+
+def test_extras_that_pages_and_messages_name_are_those_of_pyproject() -> None:
+    known = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    code = "".join(file.read_text() for file in (ROOT / "g2d_jax").rglob("*.py"))
+    pages = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    named = set(re.findall(r"extras\.missing\([^()]*\"(\w+)\"\)", code))
+    named |= {extra for group in re.findall(r"'\.\[([\w,]+)\]'", pages) for extra in group.split(",")}
+    named |= set(re.findall(r"\bextra `(\w+)`", pages))
+    assert len(named) >= 8 and named <= known

@@ -18,6 +18,30 @@ def test_notebooks_are_kept_without_outputs(name: str) -> None:
     assert len(code) >= 5 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.parametrize(
+    ("environment", "package"),
+    [
+        ({}, "..{extra}"),
+        ({"G2D_REPOSITORY": "/kaggle/input/g2d"}, "/kaggle/input/g2d{extra}"),
+        ({"G2D_REPOSITORY": "git+https://host/repository"}, "g2d-jax{extra} @ git+https://host/repository"),
+    ],
+)
+def test_the_first_cell_installs_from_a_folder_or_a_url(
+    environment: dict, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No registry has the name. The line of pip is looked at, and not run."""
+    source = "".join(next(cell for cell in cells("g2d.ipynb") if cell["cell_type"] == "code")["source"])
+    assert source.count("%pip install --quiet") == 1
+    monkeypatch.delenv("G2D_REPOSITORY", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    names: dict = {}
+    exec(source.replace('%pip install --quiet "{package}"', "installs = package"), names)
+    assert names["installs"] == package.format(extra=names["extra"])
+    assert (NOTEBOOKS / ".." / "pyproject.toml").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_from_a_dataset_to_a_report_in_a_notebook(

@@ -77,6 +77,40 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
     )
 
 
+@pytest.mark.parametrize("what", ["model", "dataset"])
+def test_output_writes_what_would_be_pushed_and_asks_no_hub(
+    what: str, finished: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    push(finished, "me/it", what=what)
+    (pushed,) = hub.repositories
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://localhost:1")
+    folder = tmp_path / "new" / "folder"
+    command = ["push", str(finished), "--output", str(folder), "--what", what]
+    assert cli.main([*command, "--dry-run"]) == 0 and not folder.exists()
+    assert cli.main(command) == 0 and capsys.readouterr().out.endswith(f"{folder}\n")
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    theirs = hub.files(pushed)
+    assert not theirs.pop(".gitattributes") and files.keys() == theirs.keys()
+    assert b"me/it" not in b"".join(files.values())
+    assert all(files[name] == theirs[name] for name in files if what == "model" or name != "README.md")
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]  # nothing is left of what was put together
+    assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777
+    assert cli.main(command) == 1 and "is there already and not an empty folder" in capsys.readouterr().err
+    for arguments in ([], ["--repo", "me/it", "--output", str(tmp_path / "other")]):
+        assert cli.main(["push", str(finished), *arguments]) == 1
+        assert "give --repo USER/NAME to upload, or --output FOLDER" in capsys.readouterr().err
+
+
+def test_output_with_a_secret_in_it_is_not_written(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "preference pairs")  # it stands in the card
+    with pytest.raises(ValueError, match="would hold the value of SOME_TOKEN"):
+        push(finished, output=tmp_path / "out" / "pairs", what="dataset")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_a_model_is_pushed_as_it_is_exported(finished: Path, hub: Hub, tmp_path: Path) -> None:
     push(finished, "me/model")
     exported = commands.export(finished, tmp_path / "model")

@@ -162,7 +162,7 @@ def test_a_full_disk_is_an_error_not_a_hang(tmp_path):
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_a_service_that_is_missing_names_the_extra(service, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, service, None)
-    with pytest.raises(ImportError, match=rf"pip install 'g2d-jax\[{service}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install '\.\[{service}\]'"):
         tracker(tmp_path, **{service: {"project": "g2d", "name": "run"}})
     assert list(tmp_path.iterdir()) == []
 

@@ -55,6 +55,10 @@ NAMED = {
 """Where data sets known by name lie on the hub: repository[@configuration]:split, the split where none is given."""
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
+_FILE = re.compile(r"\.[a-z]{2,5}$")  # not the end of Qwen2.5
+
+
 def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
@@ -161,6 +165,11 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         return name or repository, hub_rows(repository, configuration or None, split, revision, name=name)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
+    if _HUB_ID.fullmatch(source) and not _FILE.search(source):
+        raise ValueError(
+            f"unknown data source {source!r}: a data set on the Hugging Face hub is written hub:{source}, and a file "
+            f"ends in {', '.join(SUFFIXES)}"
+        )
     raise ValueError(
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, "
         f"or one of {', '.join((*arithmetic.TASKS, *NAMED))}{suggest(source, (*NAMED, *arithmetic.TASKS))}"

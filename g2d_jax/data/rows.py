@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 from etils import epath
 
 from g2d_jax.data.fields import BrokenRow
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import extras, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 2**20
@@ -52,6 +52,8 @@ def file_rows(path: str) -> Iterator[Row]:
         raise ValueError(f"{path}: files are read by their ending, one of {', '.join(SUFFIXES)}")
     try:
         with file.open("rb") as handle:
+            storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
+            handle.seek(0)
             yield from read(handle, os.fspath(path))
     except OSError as error:
         reason = error.strerror or str(error)
@@ -71,7 +73,7 @@ def hub_rows(
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(f"hub:{repository} needs the package datasets: pip install 'g2d-jax[hub]'") from error
+        raise extras.missing(f"hub:{repository} needs the package datasets", "hub") from error
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
     except Exception as error:  # network, authentication, configuration and parsing each raise their own kinds

@@ -248,12 +248,20 @@ class PromptTokenizer:
         )
 
 
+_NO_UNKNOWN = (
+    "a part of it is in no token, and there is none for what is unknown. Where neither model.path nor tokenizer.path "
+    "is set it is the tokenizer of the embedded arithmetic, which knows digits and signs alone: set model.path to a "
+    "model that reads such text, or tokenizer.path for a random one"
+)
+
+
 def encode(backend: Any, text: str) -> list[int]:
     """Encode a text as it stands by the tokenizer's Rust half. Raises ValueError if it cannot be encoded."""
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
     except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
-        raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
+        reason = _NO_UNKNOWN if "Missing [UNK] token" in str(error) else str(error)
+        raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {reason}") from error
 
 
 def load_tokenizer(
@@ -313,6 +321,11 @@ def _load_hugging_face(
             f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the files of the one the "
             "model was trained with into it, or set tokenizer.path to a folder or hub id that has it"
         )
+    for file in _VOCABULARIES if is_folder else ():
+        path = os.path.join(source, file)
+        if os.path.exists(path):
+            with open(path, "rb") as handle:
+                storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
     try:
         # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place of a tokenizer.json
         # that declares a class of its own for generic tokenizers.

@@ -31,15 +31,23 @@ from g2d_jax.models import decoder, lora, quantise, safetensors_file
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
-from g2d_jax.models.hf_folder import CONFIG, GENERATION, INDEX, find_weights, read_config, read_sampling, resolve
+from g2d_jax.models.hf_folder import (
+    ADAPTERS,
+    CONFIG,
+    GENERATION,
+    INDEX,
+    find_weights,
+    read_config,
+    read_sampling,
+    resolve,
+)
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param, expected_shapes, tensors
 from g2d_jax.runtime import processes, storage
 
 __all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save", "save_adapters"]
 
-ADAPTER_CONFIG = "adapter_config.json"
-FINISHED = {CONFIG: "a model", ADAPTER_CONFIG: "adapters"}
+FINISHED = {CONFIG: "a model", ADAPTERS: "adapters"}
 """The files that are written last, and what a folder holds that has one."""
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
@@ -258,7 +266,7 @@ def save_adapters(policy: Decoder, folder: storage.PathLike, *, base: str, dtype
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
-        storage.write_json(place / ADAPTER_CONFIG, adapter_config)
+        storage.write_json(place / ADAPTERS, adapter_config)
     return place
 
 

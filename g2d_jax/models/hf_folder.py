@@ -26,6 +26,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+ADAPTERS = "adapter_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # derived from the config, written by old transformers
@@ -72,12 +73,25 @@ def read_config(folder: storage.PathLike) -> ModelConfig:
     """Read a model folder's ModelConfig. Raises ValueError (see config_from_hf), also without a config.json."""
     path = epath.Path(folder) / CONFIG
     if not _is_file(path):
+        _refuse_adapters(epath.Path(folder))
         raise ValueError(f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export")
     raw = read_json(path)
     try:
         return config_from_hf(raw)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
+
+
+def _refuse_adapters(folder: epath.Path) -> None:
+    """Raise ValueError for a folder of PEFT's, which has adapters and no model."""
+    file = folder / ADAPTERS
+    if not _is_file(file):
+        return
+    base = read_json(file).get("base_model_name_or_path")
+    raise ValueError(
+        f"{folder} holds adapters alone, trained beside {base!r:.200}: a whole model is needed. Merge them with PEFT: "
+        "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
+    )
 
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
@@ -99,8 +113,10 @@ def _is_file(path: epath.Path) -> bool:
 
 def read_json(path: epath.Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ValueError naming the file."""
+    data = storage.read_bytes(path)
+    storage.refuse_pointer(path, data)
     try:
-        content = json.loads(storage.read_bytes(path).decode("utf-8"))
+        content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
@@ -152,7 +168,10 @@ def check_headers(
     if config.tie_word_embeddings:
         allowed["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     headers = {name: stored for name, stored in headers.items() if not _HARMLESS.search(name)}
-    _refuse(folder, "missing", [name for name in expected if name not in headers])
+    missing = [name for name in expected if name not in headers]
+    if missing:
+        _refuse_wrapped(folder, headers)
+    _refuse(folder, "missing", missing)
     _refuse(folder, "not part of the architecture", [name for name in headers if name not in allowed])
     wrong = [
         f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected {list(allowed[name])}"
@@ -169,6 +188,25 @@ def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise ValueError(f"{folder}: tensors {what}: {'; '.join(names[:_NAMED])}{more}")
+
+
+_WRAPPED = {
+    "_orig_mod.": "a model that torch.compile had wrapped: save what was compiled, compiled_model._orig_mod",
+    "base_model.model.": "a model with PEFT's adapters in it: save what merge_and_unload() returns",
+    "module.": "a model that DataParallel or DeepSpeed had wrapped: save what it wrapped, wrapper.module",
+}
+"""What tensor names begin with that were saved from a wrapper, and of which."""
+
+
+def _refuse_wrapped(folder: epath.Path, headers: Mapping[str, Stored]) -> None:
+    """Raise ValueError for tensors that are called after a wrapper of the model, which must be saved without it."""
+    for prefix, origin in _WRAPPED.items():
+        wrapped = [name for name in headers if name.startswith(prefix) or f".{prefix}" in name]
+        if wrapped:
+            raise ValueError(
+                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called after {origin} "
+                f"(save_pretrained), or take {prefix!r} out of the names"
+            )
 
 
 def _indexed_headers(folder: epath.Path) -> dict[str, Stored]:

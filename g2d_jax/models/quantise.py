@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.models.table import Param
+from g2d_jax.runtime import extras
 
 CODES = {"int8": jnp.int8, "nf4": jnp.uint4}
 """Dtypes of the codes."""
@@ -47,9 +48,7 @@ def check(setting: str, kind: str, *kinds: str) -> None:
     try:
         import qwix  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"{setting} is {kind!r}, which needs the package qwix: pip install 'g2d-jax[quant]'"
-        ) from error
+        raise extras.missing(f"{setting} is {kind!r}, which needs the package qwix", "quant") from error
 
 
 def held(value: Any) -> TypeGuard[Any]:

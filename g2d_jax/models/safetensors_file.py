@@ -50,6 +50,8 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """
     try:
         return _parse(file, ranges.size(file))
+    except storage.IsPointer:
+        raise
     except (ValueError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and not storage.is_local(file):
             raise
@@ -59,6 +61,7 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
 def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
     if size < 8:
         raise ValueError(f"it has {size} bytes, too few for a header: truncated")
+    storage.refuse_pointer(file, ranges.read(file, 0, min(size, len(storage.POINTER))).tobytes())
     length = int.from_bytes(ranges.read(file, 0, 8).tobytes(), "little")
     if length > min(size - 8, _MAX_HEADER_BYTES):  # before room is made for it
         raise ValueError(f"it declares a header of {length} bytes in a file of {size}: truncated, or not safetensors")

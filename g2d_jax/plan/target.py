@@ -17,6 +17,7 @@ from typing import Any
 
 from g2d_jax.plan.hlo import bytes_sent, collectives
 from g2d_jax.plan.topologies import Topology
+from g2d_jax.runtime import extras
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # arrays of this process, of which there are none, would lie here
@@ -68,9 +69,7 @@ def prepare(topology: Topology) -> None:
     """
     package, extra = ("libtpu", "plan") if topology.device.platform == "tpu" else ("jax_plugins", "cuda")
     if importlib.util.find_spec(package) is None:
-        raise ImportError(
-            f"what compiles for {topology.name}, {package}, is not installed: pip install 'g2d-jax[{extra}]'"
-        )
+        raise extras.missing(f"compiling for {topology.name} needs the package {package}", extra)
     os.environ.update(ENVIRONMENT)
     if "jax" in sys.modules:  # which read the environment when it was imported
         sys.modules["jax"].config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])

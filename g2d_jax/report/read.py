@@ -23,7 +23,8 @@ from g2d_jax.config_io import differences, own_differences
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name
 from g2d_jax.report.tables import Manifest, policies
-from g2d_jax.runtime.storage import PathLike, finished, read_bytes, read_json
+from g2d_jax.runtime.lock import holder
+from g2d_jax.runtime.storage import PathLike, finished, read_bytes, read_informing, read_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
@@ -111,6 +112,11 @@ class Stage:
         """Read a JSON file of the stage, {} if there is none; raises ValueError if it is damaged."""
         return read_optional(self.folder / name)
 
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Where a study's stage was made, {} if that is not written or damaged: it only informs."""
+        return read_informing(self.folder / "environment.json")[0]
+
     @cached_property
     def problems(self) -> dict[str, Mapping[str, Any]]:
         """The problems of an evaluate stage by id, from its problems.json: {"id", "prompt", "answer", "subset"}."""
@@ -167,16 +173,34 @@ class Run:
     @property
     def environment(self) -> Mapping[str, Any]:
         """Where it was made, {} if that is not written."""
-        return read_optional(self.workdir / "environment.json")
+        return read_informing(self.workdir / "environment.json")[0]
 
     @cached_property
+    def _logged(self) -> tuple[list[dict[str, Any]], list[str]]:
+        damage: list[str] = []
+        return read_metrics(self.workdir, damage.append), damage
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """What the stages logged, see `tracking.read_metrics`."""
-        return read_metrics(self.workdir)
+        return self._logged[0]
+
+    @property
+    def damage(self) -> list[str]:
+        """What is damaged of the files that only inform, and so left out."""
+        environment = read_informing(self.workdir / "environment.json")[1]
+        return [*self._logged[1], *filter(None, [environment])]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process works on it now: in its folder, or of a study's point in that of a stage."""
+        unfinished = [stage.folder for stage in self.stages.values() if not stage.manifest]
+        return any(holder(folder) for folder in [self.workdir, *unfinished])
 
     @property
     def warnings(self) -> list[str]:
-        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged."""
+        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged. Then
+        `damage`."""
         logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
         by_stage = [
             stage.manifest.get("warnings", ())
@@ -184,7 +208,8 @@ class Run:
             else [record for record in logged if record["stage"] == name]
             for name, stage in self.stages.items()
         ]
-        return [str(warning["text"]) for warnings in by_stage for warning in warnings]
+        warned = [str(warning["text"]) for warnings in by_stage for warning in warnings if "text" in warning]
+        return [*warned, *self.damage]
 
 
 def read_run(

@@ -16,6 +16,7 @@ from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
 from g2d_jax.report.read import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet, read_run
 from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
+from g2d_jax.runtime.processes import AGAIN
 from g2d_jax.runtime.storage import PathLike
 
 COLUMNS = ("stage", "policy", "measure", "value")
@@ -148,10 +149,20 @@ def _eyebrow(run: Run) -> str:
 
 def state(run: Run) -> str:
     """Say what an unfinished run lacks, "" if nothing."""
-    begun = [name for name in run.stages if name not in run.manifests]
+    begun = [f"{name}{_reached(run, name)}" for name in run.stages if name not in run.manifests]
     lists = {"not finished": begun, "not begun": [name for name in run.sections if name not in run.stages]}
     missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
-    return f"This is the report of a run under way ({'; '.join(missing)})." if missing else ""
+    if not missing:
+        return ""
+    if run.is_running:
+        return f"This is the report of a run under way ({'; '.join(missing)})."
+    return f"This run stopped before its end ({'; '.join(missing)}), and no process works on it: {AGAIN}."
+
+
+def _reached(run: Run, stage: str) -> str:
+    """Name the last step that a stage logged, "" for none."""
+    last = max((int(record["step"]) for record in run.metrics if record["stage"] == stage), default=0)
+    return f" at step {last}" if last else ""
 
 
 def headline(evaluation: Manifest | None) -> str:

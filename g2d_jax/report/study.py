@@ -141,7 +141,7 @@ def command(study: Study) -> str:
     """
     for policy in study.policies:
         for stage in reversed([*policy.run.stages.values()]):
-            words = list(stage.json("environment.json").get("command", ()))[1:]
+            words = list(stage.environment.get("command", ()))[1:]
             if words[:1] == ["sweep"]:
                 return " ".join(["g2d", *map(str, words)])
     return f"g2d sweep --config CONFIG --workdir {study.workdir}"
@@ -466,7 +466,7 @@ def stopping(study: Study) -> Table:
 def _settings(study: Study) -> list[Part | None]:
     """Show the study's config, and the environments its stages were made in, but for the command."""
     stages = {stage.folder: stage for policy in study.policies for stage in policy.run.stages.values()}
-    environments = [{**stage.json("environment.json"), "command": ""} for stage in stages.values()]
+    environments = [{**stage.environment, "command": ""} for stage in stages.values()]
     distinct = {fingerprint(environment): environment for environment in environments}
     codes = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
     return [Code("Configuration of the study", study.config), *codes]

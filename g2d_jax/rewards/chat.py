@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 from g2d_jax.config import Judge
 from g2d_jax.records import Message
 from g2d_jax.runtime import endpoint as endpoints
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import extras, processes, storage
 from g2d_jax.runtime.tables import safe_text
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
@@ -199,7 +199,7 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
 def check_client() -> None:
     """Raise ImportError naming the extra where the package openai is not installed."""
     if importlib.util.find_spec("openai") is None:
-        raise ImportError("a judge needs the package openai: pip install 'g2d-jax[judge]'")
+        raise extras.missing("a judge needs the package openai", "judge")
 
 
 def check_endpoint(settings: Judge) -> None:

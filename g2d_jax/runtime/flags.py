@@ -12,6 +12,8 @@ import sys
 from glob import glob
 from pathlib import Path
 
+from g2d_jax.runtime import extras
+
 ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """See `order_collectives`."""
 
@@ -28,6 +30,23 @@ def add(flag: str, value: str) -> None:
     """Add a flag to XLA_FLAGS, unless it is there."""
     if not has(flag):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={value}".strip()
+
+
+def check_devices() -> None:
+    """Raise ValueError where JAX_PLATFORMS asks for devices that JAX does not find. Looks for devices."""
+    import jax
+
+    asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if not asked:
+        return
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError, or for a plugin that is not installed a bare AssertionError
+        reason = (str(error).splitlines() or ["nothing that drives them is installed"])[0]
+        raise ValueError(
+            f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it or make it cpu; for a "
+            f"GPU {extras.install('cuda')}, for a TPU the extra tpu"
+        ) from error
 
 
 def simulated() -> int:

@@ -18,6 +18,7 @@ may, when it wakes, send what it was just about to write before it notices.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -113,6 +114,49 @@ def try_lock(folder: epath.Path) -> Iterator[bool]:
             yield True
     finally:
         lock.release()
+
+
+def holder(folder: epath.Path) -> str:
+    """Name the process that works in a folder now, "" for none; nothing is taken or written.
+
+    On an object store an owner that has not renewed its lock for LEASE seconds, by the store's clock and this
+    machine's, counts as dead: good enough to show, not to take its place.
+    """
+    if storage.is_local(folder):
+        return _local_holder(folder)
+    with storage.naming("read", folder):
+        files, root = fsspec.core.url_to_fs(f"{os.fspath(folder)}/{LOCK}")
+        number, content = _highest(files, root)
+        if not number or _fields(content).get("state") == "released":
+            return ""
+        age = time.time() - files.modified(f"{root}/{number:06d}.json").timestamp()
+    return _owner(content) if age < LEASE else ""
+
+
+def _local_holder(folder: epath.Path) -> str:
+    try:
+        with open(folder / LOCK, "rb") as file:
+            content = file.read()
+            fields = _fields(content)
+            if fields.get("host") == socket.gethostname() and not _lives(fields.get("pid")):
+                return ""  # not even looked at closer: that takes the lock for a moment
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back when the file is closed
+    except BlockingIOError:
+        return _owner(content)
+    except OSError:  # there is no lock, or none that this user may read
+        return ""
+    return ""
+
+
+def _lives(pid: Any) -> bool:
+    """Return whether a process of this number is there."""
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:  # another user's
+        return True
+    except (ProcessLookupError, TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 class _Local:

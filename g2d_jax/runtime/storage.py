@@ -25,12 +25,14 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import fsspec
 from etils import epath
+
+from g2d_jax.runtime import extras
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -64,8 +66,7 @@ def check_driver(path: PathLike) -> None:
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        extra = _EXTRAS[scheme]
-        raise ImportError(f"{os.fspath(path)} needs an extra: pip install 'g2d-jax[{extra}]'") from error
+        raise extras.missing(f"{os.fspath(path)} needs a driver", _EXTRAS[scheme]) from error
 
 
 @contextlib.contextmanager
@@ -162,6 +163,23 @@ def write_bytes(path: PathLike, data: bytes) -> None:
             os.close(handle)
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that stands for another one in Git LFS."""
+
+
+class IsPointer(ValueError):
+    """A file that is Git LFS's pointer to the one that is wanted."""
+
+
+def refuse_pointer(path: PathLike, beginning: bytes) -> None:
+    """Raise IsPointer for a file that begins as one."""
+    if beginning.startswith(POINTER):
+        raise IsPointer(
+            f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs pull` where it was "
+            "cloned, or `hf download` the repository"
+        )
+
+
 def plain(value: Any, *, spell: bool = True) -> Any:
     """Convert a value to JSON's types: tuples and arrays (NumPy, JAX) become lists, dataclasses mappings.
 
@@ -211,6 +229,19 @@ def read_json(path: PathLike) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}") from error
+
+
+def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
+    """Read a JSON object that only informs, and what is wrong with it: ({}, "") where there is no such file."""
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        return {}, ""
+    except ValueError as error:
+        return {}, str(error)
+    if not isinstance(content, dict):
+        return {}, f"{os.fspath(path)} must hold a JSON object, got {type(content).__name__}"
+    return content, ""
 
 
 def finish(stage_dir: PathLike, manifest: Mapping[str, Any]) -> None:
@@ -331,12 +362,19 @@ def _numbered(folder: epath.Path) -> list[tuple[int, epath.Path]]:
     return sorted((int(match[1]), path) for path in paths if (match := _SEGMENT.fullmatch(path.name)))
 
 
-def read_segments(folder: PathLike) -> list[dict[str, Any]]:
+def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = None) -> list[dict[str, Any]]:
     """Read all records of a log in the order written; [] if there are none.
 
     A segment's last line may be torn (the process died while writing it) and is then left out. Raises ValueError naming
-    file and line for any other damage.
+    file and line for any other damage; with `damaged`, for a log that only informs, that is called with each such
+    message, and the line is left out.
     """
+
+    def refuse(message: str, cause: Exception | None = None) -> None:
+        if damaged is None:
+            raise ValueError(message) from cause
+        damaged(message)
+
     records = []
     for _, path in _numbered(epath.Path(folder)):
         *lines, tail = read_bytes(path).split(b"\n")
@@ -346,8 +384,10 @@ def read_segments(folder: PathLike) -> list[dict[str, Any]]:
             except ValueError as error:
                 if number > len(lines):  # no newline after it: empty, or torn
                     break
-                raise ValueError(f"{path}, line {number}: not valid JSON, the log is damaged: {error}") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
-            records.append(record)
+                refuse(f"{path}, line {number}: not valid JSON, the log is damaged: {error}", error)
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+            else:
+                refuse(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
     return records

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import math
 import os
 import secrets
@@ -24,7 +25,7 @@ import sys
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Self, TextIO
@@ -36,6 +37,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from g2d_jax.runtime import extras
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
 from g2d_jax.runtime.threads import repeating
@@ -281,7 +283,7 @@ def _package(service: str) -> Any:
     # A plain folder of that name can be imported too, and W&B itself leaves one where a run is started.
     if not hasattr(package, "init"):
         label = {"wandb": "Weights & Biases"}.get(service, service)
-        raise ImportError(f"logging to {label} (logging.{service}) needs an extra: pip install 'g2d-jax[{service}]'")
+        raise extras.missing(f"logging to {label} (logging.{service}) needs the package {service}", service)
     return package
 
 
@@ -312,18 +314,18 @@ class Tracker:
         trackio: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> None:
-        """Raise ImportError naming the extra if W&B or trackio is wanted and missing; OSError; ValueError for a
-        damaged log."""
+        """Raise ImportError naming the extra if W&B or trackio is wanted and missing; OSError."""
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
         self._trackio: Any = None
         self._tensorboard: _TensorBoard | None = None
+        damaged: list[str] = []
         with contextlib.ExitStack() as stack:  # closes what is open if the next cannot be opened
             if workdir is None:
                 screen = Screen(stack.enter_context(open(os.devnull, "w")))
             else:
-                self._open(epath.Path(workdir), tensorboard, wandb, stack)
+                self._open(epath.Path(workdir), tensorboard, wandb, stack, damaged)
             self.screen = Screen() if screen is None else screen
             if workdir is not None and trackio is not None:
                 self._trackio = self._open_trackio(epath.Path(workdir), trackio, stack)
@@ -331,11 +333,19 @@ class Tracker:
                 stack.enter_context(self.screen.watching())
             self._stack = stack.pop_all()
         self.say, self.table, self.progress = self.screen.say, self.screen.table, self.screen.progress
+        for line in damaged:
+            self.say(f"WARNING: {line}", "yellow")
 
     def _open(
-        self, workdir: epath.Path, tensorboard: bool, wandb: Mapping[str, Any] | None, stack: contextlib.ExitStack
+        self,
+        workdir: epath.Path,
+        tensorboard: bool,
+        wandb: Mapping[str, Any] | None,
+        stack: contextlib.ExitStack,
+        damaged: list[str],
     ) -> None:
-        self._seen = {(record["stage"], record["step"], record["kind"]) for record in read_metrics(workdir)}
+        logged = read_metrics(workdir, damaged.append)
+        self._seen = {(record["stage"], record["step"], record["kind"]) for record in logged}
         self._metrics = stack.enter_context(contextlib.closing(Segments(workdir / "metrics")))
         self._samples = stack.enter_context(contextlib.closing(Segments(workdir / "samples")))
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb, stack)
@@ -405,13 +415,24 @@ class Tracker:
         self._stack.__exit__(*error)
 
 
-def read_metrics(workdir: PathLike) -> list[dict[str, Any]]:
+def read_metrics(workdir: PathLike, say: Callable[[str], object] | None = None) -> list[dict[str, Any]]:
     """Read what a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
 
-    [] if nothing was logged. Raises ValueError naming file and line of a damaged log.
+    [] if nothing was logged. The log only informs: what is damaged in it is left out, and `say` is called with a line
+    on how much that is.
     """
+    folder = epath.Path(workdir) / "metrics"
+    damaged: list[str] = []
     last: dict[tuple[str, int, str], dict[str, Any]] = {}  # in the order of their first
-    for record in read_segments(epath.Path(workdir) / "metrics"):
-        metrics = {name: float(value) for name, value in record["metrics"].items()}
-        last[record["stage"], record["step"], record["kind"]] = {**record, "metrics": metrics}
+    for record in read_segments(folder, damaged.append):
+        try:
+            metrics = {str(name): float(value) for name, value in record["metrics"].items()}
+            key = str(record["stage"]), int(record["step"]), str(record["kind"])
+            time_logged = float(record["time"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            damaged.append(f"{folder}: a record is not one of a run's metrics: {json.dumps(record)[:100]}")
+            continue
+        last[key] = {**record, "metrics": metrics, "time": time_logged}
+    if damaged and say is not None:
+        say(f"{len(damaged)} damaged lines of {folder} are left out, the first: {damaged[0]}")
     return list(last.values())

@@ -111,7 +111,10 @@ def conclude(trainer: Trainer, stage: Online | Offline) -> None:
 
     A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in the report.
     """
-    warnings = trainer.extra_state.warnings
+    state = trainer.extra_state
+    if trainer.step == trainer.total:  # halfway there is time for a signal yet
+        alarm(trainer, silent(state.without_signal, trainer.step, state.rewards))
+    warnings = state.warnings
     causes = {warning["cause"] for warning in warnings}
     alerts = stalled(trainer.extra_state.rewards, stage)
     if "stalled" in causes and not alerts:
@@ -235,6 +238,19 @@ def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its re
         )
         alerts.append(Alert("signal", text, {"frac_signal": signal, "reward": reward}))
     return alerts
+
+
+def silent(without_signal: int, steps: int, rewards: Sequence[float]) -> list[Alert]:
+    """Warn if no step of an online stage had a prompt whose responses differ in reward. without_signal: the steps in a
+    row, at its end, that had none; rewards: the mean of each step."""
+    if not steps or without_signal < steps:
+        return []
+    reward = statistics.fmean(rewards) if rewards else math.nan
+    text = (
+        f"not one of its {steps} steps had a prompt whose responses differ in reward, whose mean is {reward:.3f}: it "
+        f"learned nothing from rewards. To try: {_level(reward)}, more num_generations, more steps"
+    )
+    return [Alert("signal", text, {"steps": steps, "reward": reward})]
 
 
 def _level(reward: float) -> str:

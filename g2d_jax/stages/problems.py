@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from g2d_jax import keys
@@ -21,18 +21,26 @@ Splits = dict[str, list[Problem]]
 """Problems by split: "train", "dev" and "test"."""
 
 
-def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say) -> tuple[Splits, dict[str, Content]]:
+SPLITS = ("train", "dev", "test")
+READ_FOR = {"test": ("test",), "dev": ("dev", "test"), "train": SPLITS}
+"""Split -> those that have to be read for it: it goes without the problems that are in the others."""
+
+
+def load(
+    config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say, splits: Collection[str] = SPLITS
+) -> tuple[Splits, dict[str, Content]]:
     """Read the problems of all tasks, one task after the other, by split; and the content of each source, by setting.
 
     train is without those of dev and test, dev without those of test, and none has too long a prompt. own_reward:
     whether the task "main" is scored by a function given from Python, so that its problems need no answer.
-    A split has none where no source is named. Raises ValueError where sources come to none, and where processes read
-    different ones.
+    splits: those to read. The others have none, and so has a split where no source is named.
+    Raises ValueError where sources come to none, and where processes read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
     contents: dict[str, Content] = {}
     for name, task in config.all_tasks.items():
-        for split, problems in _of_task(config, name, task, tokenizer, own_reward, say, contents).items():
+        found = _of_task(config, name, task, tokenizer, own_reward, say, splits, contents)
+        for split, problems in found.items():
             earlier_ids = {problem.id for problem in loaded[split]}
             new = [problem for problem in problems if problem.id not in earlier_ids]
             if dropped := len(problems) - len(new):
@@ -50,7 +58,8 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
         if overlap:
             say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
     for split, problems in loaded.items():
-        if not problems and any(getattr(task, split).path for task in config.all_tasks.values()):
+        is_named = any(getattr(task, split).path for task in config.all_tasks.values())
+        if not problems and is_named and split in splits:
             raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
     ids = {split: [problem.id for problem in problems] for split, problems in loaded.items()}
     digests = {setting: content.digest for setting, content in contents.items()}
@@ -80,6 +89,7 @@ def _of_task(
     tokenizer: PromptTokenizer,
     own_reward: bool,
     say: Say,
+    splits: Collection[str],
     contents: dict[str, Content],
 ) -> Splits:
     """Read a task's problems by split, and add the contents of its sources."""
@@ -88,7 +98,7 @@ def _of_task(
     verified, columns = task.reward.function == "verify" and not own, gives_columns(task.reward) or own
     loaded: Splits = {}
     for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
-        if not source.path:
+        if not source.path or split not in splits:
             continue
         problems, report = load_problems(source, config.data.seed, verified=verified)
         _warn(f"{prefix}{split}", report, say)

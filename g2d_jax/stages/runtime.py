@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ from g2d_jax.sampler.remote import Remote
 from g2d_jax.stages import init_params
 from g2d_jax.stages.background_writer import Writer
 from g2d_jax.stages.cost import Clock, Cost
-from g2d_jax.stages.problems import Splits
+from g2d_jax.stages.problems import SPLITS, Splits
 from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.reward_manager import RewardManager
@@ -71,6 +71,7 @@ class Runtime:
     reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
     evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
     its bare name means, where this is not the last one. contents: setting -> digest of what it names outside the run.
+    splits: those whose problems are read.
     """
 
     config: Config
@@ -85,6 +86,7 @@ class Runtime:
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
+    splits: Sequence[str] = SPLITS
     clock: Clock = field(default_factory=Clock)
     ahead: Ahead = field(default_factory=Ahead)
     writer: Writer = field(default_factory=Writer)
@@ -169,7 +171,8 @@ class Runtime:
 
     @cached_property
     def _loaded(self) -> tuple[Splits, dict[str, Content]]:
-        return load_problems(self.config, self.tokenizer, self.reward is not None, self.tracker.say)
+        own_reward = self.reward is not None
+        return load_problems(self.config, self.tokenizer, own_reward, self.tracker.say, self.splits)
 
     @cached_property
     def train(self) -> dict[str, Problem]:

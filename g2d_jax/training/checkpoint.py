@@ -8,9 +8,11 @@ The files do not depend on the mesh, on the number of devices or on the Python c
 
 from __future__ import annotations
 
+import errno
 import itertools
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -21,7 +23,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from g2d_jax import mesh as meshes
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import failures, storage
 from g2d_jax.training.optimizer import leaf_name
 
 T = TypeVar("T")
@@ -70,9 +72,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         }
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[HOST] = ocp.args.JsonSave({**record, "fingerprint": storage.fingerprint(record)})
-        if self._manager is None:
-            self._manager = ocp.CheckpointManager(self.folder, options=self._options)
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        with self._naming_full_disks():
+            if self._manager is None:
+                self._manager = ocp.CheckpointManager(self.folder, options=self._options)
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def steps(self) -> list[int]:
         """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
@@ -84,14 +87,26 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def wait(self) -> None:
         """Return when the save under way, if any, is complete. Raises what made it fail."""
-        if self._manager is not None:
-            self._manager.wait_until_finished()
+        with self._naming_full_disks():
+            if self._manager is not None:
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and end the background threads. Raises what made the last save fail."""
         manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.close()
+        with self._naming_full_disks():
+            if manager is not None:
+                manager.close()
+
+    @contextmanager
+    def _naming_full_disks(self) -> Iterator[None]:
+        """Make an OSError with the folder of what Orbax and Tensorstore raise of a full disk, which may be any kind."""
+        try:
+            yield
+        except Exception as error:
+            if not failures.is_full(error):
+                raise
+            raise OSError(errno.ENOSPC, "No space left on device", os.fspath(self.folder)) from error
 
     def __exit__(self, *error: object) -> None:
         """Close."""

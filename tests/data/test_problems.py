@@ -210,7 +210,7 @@ def test_sources_that_cannot_be(source, options, message):
 def test_hub_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     for source in ("hub:owner/name", "math500", "gsm8k:train"):
-        with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[hub\]'"):
+        with pytest.raises(ImportError, match=r"pip install '\.\[hub\]'"):
             load_problems(source)
 
 
@@ -317,3 +317,23 @@ def test_several_answers_are_graded_complete_and_in_any_order():
         assert quick_verdict(gold, right) is True, right
     for wrong in ("3", "3, 1005", "3, 1, 5, 1/2"):
         assert quick_verdict(gold, wrong) is False, wrong
+
+
+@pytest.mark.parametrize("source", ["openai/gsm8k", "openai/gsm8k@main:test", "open-r1/OpenR1-Math-220k", "me/set-1.5"])
+def test_a_hub_id_is_told_how_it_is_written(source):
+    with pytest.raises(ValueError, match=f"a data set on the Hugging Face hub is written hub:{source}, and a file"):
+        load_problems(source)
+
+
+@pytest.mark.parametrize("source", ["data/mine.csv", "gsm9k", "/data/set"])
+def test_what_is_no_hub_id_is_told_all_forms(source):
+    with pytest.raises(ValueError, match=r"give a \.jsonl, \.json, \.parquet file, hub:owner/name, or one of"):
+        load_problems(source)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_a_pointer_of_git_lfs_is_named_as_one(suffix, tmp_path):
+    file = tmp_path / f"problems{suffix}"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n")
+    with pytest.raises(ValueError, match=r"is not the file itself but Git LFS's pointer to it: run `git lfs pull`"):
+        load_problems(str(file))

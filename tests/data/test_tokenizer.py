@@ -246,3 +246,18 @@ def test_the_embedded_tokenizer_by_name():
     assert tokenizer.vocab_size == 22
     assert tokenizer.eos_ids == (1,) and tokenizer.pad_id == 0
     assert tokenizer.encode_prompt("57+3=?").tolist() == [7, 9, 12, 5, 15, 17]
+
+
+@pytest.mark.parametrize("name", ["procedural:slips", "procedural:chains", "procedural:digits"])
+@pytest.mark.parametrize("text", ["What is three plus four?", "∑", "1+1=?\nGive a number"])
+def test_text_that_the_embedded_tokenizer_does_not_know_leads_to_model_path(name, text):
+    with pytest.raises(ValueError, match=r"a part of it is in no token.*: set model\.path to a model") as raised:
+        load_tokenizer(name).encode_prompt(text)
+    assert "WordLevel" not in str(raised.value)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
+def test_a_pointer_of_git_lfs_is_named_as_one(file, tmp_path):
+    (tmp_path / file).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n")
+    with pytest.raises(ValueError, match=rf"{file} is not the file itself but Git LFS's pointer"):
+        load_tokenizer(tmp_path)

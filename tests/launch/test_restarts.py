@@ -98,7 +98,7 @@ def test_slurm_hands_sigterm_to_the_tasks_and_queues_again(tmp_path: Path) -> No
 
 
 def slice_of_two(record: Path, plan: str, **more: str) -> subprocess.CompletedProcess[str]:
-    env = environment(record, plan, ZONE="z", TYPE="v6e-8", **more)
+    env = environment(record, plan, ZONE="z", TYPE="v6e-8", G2D_PACKAGE="p", **more)
     return launch("tpu-queued-resource.sh", "mine", *ARGUMENTS, env=env)
 
 
@@ -138,7 +138,14 @@ def test_a_slice_on_which_nothing_works_is_given_up(tmp_path: Path) -> None:
 
 def test_a_host_starts_an_attempt_once(tmp_path: Path) -> None:
     env = environment(tmp_path, "term\n0")
-    command = ["bash", str(LAUNCH / "tpu-worker.sh"), "first", "g2d-jax[tpu]", "--config", "demo"]
+    command = [
+        "bash",
+        str(LAUNCH / "tpu-worker.sh"),
+        "first",
+        "g2d-jax[tpu] @ git+https://host/repository",
+        "--config",
+        "demo",
+    ]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as lost:
         wait_for(tmp_path / "waiting0")
         lost.kill()  # the connection breaks; g2d goes on

@@ -30,7 +30,9 @@ def test_shell_is_sound(script: Path) -> None:
 def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
     config = tmp_path / "mine.py"
     config.touch()
-    env = environment(tmp_path, ZONE="us-east5-b", TYPE="v6e-16", PROJECT="p", G2D_COMMAND="")
+    env = environment(
+        tmp_path, ZONE="us-east5-b", TYPE="v6e-16", G2D_PACKAGE="./g2d.whl[tpu]", PROJECT="p", G2D_COMMAND=""
+    )
     arguments = ("--config", f"{config}:seed=1", "--workdir", "gs://b/r", "--config.name=a b")
     done = launch("tpu-queued-resource.sh", "--dry-run", "mine", *arguments, env=env)
     assert done.returncode == 0 and not (tmp_path / "gcloud").exists()
@@ -45,7 +47,7 @@ def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
     assert follow.startswith(f"{tpus} tpu-vm ssh mine {where} --worker=all")
     command = subprocess.run(["bash", "-c", f"printf '%s\\n' {follow}"], text=True,
                              capture_output=True).stdout.splitlines()[-1]  # fmt: skip
-    assert command.startswith("--command=bash tpu-worker.sh ATTEMPT g2d-jax\\[tpu\\] --config mine.py:seed=1 ")
+    assert command.startswith("--command=bash tpu-worker.sh ATTEMPT ./g2d.whl\\[tpu\\] --config mine.py:seed=1 ")
     assert command.rstrip().endswith("--workdir gs://b/r --config.name=a\\ b")
     assert delete.strip() == f"{tpus} queued-resources delete mine {where} --force --quiet"
 
@@ -83,9 +85,14 @@ def test_dry_run_of_vllm(tmp_path: Path) -> None:
         ("vllm.sh", ("model",), {}),
         ("vllm.sh", ("model", "nothing"), {}),
         ("xpk.sh", ("mine", *ARGUMENTS), {"CLUSTER": "c"}),
-        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z"}),
-        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8"}),
-        ("tpu-queued-resource.sh", ("mine", "--config", "demo", "--workdir", "r"), {"ZONE": "z", "TYPE": "v6e-8"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "G2D_PACKAGE": "p"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v6e-8"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8", "G2D_PACKAGE": "p"}),
+        (
+            "tpu-queued-resource.sh",
+            ("mine", "--config", "demo", "--workdir", "r"),
+            {"ZONE": "z", "TYPE": "v6e-8", "G2D_PACKAGE": "p"},
+        ),
     ],
 )
 def test_half_a_command_is_refused(tmp_path: Path, script: str, arguments: tuple, variables: dict) -> None:

@@ -321,3 +321,43 @@ def test_resolve_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="download it on another machine and give the path"):
         hf.resolve("no-such-organisation/no-such-model")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "generation_config.json"])
+def test_a_pointer_of_git_lfs_is_named_as_one(file: str, reference: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(reference.folder, tmp_path / "model"))
+    (folder / file).write_bytes(POINTER)
+    with pytest.raises(
+        ValueError, match=rf"^{folder / file} is not the file itself but Git LFS's pointer .*git lfs pull"
+    ):
+        hf.read_sampling(folder)
+        hf.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "cause"),
+    [
+        ("_orig_mod.", "torch.compile"),
+        ("model._orig_mod.", "torch.compile"),
+        ("base_model.model.", r"PEFT's adapters in it: save what merge_and_unload\(\) returns"),
+        ("module.", "DataParallel"),
+    ],
+)
+def test_a_wrapper_that_tensors_are_called_after_is_named(
+    prefix: str, cause: str, reference: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(reference.folder, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"{prefix}{name}": array for name, array in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"tensor {prefix}.* more are called after a model .*{cause}.*{prefix}"):
+        hf.load(folder)
+
+
+@pytest.mark.parametrize("base", ["Qwen/Qwen2.5-0.5B", None])
+def test_a_folder_of_adapters_says_what_to_do(base: str | None, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
+    with pytest.raises(ValueError, match=rf"holds adapters alone, trained beside {base!r}: .*merge_and_unload"):
+        hf.load(tmp_path)

@@ -27,7 +27,7 @@ TOKENS = np.arange(16).reshape(2, 8) % 64
 
 
 def needs_qwix() -> None:
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
 
 
 def of(kind: Any, base: ModelConfig = BASE) -> ModelConfig:
@@ -182,5 +182,5 @@ def test_wrong_settings_and_a_missing_package_are_named(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"lora\.quantise is int8 or nf4, or empty, got 'int4'"):
         quantise.check("lora.quantise", "int4", *KINDS)
     monkeypatch.setitem(sys.modules, "qwix", None)
-    with pytest.raises(ImportError, match=r"lora\.quantise is 'int8', .* pip install 'g2d-jax\[quant\]'"):
+    with pytest.raises(ImportError, match=r"lora\.quantise is 'int8', .* pip install '\.\[quant\]'"):
         quantise.check("lora.quantise", "int8", *KINDS)

@@ -188,7 +188,7 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
     """Of codes a float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a
     head."""
     if kind:
-        pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+        pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     dtype = "float32" if kind else "bfloat16"
     lora = ["config.lora.rank=2", f"config.lora.quantise={kind}", f"config.lora.base_dtype={dtype}"]
     config = resolve(TINY, [*SMALL, *lora])
@@ -206,7 +206,7 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
 
 def test_codes_to_sample_from_are_planned_at_their_size():
     """What decoding reads and views hold: a byte for four and one scale an output. Probes read weights, as ever."""
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     found = []
     for weights in ("", "int8"):
         config = resolve(TINY, SMALL)
@@ -284,7 +284,7 @@ def test_a_missing_compiler_is_named_with_its_extra(capsys, name, package, extra
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
     assert cli.main(["plan", "--config", TINY, "--topology", name]) == 1
-    assert f"g2d-jax[{extra}]" in capsys.readouterr().err
+    assert f"pip install '.[{extra}]'" in capsys.readouterr().err
 
 
 needs_libtpu = pytest.mark.skipif(
@@ -344,7 +344,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     kernels = [f"compute.sampling_tensor={tensor}", f"compute.decode_attention={kernel}"]
     overrides = [*shape, *lengths, *rows, *kernels]
     if weights:
-        pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+        pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
         overrides += ["model.hidden_size=1024", "model.intermediate_size=4096", "stages.warmup.importance_cap=2.0"]
         overrides += [f"stages.warmup.sampling_weights={weights}"]
     text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))

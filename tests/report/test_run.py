@@ -254,7 +254,9 @@ def test_a_run_that_has_only_begun(read, tmp_path):
     (tmp_path / "01-sft").mkdir()
     page = read(tmp_path)
     assert "No policy has been evaluated yet." in page.text and page.links == ["#settings"]
-    assert "a run under way (not finished: sft; not begun: dpo)" in page.text
+    assert (
+        "This run stopped before its end (not finished: sft; not begun: dpo), and no process works on it" in page.text
+    )
     assert "script" not in page.tags and "script-src" not in page.source
 
 

@@ -182,5 +182,5 @@ def test_a_reply_without_text_or_cut_short() -> None:
 
 def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[judge\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[judge\]'"):
         Chat(Judge(url="http://localhost/v1", model="m"), tmp_path)

@@ -262,7 +262,7 @@ def rounded(model: decoder.Decoder) -> decoder.Decoder:
 @pytest.mark.parametrize("devices", [1, 8])
 def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, base, on_eight, devices):
     """Drawn and greedy."""
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     (other, placed), near = on_eight if devices == 8 else (sampler, model), rounded(model)
     drawn = run(other, placed, REQUESTS, weights="int8")
     assert_same(near, run(sampler, near, REQUESTS), drawn)
@@ -276,7 +276,7 @@ def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, ba
 
 
 def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     view, near = sampler.view(model, "int8"), rounded(model)
     np.testing.assert_array_equal(view.embed[...], model.embed[...])
     assert len(view.blocks) == CONFIG.num_hidden_layers

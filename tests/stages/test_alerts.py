@@ -81,6 +81,25 @@ def test_short_runs_say_nothing():
     assert (alert.cause, alert.values) == ("entropy", {"first": 1.0, "last": 0.01})
 
 
+@pytest.mark.parametrize(("steps", "reward", "advice"), [(2, 0.0, "easier problems"), (3, 1.0, "harder problems")])
+def test_a_short_stage_that_never_saw_a_signal_says_so(steps, reward, advice, config, tmp_path, opened, capsys):
+    """Of fewer steps than the rules over windows need: all right, or all wrong, in every group."""
+    one = only(config, "warmup", steps=steps, keep=())
+    write_json(tmp_path / "config.json", {"config": to_dict(one)})
+    runtime = opened(one, tmp_path, lambda completions, **_: [reward] * len(completions))
+    manifest = run(runtime)
+    (warning,) = [warning for warning in manifest["warnings"] if warning["cause"] == "signal"]
+    assert f"not one of its {steps} steps had a prompt whose responses differ in reward" in warning["text"]
+    assert advice in warning["text"] and warning["step"] == steps
+    assert f"WARNING: {warning['text']}\n" in capsys.readouterr().out
+    assert f"- Warning: {warning['text']}" in markdown(report(read_run(tmp_path)))
+
+
+def test_a_stage_with_one_signal_is_not_called_silent():
+    assert alerts.silent(2, 3, [0.0, 0.5, 0.0]) == [] and alerts.silent(0, 0, []) == []
+    assert causes(alerts.silent(3, 3, [0.0, 0.0, 0.0])) == ["signal"]
+
+
 def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, capsys):
     runtime, stage = opened(small, tmp_path), Online(policy="init", loss="dpo", sync_every=10)
     lengths = falling(600, 60, 40)

@@ -113,7 +113,7 @@ def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs, who
 
 @pytest.mark.slow
 def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs, tmp_path):
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")
     exported = commands.export(tmp_path / "run", tmp_path / "exported", policy="sft")
     assert "held as nf4 codes" in (exported / "README.md").read_text()

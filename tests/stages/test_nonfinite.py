@@ -92,7 +92,7 @@ def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, open
 @pytest.mark.slow
 def test_beside_a_quantised_base_training_goes_on(only_sft, tmp_path, opened):
     """The codes are trainer again at every start, and the checkpoint holds adapters alone."""
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     only_sft.lora.update(rank=2, targets=("q_proj",), quantise="nf4")
     whole, stopped = (opened(only_sft, tmp_path / name) for name in ("whole", "stopped"))
     with training(whole, "sft", 6) as trainer:

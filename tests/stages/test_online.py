@@ -179,7 +179,7 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, op
 
 def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp_path, opened):
     """The ratio is 1, and the loss that of the weights by hand: at most the cap, old over sampler's probability."""
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     cap, stage = 1.01, warmup.stages.warmup
     warmup.model.init_std = 0.3
     stage.update(sampling_weights="int8", importance_cap=cap, steps=1)

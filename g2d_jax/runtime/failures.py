@@ -1,0 +1,101 @@
+"""Failures of the machine as one line: a full disk, no memory or threads, no device where one was asked for.
+
+error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Iterator
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_TEXTS = tuple(os.strerror(number) for number in _FULL)  # all that C++ libraries keep of the number
+_FORBIDDEN = "give this user the right to it, or choose another folder"
+_UNWRITABLE = "choose a folder that can be written to"
+_TAKEN = "a folder is needed where a file is: choose another one"
+_MAKE_ROOM = "make room there, then give the same command again: a run continues where it was"
+_ADVICE = {
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.EROFS: _UNWRITABLE,
+    errno.ENOENT: f"check the path, or {_UNWRITABLE}",
+    errno.EEXIST: _TAKEN,
+    errno.ENOTDIR: _TAKEN,
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+}
+_LESS = (
+    "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: reward.workers, "
+    "compute.max_num_seqs, compute.microbatch_tokens"
+)
+
+
+def line(error: BaseException) -> str:
+    """Return what is wrong with the machine and what to do, "" for an error that says nothing of the machine."""
+    if is_full(error):
+        return _full_disk(error)
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _ADVICE:
+        return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
+    if isinstance(error, MemoryError):
+        return f"this machine, or its limit for a process, has no more memory: {_LESS}"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return f"the system starts no more threads: memory or the number of processes is at its limit; {_LESS}"
+    return ""
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error, or one that it came from, is that of a full disk or of a quota that is used up."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.errno in _FULL:
+            return True
+        if any(text in str(each) for text in _FULL_TEXTS):
+            return True
+    return False
+
+
+def _full_disk(error: BaseException) -> str:
+    """Name the file that could not be written, where one of the errors knows it."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.errno in _FULL and each.filename is not None:
+            return f"{each.strerror}: {each.filename!r}; {_MAKE_ROOM}"
+    return f"{_FULL_TEXTS[0]}: {str(error)[:300]}; {_MAKE_ROOM}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def hush() -> None:
+    """Keep libraries from printing their own tracebacks of a full disk: the command's last line tells of it.
+
+    A save that fails is logged by Orbax in each of its threads, by asyncio for each write that nobody waited for, and
+    by Tensorstore, which then calls back into an event loop that is closed.
+    """
+    for name in ("absl", "asyncio"):
+        logger = logging.getLogger(name)
+        if _is_news not in logger.filters:
+            logger.addFilter(_is_news)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unraisable
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a log record is about anything but a full disk."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is None or not is_full(error)
+
+
+def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Print an error that nothing can catch, unless it is that of a callback into a closed event loop."""
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        sys.__unraisablehook__(unraisable)

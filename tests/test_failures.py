@@ -1,0 +1,102 @@
+"""A machine that has no room, memory or threads left: told in one line, without the tracebacks of libraries."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from g2d_jax.runtime import failures, storage
+from g2d_jax.training.checkpoint import Checkpoints
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 100 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine lets us mount nothing")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_checkpoint_on_a_full_disk_is_one_error_that_names_the_folder(
+    small_disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("absl", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "filters", [])
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    failures.hush()
+    folder = small_disk / "checkpoints"
+    state = {"params": {str(i): jnp.arange(40_000.0) * i for i in range(4)}}
+    checkpoints = Checkpoints(folder)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        checkpoints.save(1, state, {"step": 1})
+        checkpoints.wait()
+        checkpoints.close()
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder))
+    assert failures.line(caught.value).startswith(f"No space left on device: '{folder}'; make room there")
+    assert "Traceback" not in capfd.readouterr().err
+    log = storage.Segments(small_disk / "log")
+    with pytest.raises(OSError, match=r"No space left.*00000\.jsonl"):
+        log.append({"text": "x" * 200_000})
+
+
+def full(path: str | None) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([] if path is None else [path]))
+
+
+def wrapped(error: Exception, cause: Exception) -> Exception:
+    try:
+        raise error from cause
+    except Exception as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            full("/w/metrics"),
+            "No space left on device: '/w/metrics'; make room there, then give the same command again",
+        ),
+        (full(None), "No space left on device: [Errno 28] No space left on device; make room there"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/w/x"), "Disk quota exceeded: '/w/x'; make room there"),
+        (ValueError("RESOURCE_EXHAUSTED: write: No space left on device [local]"), "No space left on device: RESOURCE"),
+        (wrapped(RuntimeError("a thread failed"), full("/w/part")), "No space left on device: '/w/part'; make room"),
+        (MemoryError(), "this machine, or its limit for a process, has no more memory: end other programs"),
+        (RuntimeError("can't start new thread"), "the system starts no more threads: memory or the number"),
+        (PermissionError(errno.EACCES, "Permission denied", "/w"), "Permission denied: '/w'; give this user the right"),
+        (RuntimeError("a fault of ours"), ""),
+        (ValueError("data.train is not set"), ""),
+    ],
+)
+def test_a_line_for_each_failure_of_the_machine(error: Exception, told: str) -> None:
+    assert failures.line(error).startswith(told) and bool(failures.line(error)) == bool(told)
+    assert "\n" not in failures.line(error)
+
+
+def test_threads_that_cannot_be_started_are_told_by_the_command(one_device: dict[str, str], tmp_path: Path) -> None:
+    code = """
+import sys, threading
+from g2d_jax import cli
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")  # as Python says it where the system starts none
+
+threading.Thread.start = refuse
+sys.exit(cli.main(["run", "--config", "demo:preset=smoke", "--workdir", sys.argv[1]]))
+"""
+    python = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(python, env=one_device, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("g2d: the system starts no more threads") and "ulimit" in line
