@@ -29,7 +29,7 @@ GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.M
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The study: one warm-up trajectory for each seed and learning rate carries all K, and one arm chooses K itself."""
+    """The study: one warm-up trajectory for each seed and learning rate carries all K."""
     presets = ("full", "smoke", *recipes.MODELS)
     chosen = choices(arg, preset=presets, task=("chains", "demo", "middle"), seeds=0, train="math")
     smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
@@ -52,15 +52,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.sweep = settings.sweep(
         seeds=tuple(range(chosen.seeds or (1 if smoke else 3 if chosen.task == "middle" else 5))),
         arms={
-            "adaptive": settings.arm(
-                fixed=(
-                    "stages.warmup.stop=adaptive",
-                    f"stages.warmup.steps={grid[-1]}",
-                    f"stages.warmup.probe.every={1 if smoke else 5}",
-                    "stages.warmup.probe.prompts=32",
-                    "stages.warmup.probe.num_generations=8",
-                )
-            ),
             "g2d": settings.arm(product=(steps,)),
             "grpo": settings.arm(
                 product=(f"stages.warmup.optimizer.learning_rate={_listed(rates)}", longer),
@@ -69,8 +60,6 @@ def get_config(arg: str = "") -> ConfigDict:
             ),
         },
     )
-    if chosen.task == "middle":
-        del config.sweep.arms.adaptive  # a seed is to take an hour of a core
     if chosen.task == "demo":
         gentle = f"stages.dpo.optimizer.learning_rate={config.stages.dpo.optimizer.learning_rate / 5}"
         config.sweep.arms.gentle = settings.arm(product=(f"stages.warmup.steps={_listed(grid[::2])}",), fixed=(gentle,))
@@ -81,10 +70,7 @@ def _embedded(task: str, smoke: bool) -> ConfigDict:
     config = resolve(f"{task}:preset={'smoke' if smoke else 'full'}")
     config.unlock()
     config.stages.evaluate.greedy = not smoke
-    if smoke:
-        config.stages.warmup.adaptive.min_steps = 3
-        config.stages.dpo.signal_pairs = 16
-    elif task != "middle":
+    if not smoke and task != "middle":
         config.data.dev.limit, config.data.test.limit = 512, 1024
         config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))
     return config

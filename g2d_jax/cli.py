@@ -578,7 +578,7 @@ def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]
 _COMMANDS = (
     (_run, _run_arguments, "run a config, or continue it"),
     (_plan, _plan_arguments, "what a run needs and costs on a target machine"),
-    (_forecast, _forecast_arguments, "what a run's starting policy answers, and what DPO would add to it"),
+    (_forecast, _forecast_arguments, "what a run's starting policy answers, and what the run will cost"),
     (_sweep, _sweep_arguments, "run a config under many overrides, or continue"),
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),

@@ -396,12 +396,6 @@ class Budget(Section):
     amount: float = 0.0
 
 
-class Adaptive(Section):
-    """The end of an online stage with stop="adaptive": see stopping.py."""
-
-    min_steps: Positive = 20
-
-
 class DPOLoss(Section):
     """The DPO loss, of a stage of either kind."""
 
@@ -467,9 +461,8 @@ class Online(Section):
     reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
+    stop: Literal["steps", "budget"] = "steps"  # "budget" may end it earlier: stages/early_stopping.py
     budget: Budget = Budget()
-    adaptive: Adaptive = Adaptive()  # measures on probes: set probe.every too
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
@@ -571,30 +564,14 @@ class Online(Section):
             raise ValueError(f"{without}, so no policy is synchronised: set sync_every to num_iterations")
         if self.filters:
             raise ValueError(f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and difficulty")
-        if self.stop == "adaptive":
-            raise ValueError(f"{without}, and stop='adaptive' weighs what sampling costs: use stop='steps'")
         for name in ("sampling_weights", "stream"):
             if getattr(self, name):
                 raise FieldError(name, f"is set, but {without}: leave it unset")
 
     def _check_stop(self) -> None:
-        """Refuse a rule that could end nothing, or that has nothing to go by."""
+        """Refuse a budget of nothing."""
         if self.stop == "budget" and not self.budget.amount > 0:
             raise FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
-        if self.stop != "adaptive":
-            return
-        probe = self.probe
-        if probe.every < 1 or probe.num_generations < 2 or probe.prompts < 2:
-            raise ValueError(
-                "stop='adaptive' measures on probes, fresh samples that no filter of prompts chose: set probe.every, "
-                "to 5 say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
-                f"{probe.every}, {probe.num_generations} and {probe.prompts}"
-            )
-        if probe.split != "dev":
-            raise ValueError(
-                f"stop='adaptive' would choose where to end on the {probe.split} problems, and it is to measure on "
-                "others than are trained on or tested on: set probe.split to dev"
-            )
 
     def _check_grpo(self) -> None:
         """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
@@ -657,7 +634,6 @@ class Collect(Section):
 class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
-    loss: "kto" trains on single graded responses, those of prompts without a pair too: the rollouts of `preferences`.
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
     same without.
     """
@@ -665,30 +641,13 @@ class Offline(DPOLoss):
     kind: Literal["offline"] = "offline"
     policy: str = "warmup"
     preferences: str = "collect"
-    loss: Literal["dpo", "kto"] = "dpo"
-    desirable_weight: NotNegativeFloat = 1.0  # of correct and of incorrect responses in KTO's loss
-    undesirable_weight: NotNegativeFloat = 1.0
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True
-    signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
     optimizer: Optimizer = Optimizer(eps=1e-4)
-
-    @property
-    def measures(self) -> bool:
-        """True if pairs are measured, which KTO has none of."""
-        return self.diagnose and self.loss == "dpo"
-
-    def check(self) -> None:
-        """Refuse a spread of one, and what the loss has not."""
-        super().check()
-        if self.loss == "kto" and (self.loss_type != "sigmoid" or self.label_smoothing):
-            raise ValueError("loss_type and label_smoothing are settings of DPO, and loss='kto' has none: leave them")
-        if self.signal_pairs == 1:
-            raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
 
 
 class BestCheckpoint(Section):
@@ -959,7 +918,7 @@ def collect(**changes: Any) -> ConfigDict:
 
 @_parameters_of(Offline)
 def offline(**changes: Any) -> ConfigDict:
-    """Return a stage of offline DPO or KTO: see `Offline`."""
+    """Return a stage of offline DPO: see `Offline`."""
     return _changed(Offline(), changes)
 
 

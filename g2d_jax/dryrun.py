@@ -22,7 +22,7 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
+from g2d_jax.stages import alerts, external_rollouts, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute, check_claim
@@ -84,14 +84,13 @@ def _check(runtime: Runtime) -> None:
         elif isinstance(stage, Online):
             online.row_shape(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
-            early_stopping.check_problems(runtime, stage)
             external_rollouts.external_batches(runtime, name, stage)
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
             external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
-            (kto.read if stage.loss == "kto" else offline.read)(runtime, stage)
+            offline.read(runtime, stage)
         if hasattr(stage, "sampling"):
             runtime.sampler()
 

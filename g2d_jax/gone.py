@@ -21,6 +21,12 @@ def other_than(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value not in values
 
 
+def _is_not_default(adaptive: Any) -> bool:
+    """Return whether a section "adaptive" has a value that was set; each field had one default."""
+    defaults = {"min_steps": 20, "shift": 0.5}
+    return not isinstance(adaptive, Mapping) or any(value != defaults.get(key) for key, value in adaptive.items())
+
+
 @dataclass(frozen=True)
 class Gone:
     """A setting that is gone, or a setting of which some values are.
@@ -41,8 +47,21 @@ class Gone:
         return ValueError(f"{path}={value!r:.200} is gone: {self.instead}")
 
 
+ADAPTIVE = (
+    'no rule ends a warm-up by itself, so leave it out; stop="budget" ends it at a cost, keep=(10, 20, 40) with a '
+    "best_checkpoint stage chooses among its steps, and g2d sweep compares them"
+)
+KTO = "offline stages train on pairs, by DPO, so leave it out; to train on graded responses alone use TRL's KTOTrainer"
+
+SIGNAL = "the gradient's signal and noise are measured no more: leave it out"
+
 GONE: tuple[Gone, ...] = (
-    Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),
+    Gone("stages.*.stop", one_of("adaptive"), ADAPTIVE),
+    Gone("stages.*.adaptive", _is_not_default, ADAPTIVE),
+    Gone("stages.*.loss", one_of("kto"), KTO),
+    Gone("stages.*.desirable_weight", other_than(1.0), KTO),
+    Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
+    Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL),
     Gone(
         "engine.sync",
         one_of("weights"),

@@ -14,7 +14,6 @@ from etils import epath
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
 from g2d_jax.data.dumps import dump_files
-from g2d_jax.study import stopping
 
 Stages = Mapping[str, Stage]
 
@@ -118,24 +117,6 @@ def drawn_by(name: str, stages: Stages) -> str:
     return name
 
 
-def followers(name: str, stages: Stages) -> tuple[str, str, str] | None:
-    """Return what starts where a stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
-
-    The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
-    Those of KTO, which needs no pairs, do not count.
-    """
-    for other, offline in stages.items():
-        if not isinstance(offline, Offline) or offline.loss != "dpo":
-            continue
-        if offline.policy != name or offline.preferences not in stages:
-            continue
-        drawn = drawn_by(offline.preferences, stages)
-        source = stages[drawn]
-        if isinstance(source, Collect) and source.rollouts in ("sample", "archive") and source.policy == name:
-            return drawn, offline.preferences, other
-    return None
-
-
 def check_inputs(config: Config, order: Plan) -> None:
     """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads."""
     for name in order.order:
@@ -146,12 +127,10 @@ def check_inputs(config: Config, order: Plan) -> None:
                     raise ValueError(f"it goes by the problems of data.{split}, whose path is empty: name some there")
             if isinstance(stage, Online) and stage.rollouts != "sample":
                 _check_dump(stage.rollouts, "sample")
-            elif isinstance(stage, Online) and stage.stop == "adaptive":
-                _check_adaptive(name, stage, config)
             elif isinstance(stage, Collect):
                 _check_rollouts(name, stage, config.stages)
             elif isinstance(stage, Offline):
-                _check_preferences(stage, config)
+                _check_preferences(stage, config.stages)
             elif isinstance(stage, BestCheckpoint):
                 _check_selection(stage, config.stages)
         except ValueError as error:
@@ -168,27 +147,6 @@ def _splits_read(stage: Stage) -> Iterator[str]:
         yield "train"
     if isinstance(stage, Online | Offline) and stage.probe.every:
         yield stage.probe.split
-
-
-def _check_adaptive(name: str, stage: Online, config: Config) -> None:
-    every = stage.probe.every
-    first = every * max(-(-stage.adaptive.min_steps // every), stopping.MIN_PROBES - 1)
-    if first + every > stage.steps:
-        raise ValueError(
-            f"steps, the most there may be, is {stage.steps}, but with adaptive.min_steps={stage.adaptive.min_steps} "
-            f"and probe.every={every} the rule, which wants {stopping.PROBES_IN_A_ROW} probes in a row and a slope "
-            f"over {stopping.MIN_PROBES} of them, ends no stage before step {first + every}"
-        )
-    if not any(task.reward.is_verifiable for task in config.all_tasks.values()):
-        raise ValueError(
-            "stop='adaptive' goes by the share of right responses, which rewards that only rank do not tell: use "
-            'stop="steps" or "budget", or a reward with reward.verifiable=True'
-        )
-    if followers(name, config.stages) is None:
-        raise ValueError(
-            f"stop='adaptive' weighs online steps against an offline stage with policy={name!r} and the collect stage "
-            f"of its preferences, with policy={name!r} and rollouts='sample' or 'archive'; the config has none"
-        )
 
 
 def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
@@ -233,10 +191,7 @@ def _check_dump(path: str, names: str) -> None:
         raise ValueError(f"rollouts is {path!r}: write {names}, or the path of a dump that exists: {error}") from error
 
 
-def _check_preferences(stage: Offline, config: Config) -> None:
-    stages = config.stages
-    if stage.loss == "kto" and not all(task.reward.is_verifiable for task in config.all_tasks.values()):
-        raise ValueError("loss='kto' trains on right and wrong responses, which some rewards do not tell: use dpo")
+def _check_preferences(stage: Offline, stages: Stages) -> None:
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")

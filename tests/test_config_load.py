@@ -271,7 +271,7 @@ def test_the_last_override_wins(write):
         ("stages.warmup.keep=0,x", r"stages\.warmup\.keep must be an integer \(int\), got 'x'"),
         ("logging.tensorboard=1", r"logging\.tensorboard must be true or false \(bool\), got '1'"),
         ("data.train.limit=all", r"data\.train\.limit must be an integer \(int\) or none, got 'all'"),
-        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: adaptive, beta, "),
+        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: beta, "),
         ("stages.warmup.kind=sft", r"stages\.warmup\.kind decides which fields the stage has"),
         ("seed", r"override 'seed' has no value: write seed=value"),
         ("", r"has no value"),

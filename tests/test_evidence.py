@@ -1,7 +1,6 @@
 """docs/evidence.md says what the packed results of its studies give."""
 
 import csv
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.report.study import write_study
-from g2d_jax.study import gain
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,24 +72,3 @@ def test_the_other_studies_are_reported_as_their_pages_say(
     for row_of, parts in intervals.items():
         mean, low, high = (f"{parts[f'{measure}/{part}']:{sign}.1f}" for part in ("mean", "low", "high"))
         assert f"{mean} [{low}, {high}]" in text, row_of
-
-
-@pytest.mark.slow
-def test_the_prediction_has_the_constants_of_its_calibration() -> None:
-    done = subprocess.run([sys.executable, ROOT / "benchmarks/forecast.py"], capture_output=True, text=True, check=True)
-    constants = f"SHIFT {gain.SHIFT:.4f}  POWER {gain.POWER:.2f}  FACTOR {gain.FACTOR:.2f}"
-    constants += f"  SLACK {round(100 * gain.SLACK)} points"
-    assert constants in done.stdout.splitlines()
-    page = (ROOT / "docs" / "forecast.md").read_text("utf-8")
-    rows = re.findall(r"^(.*?) +\d+ points: mean \|error\| +(\S+), worst +([-+.0-9]+)", done.stdout, re.MULTILINE)
-    rows += re.findall(r"^(.*, by the constants): mean \|error\| (\S+), worst (\S+)$", done.stdout, re.MULTILINE)
-    shown = {
-        name: f"| {mean} | {worst} |" for name, mean, worst in rows if not re.search(r"seed \d|slips, fitted", name)
-    }
-    assert len(shown) == 16
-    for name, cells in shown.items():
-        assert cells in page, name
-    within = re.findall(r"^(\d+) of (\d+)(?: stages)? within", done.stdout, re.MULTILINE)
-    assert within[0] == ("75", "77") and "75 of the 77 stages" in page
-    assert within[1] == ("42", "42") and "42 stages all lie within" in page
-    assert sum(int(count) for count, _ in within[2:]) == 11 and "of the 15 at further rates 11" in page

@@ -1,8 +1,6 @@
-"""The forecast of a run: its arithmetic, what it runs of a config, and the command."""
+"""The forecast of a run: what it runs of a config, what it measures, and the command."""
 
-import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +8,12 @@ import numpy as np
 import pytest
 
 from g2d_jax import cli, forecast
-from g2d_jax.config import Collect, Config, Offline, Optimizer
+from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
-from g2d_jax.study.gain import Gain
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts
 
 TINY = str(Path(__file__).parent / "tiny.py")
-STUDIED = Gain(1024, Collect(), Offline(beta=1.0, optimizer=Optimizer(1e-4, schedule="cosine")))
-RATES = np.random.default_rng(0).binomial(8, np.random.default_rng(1).uniform(0.1, 0.6, 200)) / 8
-
-
-def test_a_pace_is_found_again_and_slows_down() -> None:
-    steps = np.array([0.0, 10, 20])
-    nats = forecast.learned(steps, 0.1, bend=0.65)
-    assert nats[1] == pytest.approx(0.65 * math.log(1 + 1 / 0.65)) and nats[1] > nats[2] - nats[1] > 0
-    assert forecast.first_pace(nats[1] / 10, 10, 0.65) == pytest.approx(0.1)
-    a = np.array([0.2, 0.3])[:, None].repeat(4, axis=1)  # prompts alike
-    slope = (math.log(3 / 7) - math.log(1 / 4)) / 10
-    assert forecast.pace_of([0, 10], a) == (pytest.approx(slope), pytest.approx(0, abs=1e-12))
-
-
-@pytest.mark.parametrize("nats", [0.5, 2.0])
-def test_warmed_answers_have_the_accuracy_asked_for(nats: float) -> None:
-    odds = RATES.mean() / (1 - RATES.mean()) * math.exp(nats)
-    after = forecast.warmed(np.append(RATES, math.nan), nats)
-    assert after.mean() == pytest.approx(odds / (1 + odds), abs=0.01) and after.size == 8 * 200
-    assert (after >= forecast.warmed(RATES, nats / 2)).all()
-
-
-def test_k_is_told_by_what_a_step_costs() -> None:
-    pace = (0.08, 0.01)
-    prices = (0.0, 0.02, 0.2, 100.0)
-    free, *others, dear = (forecast.k_interval(STUDIED, RATES, 10, pace, price) for price in prices)
-    assert free[1] is None and dear == (0, 0)
-    ends = [[math.inf if k is None else k for k in interval] for interval in (free, *others, dear)]
-    assert all(low <= high for low, high in ends)
-    assert all(before >= after for pair in itertools.pairwise(ends) for before, after in zip(*pair, strict=True))
-    named = {(None, None): "more than 240", (3, None): "3 or more", (0, None): "cannot tell", (3, 9): "3 to 9"}
-    for interval, text in named.items():
-        assert forecast.k_text(interval).startswith(text)
 
 
 def test_only_what_leads_to_the_warm_up_is_run() -> None:
@@ -66,28 +32,45 @@ def test_only_what_leads_to_the_warm_up_is_run() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 176, "num_hidden_layers": 3}
-    model |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    changes = [f"--config.model.{key}={value}" for key, value in model.items()]
-    changes += ["--config.stages.warmup.policy=init", "--config.stages.collect.num_generations=8"]
-    studied = {"beta": 1.0, "batch_size": 64, "optimizer.schedule": "cosine", "optimizer.learning_rate": 1e-4}
-    changes += [f"--config.stages.dpo.{key}={value}" for key, value in studied.items()]
-
     def run(*more: str) -> tuple[dict[str, Any], str]:
-        assert cli.main(["forecast", "--config", TINY, "--workdir", str(tmp_path), "--probe=2", *changes, *more]) == 0
+        assert cli.main(["forecast", "--config", TINY, "--workdir", str(tmp_path), "--probe=2", *more]) == 0
         return json.loads((tmp_path / "forecast.json").read_text()), capsys.readouterr().out
 
-    content, shown = run()
+    policy = "--config.stages.warmup.policy=init"
+    content, shown = run(policy)
     assert [folder.name for folder in tmp_path.glob("0*")] == ["01-warmup"]
-    assert sum(content["by_right"]) == content["prompts"] == 8 and 0 < content["pass_rate"] < 1
-    assert [row["nats"] for row in content["gains"]] == [0, 1, 2, 3] and content["pace"]
-    now = content["gains"][0]
-    assert now["accuracy"] == pytest.approx(content["pass_rate"]) and now["mixed"] == content["mixed"]
-    assert now["gain_interval"][0] < now["gain"] < now["gain_interval"][1]
-    assert "what DPO is predicted to add" in shown and "cannot tell: give --topology NAME" in shown
+    assert [probe["step"] for probe in content["probes"]] == [0, 1, 2]
+    first, *_, last = content["probes"]
+    rows = read_rollouts(tmp_path / "01-warmup" / "probe" / "step-000000.parquet")
+    right: dict[str, list[float]] = {}
+    texts: dict[tuple[str, float], set[str]] = {}
+    for row in rows:
+        assert row.score.reward is not None
+        right.setdefault(row.rollout.problem_id, []).append(row.score.reward)
+        texts.setdefault((row.rollout.problem_id, row.score.reward), set()).add(row.text)
+    rates = np.array([np.mean(rewards) for rewards in right.values()])
+    assert first["prompts"] == len(rates) == 8 and sum(first["by_right"]) == 8
+    assert first["pass_rate"] == pytest.approx(rates.mean())
+    assert first["pass_rate_error"] == pytest.approx(rates.std(ddof=1) / np.sqrt(8))
+    assert first["mixed"] == np.mean((rates > 0) & (rates < 1))
+    # Up to four pairs a prompt, no two alike: as many as there are of different right and wrong texts.
+    offered = [len(texts.get((name, 1.0), ())) * len(texts.get((name, 0.0), ())) for name in right]
+    assert first["pairs"] == sum(min(pairs, 4) for pairs in offered) == first["pairs_collected"] > 0
+    assert first["response"] == pytest.approx(np.mean([len(row.rollout.token_ids) for row in rows]))
+    assert content["change"] == pytest.approx(last["pass_rate"] - first["pass_rate"])
+    assert "2 steps changed the pass rate by" in shown and "cannot tell: give --topology NAME" in shown
+    assert "pairs from 8 such prompts" in shown
     files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")}
 
-    content, shown = run("--config.stages.dpo.beta=0.1")
-    assert content["cannot_tell"] == ["what DPO adds, and K: beta is 0.1, in the studies 1.0"]
-    assert content["K"] is None and content["gains"] == [] and content["cannot_tell"][0] in shown
+    content, shown = run(policy, "--config.stages.collect.prompts=4", "--config.stages.collect.max_pairs=3")
+    assert content["probes"][0]["pairs"] == first["pairs"] and content["probes"][0]["pairs_collected"] == 3
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")} == files  # nothing is sampled again
+
+
+def test_rewards_that_only_rank_have_pairs_but_no_pass_rate(tmp_path: Path) -> None:
+    config = resolve(TINY, ["stages.warmup.policy=init", "reward.function=tiny:longest", "reward.verifiable=false"])
+    content = forecast.forecast(config, tmp_path)
+    (first,) = content["probes"]
+    assert (first["pass_rate"], first["pass_rate_error"], content["change"]) == (None, None, None)
+    assert first["mixed"] > 0 and first["pairs"] > 0
+    assert storage.read_json(tmp_path / "forecast.json") == content

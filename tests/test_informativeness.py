@@ -13,7 +13,6 @@ from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.study.informativeness import (
     auroc,
     expected_calibration_error,
-    gradient_signal,
     margin_summary,
     pair_summary,
     prompts,
@@ -220,39 +219,3 @@ def test_a_policy_that_is_its_reference_has_no_margins(ref):
     nothing = margin_summary(0.1, ref[:0], ref[:0])
     assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
     assert margin_summary(1.0, [[0.0, 0.0]], [[-1e4, 0.0]])["loss"] == 1e4  # no overflow
-
-
-def test_gradient_signal_by_hand():
-    # Two batches of 3 pairs with gradients (3, 1) and (1, 1): mean (2, 1), squares 10 and 2.
-    got = gradient_signal(5.0, 6.0, 2, 3)
-    assert (got["square_signal"], got["trace"]) == (4, 6)
-    assert (got["signal"], got["noise"]) == (2, math.sqrt(6))
-    assert got["ratio"] == pytest.approx(2 / math.sqrt(6)) and got["noise_scale"] == 1.5
-    assert (got["batches"], got["pairs_per_batch"]) == (2, 3)
-
-
-def test_gradient_signal_at_its_ends():
-    hidden = gradient_signal(0.5, 2.0, 2, 1)
-    assert (hidden["square_signal"], hidden["signal"], hidden["ratio"], hidden["noise_scale"]) == (-1, 0, 0, math.inf)
-    certain = gradient_signal(4.0, 4.0, 8, 16)
-    assert (certain["signal"], certain["noise"], certain["ratio"], certain["noise_scale"]) == (2, 0, math.inf, 0)
-    rounded = gradient_signal(4.0 + 1e-6, 4.0, 8, 16)
-    assert rounded["trace"] == 0
-    flat = gradient_signal(0.0, 0.0, 2, 1)
-    assert flat["signal"] == flat["noise"] == 0 and math.isnan(flat["ratio"]) and math.isnan(flat["noise_scale"])
-    assert math.isnan(gradient_signal(NAN, NAN, 2, 1)["ratio"])
-
-
-@pytest.mark.parametrize("true_norm", [0.0, 0.5])
-def test_gradient_signal_is_unbiased(true_norm):
-    rng = np.random.default_rng(0)
-    mean, deviations = np.full(4, true_norm / 2), np.array([0.5, 1.0, 1.5, 2.0])
-    pairs = mean + deviations * rng.standard_normal((10_000, 4, 3, 4))  # experiments, batches, pairs, parameters
-    batches = pairs.mean(axis=2)
-    of_mean, of_batches = (batches.mean(axis=1) ** 2).sum(-1), (batches**2).sum(-1).mean(-1)
-    got = [gradient_signal(a, b, 4, 3) for a, b in zip(of_mean, of_batches, strict=True)]
-    squares, traces = (np.array([one[name] for one in got]) for name in ("square_signal", "trace"))
-    assert squares.mean() == pytest.approx(true_norm**2, abs=4 * squares.std() / 100)
-    assert traces.mean() == pytest.approx(7.5, abs=4 * traces.std() / 100)
-    assert squares.std() < 0.8 and traces.std() < 5  # bounds of 0.03 and 0.2: |mean g|^2 is 0.6 too high
-    assert squares.min() < 0  # kept negative, or the mean would be biased

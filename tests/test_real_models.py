@@ -246,7 +246,7 @@ def test_a_recipe_runs(
     config.stages[first].prompts_per_step = 3
     if others:
         config.stages.collect.update(prompts=6, part=6)
-        config.stages.dpo.update(batch_size=2, signal_pairs=0)
+        config.stages.dpo.update(batch_size=2)
         config.stages.dpo.optimizer.learning_rate = 1e-2
     manifests = process.submit(pipeline.run, config, str(tmp_path / "run")).result()
     assert tuple(manifests) == (first, *others, "evaluate") and manifests[first]["counts"]["steps"] == steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -146,24 +146,17 @@ def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[in
 
 
 def check_preferences(path: str | os.PathLike[str], pairs: Sequence[Preference], vocab_size: int) -> None:
-    """Raise ValueError as `check_ids` does for pairs that cannot be trained on."""
-    check_ids(path, pairs, ("prompt_ids", "chosen_ids", "rejected_ids"), "pairs", vocab_size)
+    """Raise ValueError, naming the file and the pair, for what cannot be trained on; pairs may be made elsewhere.
 
-
-def check_ids(
-    path: str | os.PathLike[str], rows: Sequence[Any], fields: Sequence[str], kind: str, vocab_size: int
-) -> None:
-    """Raise ValueError, naming the file and the row, for what cannot be trained on; rows may be made elsewhere.
-
-    That is: no rows at all, an empty prompt or response, and token ids that a model of vocab_size has no row for,
-    which a lookup on the device would silently take for others. fields: of a row, arrays of ids. kind: what rows are.
+    That is: no pairs at all, an empty prompt or response, and token ids that a model of vocab_size has no row for,
+    which a lookup on the device would silently take for others.
     """
-    if not rows:
-        raise ValueError(f"{os.fspath(path)} holds no {kind}")
-    for number, row in enumerate(rows, 1):
-        for name in fields:
-            ids = getattr(row, name)
-            where = f"{os.fspath(path)}, {kind.removesuffix('s')} {number} of {len(rows)}: {name}"
+    if not pairs:
+        raise ValueError(f"{os.fspath(path)} holds no pairs")
+    for number, pair in enumerate(pairs, 1):
+        for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
+            ids = getattr(pair, name)
+            where = f"{os.fspath(path)}, pair {number} of {len(pairs)}: {name}"
             if not ids.size:
                 raise ValueError(f"{where} is empty; each response has at least 1 token, and so has its prompt")
             wrong = ids[(ids < 0) | (ids >= vocab_size)]

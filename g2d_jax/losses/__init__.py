@@ -1,6 +1,6 @@
 """Losses: pure functions of log-probabilities and weights that know no model.
 
-    token_logprobs ─► sft_loss | grpo_loss | entropy_loss | sequence_sums ─► dpo_loss | group_dpo_loss | kto_loss
+    token_logprobs ─► sft_loss | grpo_loss | entropy_loss | sequence_sums ─► dpo_loss | group_dpo_loss
 
 Each returns (loss, sums). The loss is sum(value * weight) with weights, computed on the host once per optimiser step,
 that hold the normaliser of the whole global batch: add losses and sums over micro-batches and devices as they come.
@@ -18,7 +18,6 @@ from g2d_jax.losses.grpo import (
     overlong_penalty,
     token_weights,
 )
-from g2d_jax.losses.kto import kto_loss, reference_point
 from g2d_jax.losses.logprobs import (
     chunk_of,
     sequence_means,

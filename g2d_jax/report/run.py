@@ -47,8 +47,7 @@ ELSEWHERE = ("warning", "goodput")
 TRAINING_NOTE = (
     "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
     "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
-    "itself, on the same prompts with the same random numbers each time; a stage's cost includes theirs only where "
-    "they decide its end (stop=adaptive)."
+    "itself, on the same prompts with the same random numbers each time; their cost is counted apart."
 )
 
 MEASURES: Mapping[str, tuple[str, Written]] = {
@@ -90,8 +89,6 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, ...], Written]] = {
     "implicit reward, rejected": (("", "margins", "rejected_mean"), fmt.fixed(2)),
     "implicit margin": (("", "margins", "margin_mean"), fmt.fixed(2)),
     "margins right %": (("", "margins", "accuracy"), fmt.percent),
-    "gradient signal / noise of a pair": (("signal", "", "ratio"), fmt.fixed(3)),
-    "noise scale, pairs": (("signal", "", "noise_scale"), fmt.fixed(0)),
 }
 """Measure of an offline stage's pairs -> where its result has it before and after training, and its numbers as text."""
 

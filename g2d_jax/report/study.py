@@ -45,8 +45,6 @@ TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
     "ranked before %": (("offline", "result", "before", "frac_ranked"), fmt.percent),
     "implicit margin": (("offline", "result", "margins", "margin_mean"), fmt.fixed(2)),
     "margins right %": (("offline", "result", "margins", "accuracy"), fmt.percent),
-    "gradient signal / noise": (("offline", "result", "signal", "ratio"), fmt.fixed(3)),
-    "noise scale, pairs": (("offline", "result", "signal", "noise_scale"), fmt.fixed(0)),
     "pairs": ((COLLECT, "counts", "pairs"), fmt.count),
     "their prompts": ((*OF_PAIRS, "prompts"), fmt.count),
     **{
@@ -60,15 +58,12 @@ TAUGHT_NOTE = (
     f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is of the chosen pairs' "
     "prompts, each pair counting as its prompt. Gaps before and after are of the pairs' "
     "chosen and rejected completions, before and after offline training; the implicit margin is beta times what "
-    "training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a batch, "
-    "the noise scale the number of pairs at which both are equal. Between temperatures entropy does not compare."
+    "training moved of it. Between temperatures entropy does not compare."
 )
 
 STOP_NOTE = (
-    "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a budget, "
-    "or at the last of its steps. Rates, in points a TFLOP: what the last probe saw of online steps, in accuracy and "
-    "predicted gain together (± standard error), and predicted of longer offline training. A warm-up ends where the "
-    "first and two errors are at most the second."
+    "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), which compared what a "
+    "step bought with what offline training was predicted to."
 )
 
 
@@ -457,16 +452,12 @@ def stopping(study: Study) -> Table:
     for row in (row for group in study.groups if group.stops for row in group.rows):
         for policy, seed in zip(row.policies, row.seeds, strict=True):
             stop = policy.stop
-            last = (stop.get("probes") or [{}])[-1]
-            step, whole = number(last, "step_flops") / 1e12, number(last, "offline_flops") / 1e12
             lines.append(
                 {
                     "policy": row.name,
                     "seed": str(seed),
                     "K": f"{policy.steps:g}",
                     "why": f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"]),
-                    "online rate": fmt.spread(number(last, "slope") / step, number(last, "slope_error") / step),
-                    "longer offline rate": fmt.percent(number(last, "prolonged") / whole),
                 }
             )
     return table("Where each warm-up ended", lines)

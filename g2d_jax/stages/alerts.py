@@ -140,15 +140,15 @@ def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
     return [Alert("data", text, {what: count, "visits": visits})]
 
 
-def few_updates(updates: int, batch: int, examples: int, kind: str = "pairs") -> list[Alert]:
+def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
     """Warn if an offline stage does too few updates to move a policy."""
     if updates >= UPDATES:
         return []
     text = (
-        f"{examples} {kind} make {updates} updates of {batch}, which hardly move a policy. To try: more prompts or "
+        f"{pairs} pairs make {updates} updates of {batch}, which hardly move a policy. To try: more prompts or "
         "pairs_per_prompt of what collects them, a smaller batch_size, more epochs"
     )
-    return [Alert("data", text, {kind: examples, "updates": updates})]
+    return [Alert("data", text, {"pairs": pairs, "updates": updates})]
 
 
 def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
@@ -293,9 +293,9 @@ def remedies(cause: str, stage: Online | Offline) -> list[str]:
     entropy in every run (figure 6).
     """
     eps, changes = stage.optimizer.eps, []
-    fixed = isinstance(stage, Online) and stage.sync_every and stage.compares and not stage.reference_sync
-    if fixed and stage.loss != "grpo":
-        changes.append("reference_sync=True")
+    if isinstance(stage, Online) and stage.loss != "grpo":
+        has_fixed_reference = stage.sync_every and stage.compares and not stage.reference_sync
+        changes += ["reference_sync=True"] if has_fixed_reference else []
     if eps < SAFE_EPSILON:
         changes.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
     if isinstance(stage, Online) and stage.sync_every != 1:

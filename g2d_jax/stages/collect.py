@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, Offline, Online
+from g2d_jax.config import Collect, Online
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.graph import drawn_by
@@ -53,7 +53,7 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
         pairs, counts = choose_pairs(runtime, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
     described, limit = describe(groups), sampler_settings(runtime, name).get("max_new_tokens")  # a file has no limit
-    if not counts["pairs"] and not _does_without(runtime, name, groups):
+    if not counts["pairs"]:
         alerts.say(runtime, name, 0, alerts.sampled(described, limit), [])
         raise StopRun(_no_pairs(name, counts, groups))
     if missing := counts["pairs_missing"]:
@@ -167,10 +167,10 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 
     processes.on_leader(clear)
     shares = [list(indices) for indices in np.array_split(np.arange(len(preferences)), processes.count())]
-    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share or not number}
+    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
     with processes.barrier():
         share = shares[processes.index()]
-        if share or not processes.index():  # without a pair there is a part without rows
+        if share:
             write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in share])
     # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
@@ -283,13 +283,6 @@ def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, i
         "seed": runtime.config.seed,
         "counts": counts,
     }
-
-
-def _does_without(runtime: Runtime, name: str, groups: Groups) -> bool:
-    """Return whether what trains on the stage is KTO alone, which needs no pair but right and wrong responses."""
-    stages = runtime.config.stages.values()
-    losses = {stage.loss for stage in stages if isinstance(stage, Offline) and stage.preferences == name}
-    return losses == {"kto"} and {0.0, 1.0} <= {*is_correct([row for group in groups for row in group])}
 
 
 def _lengths(preferences: list[Preference]) -> dict[str, float]:

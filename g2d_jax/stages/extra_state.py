@@ -36,7 +36,7 @@ class ExtraState:
     series: kind -> metric -> the first and the last values that alerts compare
     rewards: the mean reward of every update
     probes: the figures of every probe, with its step; probe_cost: of all of them
-    prospects: of every probe, what forecasts are made of; forecasts: those made; ended: the rule that ended the stage
+    ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
     usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the batches
     window: the first update of the sync window that was drawn last; before, after: positions around it
@@ -51,8 +51,6 @@ class ExtraState:
     rewards: list[float] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
     probe_cost: Cost = field(default_factory=Cost)
-    prospects: list[dict[str, Any]] = field(default_factory=list)
-    forecasts: list[dict[str, Any]] = field(default_factory=list)
     ended: dict[str, Any] | None = None
     without_signal: int = 0
     usage: dict[str, float] = field(default_factory=dict)
@@ -74,8 +72,9 @@ class ExtraState:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ExtraState:
-        """Restore the state that `to_json` wrote."""
-        state = cls(**record)
+        """Restore the state that `to_json` wrote, also that of an older version, which had fields that are gone."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        state = cls(**{name: value for name, value in record.items() if name in known})
         state.probe_cost, state.history = Cost(**record["probe_cost"]), History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
         return state

@@ -1,8 +1,8 @@
-"""Offline DPO on a static preference dataset, or KTO on graded rollouts (kto.py). The reference is the policy it starts
-from; its log-probabilities are computed once, cached under a fingerprint, and no reference model stays in memory.
+"""Offline DPO on a static preference dataset. The reference is the policy it starts from; its log-probabilities are
+computed once, cached under a fingerprint, and no reference model stays in memory.
 
-The pairs are measured too: the gradient's signal before training, rewards after it. Both change nothing in the trained
-policy, and their cost is counted apart from it.
+The pairs are measured too, under the policy before training and after it. That changes nothing in the trained policy,
+and its cost is counted apart.
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
-from g2d_jax.stages import alerts, kto, probes
+from g2d_jax.stages import alerts, probes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import gradient, logprobs, state_shapes, training_programs
+from g2d_jax.stages.programs.training import logprobs, state_shapes, training_programs
 from g2d_jax.stages.rollouts import measured_once
 from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
-from g2d_jax.training.gradient_noise import gradient_norms
 from g2d_jax.training.objectives import Compute, Objective
 
 SCORED_AT_ONCE = 256  # pairs of one scoring call
-SIGNAL_BATCHES = 16  # gradients whose mean and spread are measured
 
 
 def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
@@ -50,58 +47,43 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
     figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
-    and margins are 0 by definition, for the policy is the reference; {} for a loss that has none. signal: see
-    `informativeness.gradient_signal`.
+    and margins are 0 by definition, for the policy is the reference; {} for a loss that has none.
     """
-    pairs: list[Preference] = []
-    if stage.loss == "kto":
-        kind, (examples, labels) = "responses", kto.read(runtime, stage)
-        counts = {kind: len(examples), "desirable": int(labels.sum()), "undesirable": int((1 - labels).sum())}
-    else:
-        kind, pairs, labels = "pairs", read(runtime, stage), np.empty(0)
-        counts, examples = {kind: len(pairs)}, batch(pairs, np.zeros((len(pairs), 2)))
+    pairs = read(runtime, stage)
+    examples = batch(pairs, np.zeros((len(pairs), 2)))
     batch_size = min(stage.batch_size, len(examples))
     steps, unused = divmod(len(examples) * stage.epochs, batch_size)
     if unused or batch_size < stage.batch_size:
-        runtime.tracker.say(
-            f"{name}: {steps} updates of {batch_size} {kind}; {unused} of the last epoch's are not used"
-        )
+        runtime.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
     stage = _with_warmup_that_fits(stage, steps, lambda text: runtime.tracker.say(f"{name}: {text}"))
     row_length = _row_length(runtime, examples, batch_size)
     runtime.compile_ahead(_programs(runtime, name, stage, len(examples), row_length, None))
     references, scoring = np.zeros((len(examples), 2), np.float32), Cost()
-    if stage.compares or stage.measures:
+    if stage.compares or stage.diagnose:
         references, scoring = reference_logprobs(runtime, name, stage, examples, row_length)
     lengths = _lengths(pairs)
     # Before training: it refuses responses without tokens.
-    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.measures else {}
-    signal, diagnosis = _gradient_signal(runtime, name, stage, pairs, references, row_length)
-    count = len(examples)
+    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
+    count = len(pairs)
     order = problem_order(runtime.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
-    with open_trainer(runtime, name, stage, objective, total=steps, per=kind, rows=rows) as trainer:
+    with open_trainer(runtime, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count, kind))
+        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
         probe()
         while trainer.goes_on():
             with runtime.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
-                if stage.loss == "kto":
-                    shown = [examples[i] for i in drawn]
-                    kl = kto.measure_kl(runtime, trainer.policy, shown, references[drawn, 1], rows, trainer.cost)
-                    groups = kto.batch(shown, labels[drawn], references[drawn, 0], kl)
-                else:
-                    groups = batch([pairs[i] for i in drawn], references[drawn])
-                trainer.update(groups, {})
+                trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
             trainer.checkpoint_if_due()
-        fields = trainer.finish({**counts, "steps": steps, "unused": unused})
-        if not stage.measures:
+        fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
+        if not stage.diagnose:
             return fields
-        if not stage.compares:
-            diagnosis.add(dataclasses.asdict(scoring))
+        # Without a reference the first scoring was for the measurement alone.
+        diagnosis = Cost() if stage.compares else scoring
         with runtime.track_cost(diagnosis):
             trained = score(runtime, trainer.policy, examples, row_length, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
@@ -110,7 +92,6 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         "before": before,
         "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
         "margins": informativeness.margin_summary(stage.beta, references, trained) if stage.compares else {},
-        "signal": signal,
     }
     _write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
     figures = {f"{part}/{key}": value for part, values in result.items() for key, value in values.items()}
@@ -133,7 +114,7 @@ def programs(runtime: Runtime, name: str, stage: Offline, response: int | None =
     pairs = SCORED_AT_ONCE
     if isinstance(source, Collect):
         most = source.prompts * source.pairs_per_prompt
-        pairs = source.prompts * source.num_generations if stage.loss == "kto" else min(most, source.max_pairs or most)
+        pairs = min(most, source.max_pairs or most)
     row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens)
     yield from _programs(runtime, name, stage, pairs, row_length, response)
 
@@ -149,8 +130,6 @@ def _programs(
     share = mean / (len(prompt) + 2 * len(side))
 
     def examples(count: int) -> list[Group]:
-        if stage.loss == "kto":
-            return [Group(prompt, [Response(side), Response(side)], keep_together=True)] * count
         return batch([pair] * count, np.zeros((count, 2), np.float32))
 
     def packed(groups: list[Group]) -> Packed:
@@ -159,76 +138,16 @@ def _programs(
     batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
     steps = pairs * stage.epochs // batch_size
     stage, objective = _with_warmup_that_fits(stage, steps), objective_of(runtime.compute, stage)
-    if times := stage.compares + stage.measures:
+    if times := stage.compares + stage.diagnose:
         yield logprobs(runtime, name, packed(examples(scored)), times * pairs / scored * share, ())
-    draws = _signal_draws(runtime, name, stage, pairs)
-    if len(draws) > 1:
-        yield gradient(runtime, name, objective, packed(examples(len(draws[0]))), len(draws) * share)
     state, trained = state_shapes(runtime, stage.optimizer, steps), examples(batch_size)
-    if stage.loss == "kto":
-        scorer = logprobs(runtime, name, packed(kto.others(trained)), steps * share, (state.opt_state,))
-        yield dataclasses.replace(scorer, name=f"reference point {scorer.name}")
-        trained = kto.batch(trained, np.ones(batch_size), np.zeros(batch_size), 0.0)
     yield from probes.programs(runtime, name, stage, steps, response, state)
     yield from training_programs(runtime, name, stage.optimizer, steps, objective, packed(trained), steps * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
     """Return the stage's loss."""
-    if stage.loss == "kto":
-        names = ("beta", "desirable_weight", "undesirable_weight")
-        return objectives.kto(compute, **{name: getattr(stage, name) for name in names})
     return objectives.dpo(compute, OnlineDPO(**{name: getattr(stage, name) for name in DPOLoss.hints()}))
-
-
-def signal_draws(order: Order, total: int) -> list[list[int]]:
-    """List the pairs' indices of each batch, M batches of B: the first M * B of an order of all pairs.
-
-    total: pairs to use in total; no pair is used twice. M is 16, or the number of pairs if that is smaller.
-    """
-    available = min(total, order.count)
-    batches = min(SIGNAL_BATCHES, available)
-    size = available // batches if batches else 0
-    return [[index for index, _ in draw(order, first * size, size)] for first in range(batches)]
-
-
-def _signal_draws(runtime: Runtime, name: str, stage: Offline, pairs: int) -> list[list[int]]:
-    """List the indices of the pairs in each batch that the gradient's signal is measured on; [] if it is not."""
-    wanted = stage.signal_pairs if stage.measures else 0
-    return signal_draws(problem_order(runtime.config, pairs, f"signal/{name}"), wanted)
-
-
-def _gradient_signal(
-    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], references: np.ndarray, row_length: int
-) -> tuple[dict[str, float], Cost]:
-    """Measure `informativeness.gradient_signal` of the loss at the policy that training starts from, and its cost.
-
-    The loss of each batch is the mean over its pairs. Pairs of one prompt are not independent: where a few prompts give
-    most of the pairs, their common part counts as signal. The cost counts tokens that went forward and backward as
-    trained. With fewer than 2 batches there is no noise to measure: ({}, no cost), with a message if it was asked for.
-    """
-    draws = _signal_draws(runtime, name, stage, len(pairs))
-    if len(draws) < 2:
-        if draws:
-            runtime.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
-        return {}, Cost()
-
-    def measure(cost: Cost) -> dict[str, float]:
-        rows = RowShape(row_length, len(draws[0]))
-        packed = [pack_rows(runtime, batch([pairs[i] for i in drawn], references[drawn]), rows) for drawn in draws]
-        objective, programs = runtime.loss_of(name, objective_of(runtime.compute, stage))
-        norms = gradient_norms(objective, load_policy(runtime, stage.policy), packed, runtime.mesh, programs)
-        used = sum(batch.used for batch in packed)
-        cost.trained += used
-        cost.flops += train_flops(runtime.model_config, used, sum(batch.attended for batch in packed))
-        return informativeness.gradient_signal(*norms, batches=len(draws), pairs_per_batch=len(draws[0]))
-
-    settings = [getattr(stage, field) for field in DPOLoss.hints()]
-    used = batch([pairs[i] for drawn in draws for i in drawn], np.zeros((sum(map(len, draws)), 2)))
-    inputs = [settings, len(draws), _inputs(runtime, stage, used, row_length)]
-    file = runtime.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
-    signal, cost = measured_once(runtime, file, measure)
-    return {key: float(value) for key, value in signal.items()}, cost
 
 
 def _lengths(pairs: list[Preference]) -> tuple[np.ndarray, np.ndarray]:

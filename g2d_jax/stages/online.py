@@ -39,7 +39,6 @@ from g2d_jax.training.objectives import Compute, Objective
 
 def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
-    early_stopping.check_problems(runtime, stage)
     external = external_batches(runtime, name, stage)
     objective, per = objective_of(runtime.compute, stage), "tokens" if stage.loss == "grpo" else "pairs"
     with open_trainer(
@@ -50,7 +49,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
         alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
-        ended = early_stopping.ends(trainer, stage)  # by the probe just made, where one was interrupted
+        ended = early_stopping.ends(trainer, stage)  # before this start, perhaps
         while trainer.goes_on() and not ended:
             window, generation = window_at(trainer.step, stage), dict[str, float]()
             if trainer.step == window.start:
@@ -75,7 +74,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
             **trainer.finish({"steps": trainer.step, **buffer.summary()}),
             "at": state.costs,
             "generation": buffer.usage(),
-            "stop": {"probes": state.forecasts, **(state.ended or {"rule": "steps"})},
+            "stop": state.ended or {"rule": "steps"},
         }
 
 

@@ -2,15 +2,13 @@
 
 Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section 4.2), and rollouts
 of a policy synchronised long ago say little: so every stage.probe.every updates the policy itself is sampled. Probes
-change no update, and their cost is counted apart from the stage's cost, unless they decide where the stage ends
-(stop="adaptive", see early_stopping.py): then it is part of that too.
+change no update, and their cost is counted apart from the stage's cost.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,9 +57,6 @@ def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None
     values = {key: float(value) for key, value in measured["figures"].items()}
     state.probes.append({"step": step, **values})
     state.probe_cost.add(dataclasses.asdict(cost))
-    if isinstance(stage, Online) and stage.stop == "adaptive":
-        trainer.cost.add(dataclasses.asdict(cost))
-        state.prospects.append({"step": step, "flops": trainer.cost.flops, **measured["offline"]})
     trainer.runtime.tracker.log(trainer.name, step, values, kind="probe")
     alerts.watch(trainer, stage, values, kind="probe")
 
@@ -118,10 +113,7 @@ def programs(
 
 
 def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | None) -> tuple[dict[str, Any], Cost]:
-    """Measure the policy at this step: {"figures": …, "offline": see `prospects`}, and the cost.
-
-    The cost is in no other field of a manifest but with stop="adaptive": then the stage's has it too.
-    """
+    """Measure the policy at this step: {"figures": …, "offline": see `by_prompt`}, and the cost."""
     runtime, name, step = trainer.runtime, trainer.name, f"step-{trainer.step:06d}"
     folder, policy = runtime.folders[name] / "probe", trainer.finished_policy()
     draws = [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)]
@@ -139,7 +131,7 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
         if reference is not None:
             logprobs = reference_logprobs(runtime, groups, reference(), sampling_of(stage), cost)
             values["kl"] = divergence(groups, logprobs)
-        return {"figures": values, "offline": prospects(groups)}
+        return {"figures": values, "offline": by_prompt(groups)}
 
     return measured_once(runtime, folder / f"{step}.json", measure)
 
@@ -166,22 +158,16 @@ def figures(groups: Groups) -> dict[str, float]:
     return {**values, "accuracy": float(decided.mean())} if decided.size else values
 
 
-def prospects(groups: Groups) -> dict[str, Any]:
-    """Measure the inputs of a forecast of offline training: rates [P], the share of right responses to each prompt.
+def by_prompt(groups: Groups) -> dict[str, Any]:
+    """Measure what a forecast tells of a policy: rates [P], the share of right responses to each prompt.
 
-    NaN for a prompt without a verdict. mixed: the share of prompts with right and wrong ones. And mean lengths in
-    tokens, which decide costs: prompt, length, chosen and rejected (of right and of wrong responses, NaN without any).
+    A rate is NaN without a verdict. prompt, length: mean tokens of a prompt and of a response.
     """
-    judged = correct(groups)
-    rates = row_means(judged)
-    lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups], np.float64)
-    sides = {side: lengths[judged == right] for side, right in (("chosen", 1), ("rejected", 0))}
+    lengths = [len(row.rollout.token_ids) for group in groups for row in group]
     return {
-        "rates": rates.tolist(),
-        "mixed": float(np.mean((rates > 0) & (rates < 1))),
+        "rates": row_means(correct(groups)).tolist(),
         "prompt": float(np.mean([len(group[0].rollout.prompt_ids) for group in groups])),
-        "length": float(lengths.mean()),
-        **{side: float(values.mean()) if values.size else math.nan for side, values in sides.items()},
+        "length": float(np.mean(lengths)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Informativeness of a policy's rollouts: by prompt, by policy, by preference pair and by gradient.
+"""Informativeness of a policy's rollouts: by prompt, by policy and by preference pair.
 
 A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
 what cannot be scored has none and is left out. Correct means scored with the verdict CORRECT; incorrect is every other
@@ -263,34 +263,6 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
     }
 
 
-def gradient_signal(
-    mean_gradient_norm: float, mean_square_norm: float, batches: int, pairs_per_batch: int
-) -> dict[str, float]:
-    """Estimate the expected gradient G of a pair against its noise, from the norms at two batch sizes, B and M * B.
-
-    The gradients g_1 … g_M are means over B pairs each, of independent pairs and at the same parameters.
-    mean_gradient_norm: the squared norm of their mean, |mean g|^2. mean_square_norm: the mean of |g|^2.
-    batches: M, at least 2. pairs_per_batch: B.
-
-      square_signal = |G|^2 = (M |mean g|^2 - mean |g|^2) / (M - 1)   unbiased, negative where noise hides it
-      trace = B (mean |g|^2 - |mean g|^2) M / (M - 1)                 of the covariance of one pair's gradient
-      signal, noise   their square roots, that of a negative estimate taken as 0
-      ratio           signal / noise of one pair; of a batch of n pairs it is sqrt(n) times that
-      noise_scale     trace / signal^2 in pairs, the batch size at which the ratio is 1; infinite where signal is 0
-
-    McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1), noise_scale
-    being their B_simple. NaN norms give NaN.
-    """
-    square_signal = (batches * mean_gradient_norm - mean_square_norm) / (batches - 1)
-    trace = pairs_per_batch * max(mean_square_norm - mean_gradient_norm, 0.0) * batches / (batches - 1)
-    signal, noise = math.sqrt(max(square_signal, 0.0)), math.sqrt(trace)
-    return {
-        **{"square_signal": square_signal, "trace": trace, "signal": signal, "noise": noise},
-        **{"ratio": _ratio(signal, noise), "noise_scale": _ratio(trace, max(square_signal, 0.0))},
-        **{"batches": float(batches), "pairs_per_batch": float(pairs_per_batch)},
-    }
-
-
 def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:
     owners = {(row.rollout.problem_id, row.rollout.visit, row.policy) for row in group}
     if len(owners) != 1:
@@ -329,10 +301,3 @@ def _variance(values: NDArray[np.float64]) -> float:
         return math.nan
     # Equal values leave rounding errors of the mean, and their variance is 0.
     return 0.0 if (values == values[0]).all() else float(values.var())
-
-
-def _ratio(above: float, below: float) -> float:
-    """Divide numbers that are not negative: infinite for x / 0, NaN for 0 / 0."""
-    if below:
-        return above / below
-    return math.inf if above > 0.0 else math.nan

@@ -26,12 +26,12 @@ from g2d_jax import pipeline
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, Sft
 from g2d_jax.config_io import begins_more, identity, to_dict
 from g2d_jax.data.dumps import dump_files
-from g2d_jax.graph import followers, kept_steps, plan, policies_read
+from g2d_jax.graph import kept_steps, plan, policies_read
 from g2d_jax.runtime import storage
 from g2d_jax.stages.policies import stage_of_run
 from g2d_jax.sweep.points import Point
 
-ENDING = ("steps", "keep", "stop", "budget", "adaptive")
+ENDING = ("steps", "keep", "stop", "budget")
 """Settings of an online stage that say where it ends, not what it does."""
 
 
@@ -133,18 +133,10 @@ def _ids(config: Config) -> dict[str, str]:
     ids: dict[str, str] = {}
     for name in order.order:
         own = {k: v for k, v in stages[name].items() if k not in ENDING or not begins_more(stages[name])}
-        weighed = {other: stages[other] for other in _weighed(config, name)}
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
-        more = [part for part in (weighed, contents(config, name)) if part]
-        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
+        read = contents(config, name)
+        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *([read] if read else [])])}"
     return ids
-
-
-def _weighed(config: Config, name: str) -> tuple[str, ...]:
-    """Return the stages whose settings decide where an adaptive stage ends."""
-    stage = config.stages[name]
-    adaptive = isinstance(stage, Online) and stage.stop == "adaptive"
-    return (followers(name, config.stages) or ()) if adaptive else ()
 
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
@@ -167,7 +159,7 @@ def _node(config: Config, ids: Mapping[str, str], name: str, evaluated: Mapping[
 
 
 def _restricted(config: Config, name: str) -> Config:
-    """Restrict the config to this stage and those it is made from, or weighed against."""
+    """Restrict the config to this stage and those it is made from."""
     inputs = plan(config).inputs
     needed: set[str] = set()
     waiting = [name]
@@ -175,7 +167,7 @@ def _restricted(config: Config, name: str) -> Config:
         stage = waiting.pop()
         if stage not in needed:
             needed.add(stage)
-            waiting += [*inputs[stage], *_weighed(config, stage)]
+            waiting += inputs[stage]
     return replace(config, stages={stage: own for stage, own in config.stages.items() if stage in needed})
 
 

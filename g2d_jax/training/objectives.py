@@ -132,18 +132,6 @@ def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> 
 
 
 @cache
-def kto(compute: Compute, **settings: Any) -> Objective:
-    """Return KTO's objective. micro, [R, M]: weight, reference, desirable, kl. settings: of `losses.kto_loss`."""
-
-    def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
-        policy = place_sums(response_logprobs(compute, params, micro)[0], micro)
-        of_responses = (micro[name] for name in ("reference", "desirable", "kl", "weight"))
-        return losses.kto_loss(policy, *of_responses, **settings)
-
-    return objective
-
-
-@cache
 def group_dpo(
     compute: Compute,
     settings: OnlineDPO,

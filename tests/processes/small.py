@@ -29,7 +29,7 @@ def get_config(arg: str = "") -> ConfigDict:
         os.kill(os.getpid(), signal.SIGTERM)
     config.seed = int(os.environ.get("DIFFERS") == index)
     config.reward.function = "small:even"
-    config.stages.warmup.update(dynamic_sampling=1, stop="adaptive", adaptive={"min_steps": 1})
+    config.stages.warmup.update(dynamic_sampling=1, stop="budget", budget={"amount": 1e30})
     config.stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

@@ -17,7 +17,6 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.report.run import write_run
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
@@ -244,27 +243,6 @@ def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advi
     assert last["kind"] == "error" and last["text"].startswith("collect: no preference pair from 8 prompts")
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
     assert storage.finished(tmp_path / "01-collect") is None
-
-
-def test_kto_alone_goes_on_without_pairs(small, tmp_path, opened):
-    def by_problem(prompts: list[str], **columns: Any) -> list[float]:
-        return [float(int(prompt[0]) % 2) for prompt in prompts]
-
-    with pytest.raises(StopRun, match="no preference pair from 8 prompts"):
-        run(opened(small, tmp_path / "dpo", by_problem))
-    small.stages.dpo.loss = "kto"
-    with pytest.raises(StopRun, match="all_incorrect 8"):  # nothing is right
-        run(opened(small, tmp_path / "wrong", lambda completions, **_: [0.0] * len(completions)))
-    runtime = opened(small, tmp_path / "kto", by_problem)
-    claim(Config.of(small), runtime.workdir)
-    manifest = run(runtime)
-    counts = manifest["counts"]
-    assert counts["pairs"] == 0 and counts["all_correct"] + counts["all_incorrect"] == 8
-    assert "8 prompts have responses to tell apart" in manifest["warnings"][0]["text"]
-    assert read_preferences(tmp_path / "kto" / "01-collect" / "preferences") == []
-    counts = run(runtime, "dpo")["counts"]
-    assert counts["responses"] == 32 and 0 < counts["desirable"] == 4 * manifest["counts"]["all_correct"] < 32
-    assert "no row" not in Path(write_run(runtime.workdir, figures=False)[1]).read_text()
 
 
 def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, opened, capsys):

@@ -89,7 +89,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     with config.unlocked():
         stages.select = settings.best_checkpoint(policy="warmup", num_generations=2, sampling=settings.sampling(8))
-    stages.dpo.update(policy="select", diagnose=True, signal_pairs=4, batch_size=4)
+    stages.dpo.update(policy="select", diagnose=True, batch_size=4)
     stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
     stages.dpo.probe_sampling.max_new_tokens = 8
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
@@ -100,7 +100,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     for thread, name in compiled_by:
         by_thread["compiling" in thread].add(name)
     sampling = {"view", "empty", "prefill", "insert", "decode_chunk"}
-    given = {*sampling, "score_logprobs", "optimizer_state", "train_step", "add"}
+    given = {*sampling, "score_logprobs", "optimizer_state", "train_step"}
     assert by_thread[True] == given
     told = Counter[str]()
     for manifest in manifests.values():

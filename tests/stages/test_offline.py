@@ -4,17 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
-from g2d_jax import pipeline
-from g2d_jax.config import Config, OnlineDPO
-from g2d_jax.data.order import Order
-from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, write_preferences
@@ -22,11 +17,8 @@ from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import offline
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness
-from g2d_jax.training import objectives
-from g2d_jax.training.objectives import Compute, Micro, Objective
 
 PAIRS = 20
 
@@ -81,7 +73,6 @@ def test_nothing_learnt_is_no_reward(small, tmp_path, opened):
     assert result["before"]["pairs"] == PAIRS and result["before"]["chosen_length"] == np.mean(
         [1 + i % 6 for i in range(PAIRS)]
     )
-    assert result["signal"]["signal"] > 0  # the gradient is not
 
 
 def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
@@ -103,28 +94,19 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     assert result["after"] == informativeness.pair_summary(*after.T, *lengths)
     assert result["margins"] == informativeness.margin_summary(0.1, before, after)
     assert result["margins"]["margin_mean"] > 0 and result["margins"]["loss"] < np.log(2)
-    signal = floats(result["signal"])
-    assert (signal["batches"], signal["pairs_per_batch"]) == (16, 1)
-    assert signal["ratio"] == pytest.approx(signal["signal"] / signal["noise"])
     (logged,) = [record for record in read_metrics(tmp_path) if record["kind"] == "diagnosis"]
     assert (logged["stage"], logged["step"]) == ("dpo", PAIRS // 8)
     assert logged["metrics"]["after/gap_mean"] == result["after"]["gap_mean"]
     assert logged["metrics"]["margins/accuracy"] == result["margins"]["accuracy"]
-    assert logged["metrics"]["signal/ratio"] == signal["ratio"]
 
 
 def test_a_restart_measures_the_same(small, tmp_path, opened):
-    runtime = opened(small, tmp_path)
-    first = run(runtime)
-    folder = tmp_path / "01-dpo"
-    (kept,) = folder.glob("signal-*.json")
-    written, table = kept.stat().st_mtime_ns, (folder / "pairs.parquet").read_bytes()
-    (folder / "pairs.parquet").unlink()
+    first = run(opened(small, tmp_path))
+    table = tmp_path / "01-dpo" / "pairs.parquet"
+    written = table.read_bytes()
+    table.unlink()
     assert without_seconds(again(opened(small, tmp_path))) == without_seconds(first)
-    assert kept.stat().st_mtime_ns == written  # read, not measured again
-    assert (folder / "pairs.parquet").read_bytes() == table
-    kept.unlink()
-    assert without_seconds(again(runtime)) == without_seconds(first)
+    assert table.read_bytes() == written
 
 
 def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
@@ -135,39 +117,14 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
     other = run(plain)
     assert "result" not in other and "diagnosis" not in other
     assert not list((tmp_path / "without" / "01-dpo").glob("*.parquet"))
-    assert not list((tmp_path / "without" / "01-dpo").glob("signal-*"))
     assert {key: one[key] for key in ("flops", "tokens", "counts")} == {
         key: other[key] for key in ("flops", "tokens", "counts")
     }
     cost = one["diagnosis"]
     assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0  # all pairs once, as for the reference
-    pairs = made(PAIRS)
-    used = [pairs[i] for (i,) in offline.signal_draws(problem_order(diagnosed.config, PAIRS, "signal/dpo"), 256)]
-    assert cost["tokens"]["trained"] == sum(4 + len(p.chosen_ids) + len(p.rejected_ids) for p in used)
+    assert cost["tokens"]["trained"] == 0
     assert cost["flops"] > 0 and cost["seconds"] > 0
     assert bits(load_policy(diagnosed, "dpo")) == bits(load_policy(plain, "dpo"))
-
-
-def test_the_gradient_is_that_of_the_loss_that_trains(small, tmp_path, opened):
-    def measured(workdir: Path, factor: float) -> dict[str, float]:
-        def scaled(compute: Compute) -> Objective:
-            inner = objectives.dpo(compute, OnlineDPO())
-
-            def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
-                loss, sums = inner(params, micro)
-                return factor * loss, sums
-
-            return objective
-
-        runtime = opened(small, workdir)
-        runtime.objectives = {"dpo": scaled}
-        return floats(run(runtime)["result"]["signal"])
-
-    small.stages.dpo.signal_pairs = 8
-    one, two = measured(tmp_path / "one", 1.0), measured(tmp_path / "two", 2.0)
-    assert two["square_signal"] == pytest.approx(4 * one["square_signal"], rel=1e-4)
-    assert two["noise"] == pytest.approx(2 * one["noise"], rel=1e-4) and one["noise"] > 0
-    assert (one["batches"], one["pairs_per_batch"]) == (8, 1)
 
 
 def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
@@ -179,19 +136,9 @@ def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
     assert not (tmp_path / "01-dpo" / "checkpoints").exists()
 
 
-def test_the_signal_alone_can_be_left_out(small, tmp_path, opened):
-    small.stages.dpo.signal_pairs = 0
-    manifest = run(opened(small, tmp_path))
-    assert manifest["result"]["signal"] == {} and manifest["diagnosis"]["tokens"]["trained"] == 0
-    assert manifest["result"]["after"]["pairs"] == PAIRS
-
-
-def test_one_pair_has_no_noise_to_see(small, tmp_path, opened, capsys):
+def test_one_pair_is_measured(small, tmp_path, opened):
     write_preferences(tmp_path / "pairs.parquet", made(1))
-    manifest = run(opened(small, tmp_path))
-    assert manifest["result"]["signal"] == {} and manifest["result"]["before"]["pairs"] == 1
-    output = capsys.readouterr()
-    assert "dpo: the gradient's signal is not measured, that takes at least 2 pairs" in output.out + output.err
+    assert run(opened(small, tmp_path))["result"]["before"]["pairs"] == 1
 
 
 def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
@@ -200,22 +147,3 @@ def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
     assert manifest["tokens"]["scored"] == 0 and not list((tmp_path / "01-dpo").glob("reference-*"))
     steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
     assert all(-2 * 5 < step["rewards/chosen"] < 0 for step in steps)  # beta times a mean log-probability of 12 words
-
-
-def test_settings_that_cannot_work_are_refused(small):
-    pipeline.check(Config.of(small))
-    small.stages.dpo.signal_pairs = 1
-    with pytest.raises(ValueError, match=r"stages\.dpo\.signal_pairs must be at least 2, or 0 .* got 1"):
-        pipeline.check(Config.of(small))
-
-
-@pytest.mark.parametrize(
-    ("pairs", "wanted", "batches", "size"),
-    [(1000, 256, 16, 16), (1000, 40, 16, 2), (40, 256, 16, 2), (5, 256, 5, 1), (100, 2, 2, 1), (100, 0, 0, 0)],
-)
-def test_batches_of_the_signal(pairs, wanted, batches, size):
-    draws = offline.signal_draws(Order(pairs, 7), wanted)
-    assert [len(drawn) for drawn in draws] == [size] * batches
-    flat = [index for drawn in draws for index in drawn]
-    assert flat == [Order(pairs, 7)[position][0] for position in range(batches * size)]
-    assert len(set(flat)) == len(flat)

@@ -97,18 +97,6 @@ def test_a_point_that_cannot_work_is_named() -> None:
         graph(product=("stages.dpo.beta=1,-1",))
 
 
-def test_an_adaptive_warm_up_is_decided_by_what_it_is_weighed_against() -> None:
-    measured = ("stages.warmup.adaptive.min_steps=1", "stages.warmup.probe.every=1")
-    adaptive = ("stages.warmup.stop=adaptive", *measured, "stages.warmup.probe.num_generations=2")
-    made = graph(*adaptive, product=("stages.dpo.epochs=1,2",))
-    warmups = [node for node in made.nodes.values() if node.name == "warmup"]
-    assert len(warmups) == 2  # another offline stage may end it elsewhere
-    assert all(set(node.config.stages) == {"sft", "warmup", "collect", "dpo"} for node in warmups)
-    assert all(set(node.inputs) == {node.stages["sft"]} for node in warmups)
-    evaluated = [node for node in made.nodes.values() if node.name == "evaluate"]
-    assert len(evaluated) == 1 + 2 * 3  # sft once; warm-up, dpo and the comparison of each
-
-
 def test_a_file_that_changes_makes_another_study(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     overrides = (f"data.train.path={file}", "data.train.split=", "seed=0")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Packed
@@ -17,7 +14,6 @@ from g2d_jax.stages import init_params
 from g2d_jax.stages.policies import reference_dtype
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.training import gradient_noise
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
@@ -118,22 +114,6 @@ def logprobs(
     program = runtime.programs.take(make_scorer, runtime.compute)
     kind, static = "reference log-probs" if reference else "log-probs", {"temperature": temperature}
     return Program(name, kind, program, fixed(params, *inputs), work, static, packed.count, resident)
-
-
-def gradient(runtime: Runtime, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
-    """Return the program that measures a gradient's signal before offline training."""
-    config, mesh = runtime.model_config, runtime.mesh
-    trained, rest = lora.partition(policy_shapes(runtime))
-    norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
-    sums = gradient_noise.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
-    held, changed = device_bytes((trained, rest)), device_bytes(trained)
-    flops = 4 / 3 * train_flops(config, packed.used, packed.attended) / mesh.size
-    parts = {"parameters": held, "gradients": 2 * changed}
-    work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
-    inputs = abstract_batch(packed, mesh)
-    objective, programs = runtime.loss_of(name, objective)
-    run = programs.take(gradient_noise.make_gradient_sums, objective, config, mesh)
-    return Program(name, "gradient", run, fixed(sums, trained, *inputs, rest), work, {}, packed.count)
 
 
 def activation_bytes(runtime: Runtime, packed: Packed) -> int:
