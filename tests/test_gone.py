@@ -107,10 +107,10 @@ def test_values_that_decided_nothing_are_left_out() -> None:
     assert config_io.from_dict(old(UNUSED)) == resolve(TINY)
     assert resolve(TINY, [f"{path}={value}" for path, value in UNUSED.items()]) == resolve(TINY)
     for path, value in UNUSED.items():
-        section, stage, *fields = path.split(".")
-        if section == "stages" and len(fields) == 1:
-            make = getattr(settings, resolve(TINY).stages[stage].kind)
-            assert make(**{fields[0]: value}) == make()
+        names = path.split(".")
+        if names[0] == "stages" and len(names) == 3:
+            make = getattr(settings, resolve(TINY).stages[names[1]].kind)
+            assert make(**{names[2]: value}) == make()
 
 
 def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: Path) -> None:
