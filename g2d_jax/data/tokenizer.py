@@ -56,7 +56,8 @@ class PromptTokenizer:
     stop_id: the one of them that ends completions made from text: the end of turn for chat, else the tokenizer's own.
     pad_id: the tokenizer's padding id, or stop_id where it has none.
     bos_id, adds_bos: the id that begins a text, None without one; whether the tokenizer puts it there by itself.
-    special_tokens: their names and ids; thinking: those of them that begin and end a thought.
+    special_tokens: their names and ids, and the end of turn's, marked as special or not.
+    thinking: those of them that begin and end a thought.
     pretrained, backend: the tokenizer as transformers and `tokenizers` know it.
     vocab_size: one more than the largest id; a model's table may be larger.
     id_limit: ids in use are less than it: vocab_size, or `rows` of the model's embedding where these are fewer.

@@ -406,7 +406,7 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
         ({"prompt": "TEST", "completion": "x", "reward": 1}, "in data.dev or data.test"),
         ({"prompt": "1+1=?", "completion": "<eos>1", "reward": 1}, "special token '<eos>'"),
         ({"prompt": "what?", "completion": "2", "reward": 1}, "the tokenizer cannot encode 'what"),
-        ({"prompt": "1+1=?", "completion_ids": [1, 9999], "reward": 1}, "completion_ids has 9999, and the tokenizer's"),
+        ({"prompt": "1+1=?", "completion_ids": [1, 9999], "reward": 1}, "has 9999, and the ids of the tokenizer"),
         (
             {"prompt": "2+2=?", "prompt_ids": [1], "completion": "2", "reward": 1},
             "not those of the same prompt in .* 1",
