@@ -121,22 +121,20 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damaged", DAMAGE)
-def test_what_only_informs_never_blocks(damaged: str, work: Path, tmp_path: Path, g2d: G2D) -> None:
+def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) -> None:
     hurt = Path(shutil.copytree(work, tmp_path / "work"))
-    with (hurt / damaged).open("ab") as file:
-        file.write(DAMAGE[damaged])
+    for name, damage in DAMAGE.items():
+        with (hurt / name).open("ab") as file:
+            file.write(damage)
+    count = sum(damage.count(b"\n") for damage in DAMAGE.values())
     said = g2d("export", hurt, "--output", tmp_path / "model")
+    assert f"WARNING: {count} damaged lines of " in said
     assert (tmp_path / "model" / "config.json").exists() and (tmp_path / "model" / "README.md").exists()
     g2d("report", hurt)
-    g2d("status", hurt)
     warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
-    if damaged == "environment.json":
-        assert any("environment.json is not valid JSON" in line for line in warnings)
-    else:
-        count = DAMAGE[damaged].count(b"\n")
-        assert any(f"{count} damaged lines of " in line for line in warnings)
-        assert f"WARNING: {count} damaged lines of " in said
+    assert any(f"{count} damaged lines of " in line for line in warnings)
+    assert any("environment.json is not valid JSON" in line for line in warnings)
+    assert [row[2] for row in cells(g2d("status", hurt))] == ["done"] * 5
     (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")  # what decides stays strict
     assert "is not valid JSON" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
 
@@ -537,7 +535,7 @@ def study(work: Path, tmp_path: Path) -> Path:
 
 def test_status_of_a_study_and_of_its_points(study: Path, g2d: G2D) -> None:
     printed = g2d("status", "--workdir", study)
-    assert cells(printed) == [["K=1", "done"], ["K=2", "evaluate"]]
+    assert cells(printed) == [["K=1", "done"], ["K=2", "evaluate (stopped before its first step)"]]
     assert "1 of 2 points done; 6 stages after sharing, 5 of them done" in printed
     record = b'{"stage":"evaluate","step":2,"kind":"train","metrics":{}}\n'
     storage.write_bytes(study / "stages" / "evaluate-0" / "metrics" / "00000.jsonl", record)
@@ -635,7 +633,7 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
     ("platform", "command"),
     [
         ("cuda", "run --config demo:preset=smoke --workdir new"),
-        ("nonsense", "sample work --prompt 1+1=?"),
+        pytest.param("nonsense", "sample work --prompt 1+1=?", marks=pytest.mark.slow),
         pytest.param("cuda", "run --config demo:preset=smoke --workdir new --dry-run", marks=pytest.mark.slow),
         pytest.param("cuda", "export work --output new", marks=pytest.mark.slow),
     ],

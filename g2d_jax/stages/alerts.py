@@ -103,18 +103,23 @@ def watch(
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
-            conclude(trainer, stage)
+            _judge_rise(trainer, stage)
 
 
 def conclude(trainer: Trainer, stage: Online | Offline) -> None:
-    """Warn of what only the whole of an online stage shows, or half of a long one; withdraw what no longer holds.
+    """Warn of what only the whole of an online stage shows."""
+    state = trainer.extra_state
+    alarm(trainer, silent(state.without_signal, trainer.step, state.rewards))
+    _judge_rise(trainer, stage)
+
+
+def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
+    """Warn of a reward that has hardly risen over the whole of an online stage, or half of a long one; withdraw that
+    where it no longer holds.
 
     A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in the report.
     """
-    state = trainer.extra_state
-    if trainer.step == trainer.total:  # halfway there is time for a signal yet
-        alarm(trainer, silent(state.without_signal, trainer.step, state.rewards))
-    warnings = state.warnings
+    warnings = trainer.extra_state.warnings
     causes = {warning["cause"] for warning in warnings}
     alerts = stalled(trainer.extra_state.rewards, stage)
     if "stalled" in causes and not alerts:
