@@ -84,7 +84,8 @@ def test_short_runs_say_nothing():
 @pytest.mark.parametrize(("steps", "reward", "advice"), [(2, 0.0, "easier problems"), (3, 1.0, "harder problems")])
 def test_a_short_stage_that_never_saw_a_signal_says_so(steps, reward, advice, config, tmp_path, opened, capsys):
     """Of fewer steps than the rules over windows need: all right, or all wrong, in every group."""
-    one = only(config, "warmup", steps=steps, keep=())
+    one = only(config, "warmup")
+    one.stages.warmup.update(steps=steps, keep=())
     write_json(tmp_path / "config.json", {"config": to_dict(one)})
     runtime = opened(one, tmp_path, lambda completions, **_: [reward] * len(completions))
     manifest = run(runtime)
@@ -92,7 +93,7 @@ def test_a_short_stage_that_never_saw_a_signal_says_so(steps, reward, advice, co
     assert f"not one of its {steps} steps had a prompt whose responses differ in reward" in warning["text"]
     assert advice in warning["text"] and warning["step"] == steps
     assert f"WARNING: {warning['text']}\n" in capsys.readouterr().out
-    assert f"- Warning: {warning['text']}" in markdown(report(read_run(tmp_path)))
+    assert f"- Warning: warmup, step {steps}: not one of its {steps} steps" in markdown(report(read_run(tmp_path)))
 
 
 def test_a_stage_with_one_signal_is_not_called_silent():
