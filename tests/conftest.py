@@ -41,6 +41,7 @@ import pytest  # noqa: E402
 from etils import epath  # noqa: E402
 from forks import Forks  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 from object_store import gs_server  # noqa: E402
 from once import once, root  # noqa: E402
 
@@ -57,13 +58,37 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "slow or hypothesis"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def freed() -> Iterator[None]:
-    """Give the memory of a file's programs back when its tests are done: without it a worker grows to several GB."""
-    yield
-    jax.clear_caches()
-    gc.collect()
-    # The C library keeps what was freed; elsewhere than on glibc there is no such function, and nothing is done.
+_GROWTH = 512 * 2**20  # bytes that a process of tests may grow by before it forgets what it compiled
+_small = 0  # its resident bytes when it last did
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Keep the process small: JAX holds every program that it compiled, a megabyte each, and the suite's are thousands.
+
+    The next call of a function that is needed again traces it, and finds its program in the folder of `compiled`.
+    """
+    global _small
+    try:
+        return (yield)
+    finally:
+        if _resident() > _small + _GROWTH:
+            jax.clear_caches()
+            gc.collect()
+            _give_back()
+            _small = _resident()
+
+
+def _resident() -> int:
+    """Return the bytes of this process that lie in memory; 0 where there is no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _give_back() -> None:
+    """Return free memory to the system, which glibc alone does only for what lies at the heap's end."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -106,6 +131,15 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(one_device: dict[str, str]) -> None:
+    """Programs are compiled once for the session: by all workers, and again by none that has forgotten its own."""
+    jax.config.update("jax_compilation_cache_dir", one_device["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # whether there is a folder is decided once, by the first program
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def keep_all() -> Iterator[None]:
     def use(settings: dict[str, object]) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
-        compilation_cache.reset_cache()  # tests of stages, in the same process, may have had a folder
+        compilation_cache.reset_cache()  # the other tests have a folder
 
     use(names)
     yield

@@ -80,18 +80,6 @@ def opened(jitted: Jitted) -> Iterator[Callable[..., Runtime]]:
         yield make
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled(one_device: dict[str, str]) -> Iterator[None]:
-    """Programs compiled once for all tests of this folder, in all test workers."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update("jax_compilation_cache_dir", one_device["JAX_COMPILATION_CACHE_DIR"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
 @pytest.fixture(scope="session")
 def runs(forks: Forks) -> Runs:
     """Starts runs of the tiny config that end as they are told, each in a process of its own."""
