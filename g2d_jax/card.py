@@ -11,7 +11,7 @@ from huggingface_hub import DatasetCardData, ModelCardData
 
 from g2d_jax import __version__, accounting, places
 from g2d_jax.config import Collect, Config, Online, Sft, Source, Stage, TrainingStage
-from g2d_jax.config_io import identity, to_dict
+from g2d_jax.config_io import from_dict, identity, to_dict
 from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
@@ -33,7 +33,7 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
         *_made(runtime, policy, manifests),
         _too_long(runtime, policy, manifests),
         _quantised(config, adapters),
-        _data(config),
+        _data(_published(config)),
         *(_results(manifest, manifests) for manifest in manifests.values() if manifest["kind"] == "evaluate"),
         _use(runtime),
         *_origins(runtime, "the base model and of the data"),
@@ -55,7 +55,7 @@ def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
         f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; `completions` every "
         "answer with its score, from which they were chosen; `problems` what was asked, with reference answers.\n",
         _stages(runtime, {**behind, name: None}, manifests),
-        _data(config),
+        _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
         f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n',
         *_origins(runtime, "the model that answered and of the data"),
@@ -68,16 +68,21 @@ def provenance(runtime: Runtime) -> dict[str, Any]:
     started = storage.read_json(runtime.workdir / "config.json")
     environment, _ = storage.read_informing(runtime.workdir / "environment.json")
     versions = environment.get("packages")
-    settings = to_dict(runtime.config)
+    settings = to_dict(_published(runtime.config))
     return {
         "config": settings,
         "own": started.get("own", {}),
         "version": started.get("version"),
-        "run": storage.fingerprint([identity(settings), started.get("own", {})]),
+        "run": storage.fingerprint([identity(runtime.config), started.get("own", {})]),
         "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(runtime).items()},
         "tokenizer": runtime.tokenizer.fingerprint,
         "packages": versions if isinstance(versions, dict) else {},
     }
+
+
+def _published(config: Config) -> Config:
+    """Return the settings as others read them: where a file or folder lay on this machine is not theirs to know."""
+    return Config.of(places.without_folders(from_dict(to_dict(config))))
 
 
 def _finished(runtime: Runtime) -> dict[str, dict[str, Any]]:
@@ -99,7 +104,7 @@ def _origins(runtime: Runtime, licensed: str) -> list[str]:
     stages = ", ".join(f"{name} `{fingerprint}`" for name, fingerprint in known["stages"].items())
     versions = {"g2d_jax": known["version"], **known["packages"]}
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    settings = json.dumps(storage.plain(to_dict(runtime.config)), indent=2, sort_keys=True)
+    settings = json.dumps(storage.plain(known["config"]), indent=2, sort_keys=True)
     return [
         f"## Provenance\n\nRun `{known['run']}`, seed {runtime.config.seed}, tokenizer `{known['tokenizer']}`. Stages: "
         f"{stages}. Made with {packages}.\n",
@@ -136,7 +141,7 @@ def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, An
 
 def _stages(runtime: Runtime, behind: Mapping[str, int | None], manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Tabulate what these stages did, in the order of the run; "" for none. behind: the step each was taken at."""
-    stages = runtime.config.stages
+    stages = _published(runtime.config).stages
     rows = [
         _row(stages[name], name, behind[name], manifests.get(name, {})) for name in runtime.folders if name in behind
     ]
@@ -150,7 +155,7 @@ def _origin(runtime: Runtime, policy: str) -> str:
         return f"random parameters (seed {config.seed})"
     revision = f", revision `{config.model.revision}`" if path == config.model.path and config.model.revision else ""
     lora = f", with adapters of rank {config.lora.rank}" if config.lora.rank else ""
-    return f"`{path}`{revision}{lora}"
+    return f"`{places.last_part(path)}`{revision}{lora}"
 
 
 def _quantised(config: Config, adapters: bool) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,17 +182,30 @@ def shown(path: str) -> str:
 def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
     """Decide what the settings of a config name, in place. only: the path of the one setting to look at."""
     stages = tuple(config.get("stages", {}))
+    change(config, lambda text, kind: decided(text, kind, base, stages), only)
+
+
+def change(config: ConfigDict, new: Callable[[str, str], str], only: str | None = None) -> list[str]:
+    """Replace texts that may name a place, in place. Return a line for each that changed, "model.path: OLD -> NEW".
+
+    new: from a text and the kind of its setting to what it becomes. only: the path of the one setting to look at.
+    """
+    lines: list[str] = []
     for named in walk(config):
-        value = named.section[named.key]
-        if value is None or only not in (None, named.path):
+        if only not in (None, named.path):
             continue
-        if isinstance(value, str):
-            new: Any = decided(value, named.place.kind, base, stages)
-        else:
-            new = tuple(decided(text, named.place.kind, base, stages) for text in value)
-        if new != value:
-            with named.section.unlocked():
-                named.section[named.key] = new
+        texts = {text: new(text, named.place.kind) for text in named.texts}
+        changed = {old: text for old, text in texts.items() if old != text}
+        if not changed:
+            continue
+        value = named.section[named.key]
+        with named.section.unlocked():
+            if isinstance(value, str):
+                named.section[named.key] = changed[value]
+            else:
+                named.section[named.key] = tuple(changed.get(text, text) for text in value)
+        lines += [f"{named.path}: {old} -> {text}" for old, text in changed.items()]
+    return lines
 
 
 # Whether it is there
@@ -243,6 +256,26 @@ def _exists(path: str) -> bool:
     return os.path.exists(place)
 
 
+# For others to read
+
+
+def without_folders(config: ConfigDict) -> ConfigDict:
+    """Cut the local paths of a config to their last part, in place; return it."""
+    stages = tuple(config.get("stages", {}))
+
+    def cut(text: str, kind: str) -> str:
+        found = parts(text, kind, stages)
+        return text if found is None else f"{found.head}{last_part(found.place)}{found.tail}"
+
+    change(config, cut)
+    return config
+
+
+def last_part(path: str) -> str:
+    """Return the last part of an absolute path; anything else as it is."""
+    return os.path.basename(path) if os.path.isabs(path) else path
+
+
 # After a work directory has moved
 
 
@@ -254,20 +287,7 @@ def follow(config: ConfigDict, was: str, now: str) -> list[str]:
     if was == now or not (storage.is_local(was) and storage.is_local(now)):
         return []
     stages = tuple(config.get("stages", {}))
-    lines: list[str] = []
-    for named in walk(config):
-        texts = {text: followed(text, named.place.kind, was, now, stages) for text in named.texts}
-        moved = {old: new for old, new in texts.items() if old != new}
-        if not moved:
-            continue
-        value = named.section[named.key]
-        with named.section.unlocked():
-            if isinstance(value, str):
-                named.section[named.key] = moved[value]
-            else:
-                named.section[named.key] = tuple(moved.get(text, text) for text in value)
-        lines += [f"{named.path}: {old} -> {new}" for old, new in moved.items()]
-    return lines
+    return change(config, lambda text, kind: followed(text, kind, was, now, stages))
 
 
 def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] = ()) -> str:

@@ -226,7 +226,8 @@ def test_all_that_is_missing_is_told_at_once(project: Path, capsys: pytest.Captu
 def test_a_config_from_python_is_relative_to_the_working_directory(project: Path) -> None:
     config = settings.base()
     config.data.train.path = "rows.jsonl"
-    config.stages.sft = settings.sft(steps=100)
+    config.tokenizer.path = "procedural:slips"
+    config.stages.sft = settings.sft(steps=100, data=settings.source("procedural:slips"))
     with pytest.raises(ValueError, match=rf"data\.train\.path: there is no {Path.cwd()}/rows\.jsonl \(given as"):
         pipeline.run(config, "runs/a")
     assert config.data.train.path == "rows.jsonl"  # the caller's own is left alone
@@ -279,6 +280,26 @@ def test_paths_that_moved_with_the_work_directory_are_found(tmp_path: Path) -> N
     assert tuple(config.stages.evaluate.policies) == ("init", f"hf:{new}/model")
     assert lines[0] == f"model.path: {old}/model -> {new}/model" and len(lines) == 5
     assert settings_of(was, content)[1] == []
+
+
+def test_what_others_read_has_names_and_no_folders() -> None:
+    values = {
+        "model": {"path": "/home/me/models/tiny"},
+        "data": {"train": {"path": "math500:/home/me/a.jsonl"}, "test": {"path": "hub:openai/gsm8k"}},
+        "stages": {
+            "dpo": {"kind": "offline", "policy": "run:/home/me/runs/a#warmup@3", "preferences": "/home/me/pairs"},
+            "evaluate": {"kind": "evaluate", "policies": ["dpo", "hf:/home/me/other", "hf:Qwen/Qwen3-8B"]},
+        },
+    }
+    shown = places.without_folders(from_dict(values))
+    assert "/home" not in json.dumps(to_dict(shown))
+    assert (shown.model.path, shown.data.train.path, shown.data.test.path) == (
+        "tiny",
+        "math500:a.jsonl",
+        "hub:openai/gsm8k",
+    )
+    assert shown.stages.dpo.policy == "run:a#warmup@3" and shown.stages.dpo.preferences == "pairs"
+    assert tuple(shown.stages.evaluate.policies) == ("dpo", "hf:other", "hf:Qwen/Qwen3-8B")
 
 
 def test_settings_of_older_versions_are_relative_to_the_working_directory(project: Path) -> None:

@@ -61,9 +61,10 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
 def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
     if size < 8:
         raise ValueError(f"it has {size} bytes, too few for a header: truncated")
-    storage.refuse_pointer(file, ranges.read(file, 0, min(size, len(storage.POINTER))).tobytes())
     length = int.from_bytes(ranges.read(file, 0, 8).tobytes(), "little")
     if length > min(size - 8, _MAX_HEADER_BYTES):  # before room is made for it
+        # A pointer's first letters are such a number; only then is it worth a further request to a store.
+        storage.refuse_pointer(file, ranges.read(file, 0, min(size, len(storage.POINTER))).tobytes())
         raise ValueError(f"it declares a header of {length} bytes in a file of {size}: truncated, or not safetensors")
     header = json.loads(ranges.read(file, 8, length).tobytes().decode("utf-8"))
     if not isinstance(header, dict):
