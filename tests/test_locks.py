@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -73,6 +74,22 @@ def test_a_local_folder_is_one_process_s(tmp_path):
 
 
 # Leases
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
+def test_who_holds_a_folder_can_be_seen_and_looking_takes_nothing(place, tmp_path, bucket, monkeypatch):
+    folder = epath.Path(tmp_path / "run") if place == "local" else bucket
+    assert lock.holder(folder) == "" and not (folder / LOCK).exists()
+    with try_lock(folder) as got:
+        assert got and lock.holder(folder) == f"process {os.getpid()} on {socket.gethostname()!a}"
+        with try_lock(folder) as again:
+            assert not again
+        later = time.time() + 100
+        monkeypatch.setattr(
+            time, "time", lambda: later
+        )  # the owner on a store was not heard of for longer than a lease
+        assert (lock.holder(folder) == "") == (place == "store")
+    assert lock.holder(folder) == ""
 
 
 def test_a_lease_is_numbered_released_and_never_deleted(bucket):
