@@ -109,20 +109,33 @@ def test_a_run_grades_with_the_reward_and_trains_with_the_loss(
     assert read_json(epath.Path(work / "config.json"))["own"]["dpo"] == "hinge:hinge"
 
 
-@pytest.mark.timeout(600)
-def test_a_family_and_a_stage_in_the_package(tmp_path: Path, one_device: dict[str, str]) -> None:
-    """The edits are made in a copy of the package, whose tests then run in a process of their own."""
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package and its tests, with the edits of both pages made in it."""
     for name in ("g2d_jax", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "object_store"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for page in ("model-family", "stage"):
         follow(page, tmp_path)
+    return tmp_path
+
+
+def test_a_family_and_a_stage_are_edits_that_fit_the_package(package: Path) -> None:
+    for file in package.rglob("*.py"):
+        compile(file.read_text(), str(file), "exec")
+    assert (package / "tests" / "stages" / "test_rejection.py").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_family_and_a_stage_in_the_package(package: Path, one_device: dict[str, str]) -> None:
+    """Its tests run in a process of their own."""
     tests = ["tests/models/test_hf.py", "tests/models/test_decoder.py", "tests/stages/test_rejection.py"]
     chosen = "rejection or (ernie4_5 and (transformers or True-24) and not greedy)"  # logits, export, decoding
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen, *tests],
-        env={**one_device, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
+        env={**one_device, "PYTHONPATH": str(package)},
+        cwd=package,
         capture_output=True,
         text=True,
         timeout=590,

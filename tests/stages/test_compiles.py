@@ -67,6 +67,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
 
 
+@pytest.mark.slow
 def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled_by):
     """As the next point of a sweep does, in a context of its own."""
     order, again = graph.plan(Config.of(config)), Counter[str]()

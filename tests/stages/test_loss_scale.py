@@ -209,7 +209,7 @@ def test_dpo(loss):
     assert norms["pairs"] == pytest.approx(2 * norms["prompts"], rel=1e-5)
 
 
-@pytest.mark.parametrize("authors", [False, True])
+@pytest.mark.parametrize("authors", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_group_dpo_with_grpo(authors):
     more = {**AUTHORS, "dpo": {"normalizer": "prompts"}} if authors else {}
     stage = stage_of(loss="group_dpo", grpo_coef=COEF, beta=KL, **more)

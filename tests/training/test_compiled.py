@@ -77,7 +77,7 @@ def computations(hlo: str) -> list[str]:
     ("loss", "where"),
     [
         ("sft", "tensor"),
-        ("group_dpo", "fsdp"),
+        pytest.param("group_dpo", "fsdp", marks=pytest.mark.slow),
         pytest.param("grpo", "fsdp", marks=pytest.mark.slow),
         pytest.param("dpo", "tensor", marks=pytest.mark.slow),
     ],

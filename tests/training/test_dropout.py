@@ -68,7 +68,7 @@ def expected() -> tuple[decoder.Decoder, float]:
     ("settings", "mesh", "remat"),
     [
         ({"row_length": 16, "microbatch_rows": 2}, {}, "full"),
-        ({"multiple": 4}, {"fsdp": 4}, "attention"),
+        pytest.param({"multiple": 4}, {"fsdp": 4}, "attention", marks=pytest.mark.slow),
         ({"multiple": 2}, {"data": 2, "fsdp": 1, "tensor": 2}, "none"),
     ],
     ids=["short rows", "fsdp", "data and tensor"],
