@@ -268,10 +268,9 @@ def _check_preferences(stage: Offline, stages: Stages) -> None:
             dump_files(stage.preferences)
         except ValueError as error:
             names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
-            path = places.shown(stage.preferences)
+            found = str(error).replace(stage.preferences, places.shown(stage.preferences), 1)
             raise ValueError(
-                f"preferences is neither a collect stage ({names}), nor hub:owner/name, nor a path that exists: there "
-                f"is no {path}: {error}"
+                f"preferences is neither a collect stage ({names}) nor hub:owner/name, and {found}"
             ) from error
 
 
