@@ -68,7 +68,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
             "dpo",
             "preferences",
             "colect",
-            r"neither a collect stage \(collect\) nor hub:\S+, and \S+colect .* is no file",
+            r"neither a collect stage \(collect\) nor hub:\S+, and .*colect .* no file",
         ),
         ("dpo", "policy", "warmup@9", "that stage keeps steps"),
         ("dpo", "preferences", "sft", "a stage that collects none"),
