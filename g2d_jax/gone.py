@@ -1,7 +1,8 @@
 """Settings that older versions had and this one has not, and what their use means now.
 
 GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run
-                        └► left out: where a finished run is read, and where the value changed nothing
+                        └► left out: where a finished run is read, and where the value changed nothing; where a run
+                           that has begun goes on, also what decided no result
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class Gone:
     used: returns whether a value decided something in a run. Others, such as the old default, are left out silently.
     instead: the sentence that says what to use now.
     then: what a finished run is read with in its place; None is the field's default, if there still is such a field.
+    decides: whether a value that was used decided the result; a run begun with one that did not goes on without it.
     """
 
     path: str
     used: Callable[[Any], bool]
     instead: str
     then: Any = None
+    decides: bool = True
 
     def refusal(self, path: str, value: Any) -> ValueError:
         """Return the error for a setting with this path and value that something would run with."""
@@ -61,7 +64,7 @@ GONE: tuple[Gone, ...] = (
     Gone("stages.*.loss", one_of("kto"), KTO),
     Gone("stages.*.desirable_weight", other_than(1.0), KTO),
     Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
-    Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL),
+    Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL, decides=False),
     Gone(
         "engine.sync",
         one_of("weights"),
@@ -72,6 +75,7 @@ GONE: tuple[Gone, ...] = (
         "compute.flags",
         other_than("none"),
         "leave it out; flags of XLA and libtpu can be set in XLA_FLAGS and LIBTPU_INIT_ARGS",
+        decides=False,
     ),
 )
 """All settings that are gone."""
@@ -98,6 +102,17 @@ def refuse(values: Mapping[str, Any], prefix: str = "") -> None:
             raise gone.refusal(path, value)
         if isinstance(value, Mapping):
             refuse(value, f"{path}.")
+
+
+def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values without the settings that are gone and decided no result. prefix: as of `refuse`."""
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        gone = find(path)
+        if gone is None or gone.decides:
+            kept[key] = without_undeciding(value, f"{path}.") if isinstance(value, Mapping) else value
+    return kept
 
 
 def named(field: str) -> list[str]:

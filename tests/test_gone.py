@@ -17,6 +17,7 @@ from g2d_jax.gone import GONE, Gone, find
 from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
 from g2d_jax.stages.extra_state import ExtraState
+from g2d_jax.workdir import check_claim
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -123,6 +124,16 @@ def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: P
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"):
         pipeline.run(resolve(TINY), work)
+
+
+@pytest.mark.parametrize("path", [path for path in USED if not entry(path).decides])
+def test_a_run_begun_with_what_decided_no_result_goes_on_without_it(path: str, tmp_path: Path) -> None:
+    work = epath.Path(tmp_path / "work")
+    (work / "01-sft").mkdir(parents=True)
+    storage.write_json(work / "config.json", {"config": old({path: USED[path]}), "own": {}, "version": "0"})
+    assert check_claim(Config.of(resolve(TINY)), work) == []
+    with pytest.raises(ValueError, match="was started with other settings"):
+        check_claim(Config.of(resolve(TINY, ["stages.dpo.beta=0.7"])), work)
 
 
 def test_the_numbers_of_a_stage_resume_from_a_checkpoint_with_fields_that_are_gone() -> None:
