@@ -97,6 +97,8 @@ def opened(
             tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
         runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
+        # What ran already is of use, whatever an earlier version let it begin with.
+        runtime.fault = lambda error: runtime.say_once(f"WARNING: the run's tokenizer: {error}")
         try:
             yield runtime
         finally:

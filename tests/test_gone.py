@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import WITHOUT_HEADER
 from etils import epath
+from toys import make_tokenizer
 
 from g2d_jax import commands, config_io, pipeline
 from g2d_jax import config as settings
@@ -134,6 +136,21 @@ def test_a_run_begun_with_what_decided_no_result_goes_on_without_it(path: str, t
     assert check_claim(Config.of(resolve(TINY)), work) == []
     with pytest.raises(ValueError, match="was started with other settings"):
         check_claim(Config.of(resolve(TINY, ["stages.dpo.beta=0.7"])), work)
+
+
+def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tokenizer(WITHOUT_HEADER["ChatML"][0]).save_pretrained(tmp_path / "tokenizer")
+    config = resolve(TINY, [f"tokenizer.path={tmp_path / 'tokenizer'}"])
+    work = tmp_path / "work"
+    (work / "01-sft").mkdir(parents=True)
+    storage.write_json(work / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"})
+    commands.export(work, tmp_path / "model", policy="init")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert capsys.readouterr().out.count("WARNING: the run's tokenizer: the chat template ignores") == 1
+    with pytest.raises(ValueError, match="the chat template ignores add_generation_prompt"):
+        pipeline.run(config, tmp_path / "another")
 
 
 def test_the_numbers_of_a_stage_resume_from_a_checkpoint_with_fields_that_are_gone() -> None:
