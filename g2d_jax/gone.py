@@ -36,6 +36,7 @@ class Gone:
     used: returns whether a value decided something in a run. Others, such as the old default, are left out silently.
     instead: the sentence that says what to use now.
     then: what a finished run is read with in its place; None is the field's default, if there still is such a field.
+    common: whether fields elsewhere have, or may well be thought to have, its last name, which then tells nothing alone.
     decides: whether a value that was used decided the result; a run begun with one that did not goes on without it.
     """
 
@@ -43,6 +44,7 @@ class Gone:
     used: Callable[[Any], bool]
     instead: str
     then: Any = None
+    common: bool = False
     decides: bool = True
 
     def refusal(self, path: str, value: Any) -> ValueError:
@@ -59,9 +61,9 @@ KTO = "offline stages train on pairs, by DPO, so leave it out; to train on grade
 SIGNAL = "the gradient's signal and noise are measured no more: leave it out"
 
 GONE: tuple[Gone, ...] = (
-    Gone("stages.*.stop", one_of("adaptive"), ADAPTIVE),
+    Gone("stages.*.stop", one_of("adaptive"), ADAPTIVE, common=True),
     Gone("stages.*.adaptive", _is_not_default, ADAPTIVE),
-    Gone("stages.*.loss", one_of("kto"), KTO),
+    Gone("stages.*.loss", one_of("kto"), KTO, common=True),
     Gone("stages.*.desirable_weight", other_than(1.0), KTO),
     Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
     Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL, decides=False),
@@ -70,11 +72,13 @@ GONE: tuple[Gone, ...] = (
         one_of("weights"),
         "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is above 0",
         then="folder",
+        common=True,
     ),
     Gone(
         "compute.flags",
         other_than("none"),
         "leave it out; flags of XLA and libtpu can be set in XLA_FLAGS and LIBTPU_INIT_ARGS",
+        common=True,
         decides=False,
     ),
 )
@@ -116,5 +120,5 @@ def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 
 def named(field: str) -> list[str]:
-    """List what to use in place of settings whose last name this is: for an error that knows only the name."""
-    return [gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field]
+    """List what to use in place of a field whose last name tells that it is gone: for an error that knows no more."""
+    return [gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field and not gone.common]

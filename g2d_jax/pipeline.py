@@ -123,7 +123,7 @@ def run(
     """Run, or continue, every stage of a config in a work directory; return its finished stages' manifests by name,
     with accuracies, policies and the report (report/result.py).
 
-    config: its relative paths are relative to the working directory; a Config, whose paths are absolute, as it is.
+    config: its relative paths are relative to the working directory; a Config, whose paths must be absolute, as it is.
     reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
     that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
     until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
