@@ -36,7 +36,7 @@ class Gone:
     used: returns whether a value decided something in a run. Others, such as the old default, are left out silently.
     instead: the sentence that says what to use now.
     then: what a finished run is read with in its place; None is the field's default, if there still is such a field.
-    common: whether fields elsewhere have, or may well be thought to have, its last name, which then tells nothing alone.
+    common: whether its last name fits fields of other sections, so that the name alone tells nothing.
     decides: whether a value that was used decided the result; a run begun with one that did not goes on without it.
     """
 

@@ -91,8 +91,8 @@ def settings_of(
 ) -> tuple[ConfigDict, list[str]]:
     """Return the settings that config.json holds, and a line for each path that has moved together with the directory.
 
-    content: of the file. finished: to read what ran, as of `from_dict`. Settings that are gone and decided no result are
-    left out. Paths that an older version kept as they were given are relative to the working directory. Raises
+    content: of the file. finished: to read what ran, as of `from_dict`. Settings that are gone and decided no result
+    are left out. Paths that an older version kept as they were given are relative to the working directory. Raises
     ValueError for settings that are not this version's.
     """
     config = from_dict(without_undeciding(content["config"]), finished=finished)

@@ -198,8 +198,9 @@ class Template:
                 **_variables(self.settings),
             )
         except Exception as error:  # the template is someone else's program
+            roles = ", ".join(_roles(messages))
             raise ValueError(
-                f"the tokenizer's chat template failed on a conversation ({', '.join(_roles(messages))}): {error!s:.1000}. Some templates "
+                f"the tokenizer's chat template failed on a conversation ({roles}): {error!s:.1000}. Some templates "
                 "take no system message: unset tokenizer.system, and put its text into tokenizer.prompt_template. Some "
                 "ask for alternating roles: change the data. tokenizer.chat=False does without a template."
             ) from error
