@@ -64,7 +64,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ("collect", "rollouts", "warmup", "'warmup', a stage that is no collect stage; .* rollouts=\"archive\""),
         ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),
         ("collect", "select", "uncertain", "stages.collect: select='uncertain' chooses among pairs: set max_pairs"),
-        ("dpo", "preferences", "colect", r"neither a collect stage \(collect\) nor a path that exists"),
+        ("dpo", "preferences", "colect", r"neither a collect stage \(collect\), nor hub:owner/name, nor a path"),
         ("dpo", "policy", "warmup@9", "that stage keeps steps"),
         ("dpo", "preferences", "sft", "a stage that collects none"),
     ],

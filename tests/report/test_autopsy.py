@@ -78,7 +78,7 @@ def test_without_a_policy_its_config_is_refused(written: Path, tmp_path: Path, c
 
 def test_stages_that_go_by_problems_want_some(written: Path, tmp_path: Path) -> None:
     config = resolve(str(written / "autopsy_dpo.py"))
-    with pytest.raises(ValueError, match=r"stages\.dpo: it goes by the problems of data\.dev, whose path is empty"):
+    with pytest.raises(ValueError, match=r"stages\.dpo: it needs problems of dev, .*: set data\.dev\.path"):
         config.stages.dpo.probe.every = 1
         pipeline.run(config, tmp_path / "run")
 
