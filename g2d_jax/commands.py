@@ -77,7 +77,8 @@ def opened(
 ) -> Iterator[Runtime]:
     """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
 
-    needs: sections of the settings whose files have to be there. Raises ValueError naming all that are not.
+    needs: sections of the settings whose files have to be there, of problems those of `splits`. Raises ValueError
+    naming all that are not.
 
     reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
     splits: those whose problems are read, if any are.
@@ -85,7 +86,11 @@ def opened(
     folder = absolute(workdir)
     config = config or read_config(folder)
     content = storage.read_json(folder / "config.json")
-    places.require(to_dict(config), needs, where_to_look(folder, content))
+    values = to_dict(config)
+    for task in (values["data"], *values["tasks"].values()):
+        for split in {*SPLITS}.difference(splits):
+            task[split]["path"] = ""  # not read, and so it need not be there
+    places.require(values, needs, where_to_look(folder, content))
     flags.check_devices()
     config = _on_this_machine(config)
     if reward is None and "reward" in (content.get("own") or {}):
@@ -97,6 +102,8 @@ def opened(
             tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
         runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
+        # What ran already is of use, whatever an earlier version let it begin with.
+        runtime.fault = lambda error: runtime.say_once(f"WARNING: the run's tokenizer: {error}")
         try:
             yield runtime
         finally:

@@ -110,12 +110,15 @@ def shipped() -> dict[str, Path]:
 
 
 def locate(spec: str) -> tuple[Path, str]:
-    """Return a spec's config file, and the text after its colon ("" if none). Raises ValueError if unknown."""
+    """Return a spec's config file, absolute, and the text after its colon ("" if none). Raises ValueError if unknown.
+
+    A file that is a link keeps its own place: what it names is relative to the folder of the path that was given.
+    """
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
         path, arg = Path(match[1]).expanduser(), match[2] or ""
         if not path.is_file():
             raise ValueError(f"no config file {path.absolute()}; shipped configs are {listed(shipped())}")
-        return path.resolve(), arg
+        return path.parent.resolve() / path.name, arg
     name, _, arg = spec.partition(":")
     configs = shipped()
     if name not in configs:

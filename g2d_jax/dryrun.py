@@ -16,13 +16,11 @@ from g2d_jax import config_io, places
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.models.hf_folder import find_weights
-from g2d_jax.pipeline import check_packages
+from g2d_jax.pipeline import check_models, check_packages
 from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.scoring import reward_model
 from g2d_jax.stages import alerts, external_rollouts, golds, inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
@@ -80,11 +78,7 @@ def _check(runtime: Runtime) -> None:
     _ = runtime.sampling_mesh
     if runtime.server is not None:
         runtime.tracker.say(f"engine: {runtime.config.engine.url} serves {runtime.server.model}")
-    if runtime.model_folder is not None:
-        find_weights(runtime.model_folder, runtime.model_config.base)
-    for task in runtime.tasks.values():
-        if task.reward.function == "model":
-            reward_model.check(task.reward.model)
+    check_models(runtime)
     for name, stage in runtime.config.stages.items():
         too_long: list[alerts.Alert] = []
         if isinstance(stage, Sft):

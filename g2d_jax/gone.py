@@ -1,7 +1,8 @@
 """Settings that older versions had and this one has not, and what their use means now.
 
 GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run
-                        └► left out: where a finished run is read, and where the value changed nothing
+                        └► left out: where a finished run is read, and where the value changed nothing; where a run
+                           that has begun goes on, also what decided no result
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ class Gone:
     used: returns whether a value decided something in a run. Others, such as the old default, are left out silently.
     instead: the sentence that says what to use now.
     then: what a finished run is read with in its place; None is the field's default, if there still is such a field.
+    common: whether its last name fits fields of other sections, so that the name alone tells nothing.
+    decides: whether a value that was used decided the result; a run begun with one that did not goes on without it.
     """
 
     path: str
     used: Callable[[Any], bool]
     instead: str
     then: Any = None
+    common: bool = False
+    decides: bool = True
 
     def refusal(self, path: str, value: Any) -> ValueError:
         """Return the error for a setting with this path and value that something would run with."""
@@ -56,22 +61,25 @@ KTO = "offline stages train on pairs, by DPO, so leave it out; to train on grade
 SIGNAL = "the gradient's signal and noise are measured no more: leave it out"
 
 GONE: tuple[Gone, ...] = (
-    Gone("stages.*.stop", one_of("adaptive"), ADAPTIVE),
+    Gone("stages.*.stop", one_of("adaptive"), ADAPTIVE, common=True),
     Gone("stages.*.adaptive", _is_not_default, ADAPTIVE),
-    Gone("stages.*.loss", one_of("kto"), KTO),
+    Gone("stages.*.loss", one_of("kto"), KTO, common=True),
     Gone("stages.*.desirable_weight", other_than(1.0), KTO),
     Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
-    Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL),
+    Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL, decides=False),
     Gone(
         "engine.sync",
         one_of("weights"),
         "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is above 0",
         then="folder",
+        common=True,
     ),
     Gone(
         "compute.flags",
         other_than("none"),
         "leave it out; flags of XLA and libtpu can be set in XLA_FLAGS and LIBTPU_INIT_ARGS",
+        common=True,
+        decides=False,
     ),
 )
 """All settings that are gone."""
@@ -100,6 +108,17 @@ def refuse(values: Mapping[str, Any], prefix: str = "") -> None:
             refuse(value, f"{path}.")
 
 
+def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values without the settings that are gone and decided no result. prefix: as of `refuse`."""
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        gone = find(path)
+        if gone is None or gone.decides:
+            kept[key] = without_undeciding(value, f"{path}.") if isinstance(value, Mapping) else value
+    return kept
+
+
 def named(field: str) -> list[str]:
-    """List what to use in place of settings whose last name this is: for an error that knows only the name."""
-    return [gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field]
+    """List what to use in place of a field whose last name tells that it is gone: for an error that knows no more."""
+    return [gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field and not gone.common]

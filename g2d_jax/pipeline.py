@@ -26,6 +26,7 @@ from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, check_names, made_from_ends, plan, policies_read
 from g2d_jax.models import quantise
+from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.report.result import Result
 from g2d_jax.rewards.chat import check_client
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
@@ -36,6 +37,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
+from g2d_jax.scoring import reward_model
 from g2d_jax.stages import best_checkpoint, collect, evaluate, golds, init_params, inputs, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.problems import table
@@ -123,7 +125,7 @@ def run(
     """Run, or continue, every stage of a config in a work directory; return its finished stages' manifests by name,
     with accuracies, policies and the report (report/result.py).
 
-    config: its relative paths are relative to the working directory; a Config, whose paths are absolute, as it is.
+    config: its relative paths are relative to the working directory; a Config, whose paths must be absolute, as it is.
     reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
     that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
     until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
@@ -174,6 +176,7 @@ def _opened(
         with Tracker(shown, tensorboard=config.logging.tensorboard, **services) as tracker:
             runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives)
             with contextlib.closing(runtime):
+                processes.on_leader(lambda: check_models(runtime))
                 _ = runtime.problems  # by all processes, which agree on them
                 runtime.contents = processes.on_leader(lambda: _compared(runtime))
                 processes.on_leader(lambda: claim(config, folder, own_functions, ends))
@@ -184,6 +187,16 @@ def _opened(
                 problems = runtime.problems["train"]
                 runtime.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield runtime
+
+
+def check_models(runtime: Runtime) -> None:
+    """Raise ValueError for a model or a reward model whose files cannot be loaded, by the headers of its weights."""
+    if runtime.model_folder is not None:
+        find_weights(runtime.model_folder, runtime.model_config.base)
+    for name, task in runtime.tasks.items():
+        is_own = name == "main" and runtime.reward is not None
+        if task.reward.function == "model" and not is_own:
+            reward_model.check(task.reward.model)
 
 
 def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapping[str, Sequence[str]]) -> str:

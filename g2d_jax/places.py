@@ -212,7 +212,7 @@ def change(config: ConfigDict, new: Callable[[str, str], str], only: str | None 
 
 
 def require(values: Mapping[str, Any], sections: Collection[str] | None = None, advice: str = "") -> None:
-    """Raise ValueError, once for all of them, where files and folders that settings name are not there.
+    """Raise ValueError, once for all of them, where files and folders that settings name are not there, or relative.
 
     values: a config, or its dictionary, whose places are decided. sections: the top-level sections to look at, None for
     all. advice: a sentence for the end of the message. Folders that are made where there are none, and object stores,
@@ -234,18 +234,23 @@ def require(values: Mapping[str, Any], sections: Collection[str] | None = None, 
 
 
 def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
-    """Say why what a text names is not to be had here, "" if it is. text: decided. kind, stages: as of `parts`."""
+    """Say why what a text names is not to be had here, "" if it is. text: decided. kind, stages: as of `parts`.
+
+    A path that is still relative is refused: what it is relative to would be another folder for the next command.
+    """
     found = parts(text, kind, stages)
-    if found is None or kind == "path" or not storage.is_local(found.place):
+    if found is None or not storage.is_local(found.place):
         return ""
     if not os.path.isabs(found.place):
-        if found.sure or not os.path.isdir(found.place):
+        if found.sure or is_path(found.place):
+            return f"{found.place} is relative, and a Config's paths are absolute: give it so, or run a ConfigDict"
+        if not os.path.isdir(found.place):
             return ""
         return (
             f"{found.place} is the name of a repository on the hub, but the working directory has a folder of that "
             "name, which the hub's libraries would take instead: start from another working directory"
         )
-    return "" if _exists(found.place) else f"there is no {shown(found.place)}"
+    return "" if kind == "path" or _exists(found.place) else f"there is no {shown(found.place)}"
 
 
 def _exists(path: str) -> bool:

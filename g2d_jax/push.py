@@ -78,10 +78,11 @@ def push(
 
 
 def _check_output(output: storage.PathLike) -> str:
-    """Return the absolute path of a folder to write. Raises ValueError where something is there, and for a store."""
+    """Return the absolute path of a folder to write, links followed. Raises ValueError where something is there, and
+    for a store."""
     if not storage.is_local(output):
         raise ValueError(f"{os.fspath(output)}: --output is a folder on this machine")
-    folder = Path(output).expanduser().absolute()
+    folder = Path(output).expanduser().resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} is there already and not an empty folder: choose another --output")
     return str(folder)
@@ -102,7 +103,11 @@ def _publish(upload: _Upload | None, target: str | None, place: Path, dry_run: b
 
 
 def _move(place: Path, target: Path) -> str:
-    """Give a folder, which only this user may read, the name and the rights of one that was made there."""
+    """Move what a folder of `_staging` holds to the target; a new target has the rights of any that is made there."""
+    if place.parent == target:
+        for child in sorted(place.iterdir()):
+            child.rename(target / child.name)
+        return str(target)
     target.mkdir(exist_ok=True)
     mode = target.stat().st_mode
     place.rename(target)
@@ -113,11 +118,14 @@ def _move(place: Path, target: Path) -> str:
 @contextlib.contextmanager
 def _staging(target: str | None) -> Iterator[epath.Path]:
     """Yield a new folder, the leader's on all processes; what is left of it is removed afterwards. It lies beside the
-    folder `target`, to be moved there; without one where TMPDIR says."""
+    folder `target`, to be moved there, or in it where it exists; without one where TMPDIR says."""
 
     def make() -> str:
-        parent = None if target is None else Path(target).parent
-        if parent is not None:
+        parent = None
+        if target is not None and os.path.isdir(target):
+            parent = Path(target)  # it may be a mount point, whose own name is on another file system
+        elif target is not None:
+            parent = Path(target).parent
             parent.mkdir(parents=True, exist_ok=True)
         return tempfile.mkdtemp(prefix=".g2d-push-", dir=parent)
 

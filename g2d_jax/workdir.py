@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__, places
 from g2d_jax.config import Config
 from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
+from g2d_jax.gone import without_undeciding
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import LOCK
 
@@ -90,10 +91,11 @@ def settings_of(
 ) -> tuple[ConfigDict, list[str]]:
     """Return the settings that config.json holds, and a line for each path that has moved together with the directory.
 
-    content: of the file. finished: to read what ran, as of `from_dict`. Paths that an older version kept as they were
-    given are relative to the working directory. Raises ValueError for settings that are not this version's.
+    content: of the file. finished: to read what ran, as of `from_dict`. Settings that are gone and decided no result
+    are left out. Paths that an older version kept as they were given are relative to the working directory. Raises
+    ValueError for settings that are not this version's.
     """
-    config = from_dict(content["config"], finished=finished)
+    config = from_dict(without_undeciding(content["config"]), finished=finished)
     if "workdir" in content:
         return config, places.follow(config, str(content["workdir"]), str(absolute(workdir)))
     places.decide(config, places.here())

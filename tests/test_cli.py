@@ -625,7 +625,7 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
     assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
     run = changed(test=gone)
     assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1  # a given problem needs no others
-    with pytest.raises(ValueError, match=r"gone\.jsonl cannot be read"):
+    with pytest.raises(ValueError, match=r"data\.test\.path: there is no .*gone\.jsonl"):
         commands.sample(run, policy="sft", count=1)
 
 

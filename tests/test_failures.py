@@ -74,6 +74,10 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
         (ValueError("RESOURCE_EXHAUSTED: write: No space left on device [local]"), "No space left on device: RESOURCE"),
         (wrapped(RuntimeError("a thread failed"), full("/w/part")), "No space left on device: '/w/part'; make room"),
         (MemoryError(), "this machine, or its limit for a process, has no more memory: end other programs"),
+        (
+            MemoryError("Unable to allocate 7.45 TiB for an array"),
+            "this machine, or its limit for a process, has no more memory (Unable to allocate 7.45 TiB for an array): ",
+        ),
         (RuntimeError("can't start new thread"), "the system starts no more threads: memory or the number"),
         (PermissionError(errno.EACCES, "Permission denied", "/w"), "Permission denied: '/w'; give this user the right"),
         (RuntimeError("a fault of ours"), ""),
@@ -100,3 +104,16 @@ sys.exit(cli.main(["run", "--config", "demo:preset=smoke", "--workdir", sys.argv
     done = subprocess.run(python, env=one_device, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith("g2d: the system starts no more threads") and "ulimit" in line
+
+
+@pytest.mark.parametrize(("hidden", "told"), [(True, False), (False, True)])
+def test_an_error_raised_from_none_has_nothing_to_do_with_the_one_before(hidden: bool, told: bool) -> None:
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "/a/file")
+        except OSError:
+            if hidden:
+                raise KeyError("another") from None
+            raise KeyError("another")  # noqa: B904 (what was handled then is the context)
+    except KeyError as error:
+        assert failures.is_full(error) is told and bool(failures.line(error)) is told

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import WITHOUT_HEADER
 from etils import epath
+from toys import make_tokenizer
 
 from g2d_jax import commands, config_io, pipeline
 from g2d_jax import config as settings
@@ -17,6 +19,7 @@ from g2d_jax.gone import GONE, Gone, find
 from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
 from g2d_jax.stages.extra_state import ExtraState
+from g2d_jax.workdir import check_claim
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -94,13 +97,26 @@ def test_python_that_names_it_is_refused_too(path: str, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError) as error:
         resolve(str(file))
-    assert instead in str(error.value)
+    if not entry(path).common:  # an assignment knows only the last name of the field
+        assert instead in str(error.value)
     config = resolve(TINY)
     if field in config.stages[stage]:
         config.stages[stage][field] = value
         with pytest.raises(ValueError) as error:
             Config.of(config)
         assert instead in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["loss", "stop", "sync", "flags"])
+def test_a_section_that_never_had_the_field_is_told_nothing_of_it(field: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"import tiny\ndef get_config(arg=''):\n    config = tiny.get_config()\n"
+        f"    config.stages.sft.{field} = 'x'\n    return config\n"
+    )
+    with pytest.raises(ValueError, match=f'unknown field "{field}"') as error:
+        resolve(str(file))
+    assert not any(gone.instead in str(error.value) for gone in GONE)
 
 
 def test_values_that_decided_nothing_are_left_out() -> None:
@@ -123,6 +139,31 @@ def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: P
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"):
         pipeline.run(resolve(TINY), work)
+
+
+@pytest.mark.parametrize("path", [path for path in USED if not entry(path).decides])
+def test_a_run_begun_with_what_decided_no_result_goes_on_without_it(path: str, tmp_path: Path) -> None:
+    work = epath.Path(tmp_path / "work")
+    (work / "01-sft").mkdir(parents=True)
+    storage.write_json(work / "config.json", {"config": old({path: USED[path]}), "own": {}, "version": "0"})
+    assert check_claim(Config.of(resolve(TINY)), work) == []
+    with pytest.raises(ValueError, match="was started with other settings"):
+        check_claim(Config.of(resolve(TINY, ["stages.dpo.beta=0.7"])), work)
+
+
+def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tokenizer(WITHOUT_HEADER["ChatML"][0]).save_pretrained(tmp_path / "tokenizer")
+    config = resolve(TINY, [f"tokenizer.path={tmp_path / 'tokenizer'}"])
+    work = tmp_path / "work"
+    (work / "01-sft").mkdir(parents=True)
+    storage.write_json(work / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"})
+    commands.export(work, tmp_path / "model", policy="init")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert capsys.readouterr().out.count("WARNING: the run's tokenizer: the chat template ignores") == 1
+    with pytest.raises(ValueError, match="the chat template ignores add_generation_prompt"):
+        pipeline.run(config, tmp_path / "another")
 
 
 def test_the_numbers_of_a_stage_resume_from_a_checkpoint_with_fields_that_are_gone() -> None:

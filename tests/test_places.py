@@ -145,6 +145,15 @@ def is_local(text: str) -> bool:
     return os.path.isabs(text.rpartition(":")[2])
 
 
+def test_a_link_to_a_config_file_names_what_lies_beside_the_link(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    (folder / "link.py").symlink_to(project / "mine.py")
+    assert resolve(str(folder / "link.py")).data.train.path == f"{folder}/data/train.jsonl"
+    (tmp_path / "whole").symlink_to(project)  # a link to the folder has what is in it
+    assert resolve(str(tmp_path / "whole" / "mine.py")).data.train.path == f"{project}/data/train.jsonl"
+
+
 def test_a_folder_of_a_hub_id_s_form_is_that_folder_where_it_exists(project: Path) -> None:
     here = places.here()
     assert places.decided("owner/name", "model", here) == "owner/name"
@@ -192,7 +201,7 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
         ("tokenizer.path=a/b/c", "tokenizer.path: there is no {here}/a/b/c"),
         ("stages.sft.policy=hf:./gone", "there is no folder {here}/gone"),
         ("stages.sft.data.path=gone.parquet", "stages.sft.data.path: there is no {here}/gone.parquet"),
-        ("stages.sft.policy=run:./gone#dpo", "{here}/gone holds no run"),
+        ("stages.sft.policy=run:./gone#dpo", "{here}/gone (given as './gone', relative to the working directory"),
     ],
 )
 def test_a_path_that_is_not_there_is_an_error_that_names_it_whole_and_asks_nobody(
@@ -231,6 +240,22 @@ def test_a_config_from_python_is_relative_to_the_working_directory(project: Path
     with pytest.raises(ValueError, match=rf"data\.train\.path: there is no {Path.cwd()}/rows\.jsonl \(given as"):
         pipeline.run(config, "runs/a")
     assert config.data.train.path == "rows.jsonl"  # the caller's own is left alone
+
+
+@pytest.mark.parametrize(
+    "setting", ["data.train.path=a.jsonl", "model.path=./m", "reward.folder=here", "stages.sft.data.path=a/b/c.jsonl"]
+)
+def test_a_relative_path_in_a_config_of_frozen_settings_is_refused(setting: str, tmp_path: Path) -> None:
+    config = settings.base()
+    config.stages.sft = settings.sft(steps=100, data=settings.source("procedural:slips"))
+    path, _, text = setting.partition("=")
+    *parents, key = path.split(".")
+    section = config
+    for name in parents:
+        section = section[name]
+    section[key] = text
+    with pytest.raises(ValueError, match=rf"{path}: {text} is relative, and a Config's paths are absolute"):
+        places.require(to_dict(Config.of(config)))
 
 
 def test_arms_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the_working_directory(

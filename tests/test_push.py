@@ -102,6 +102,23 @@ def test_output_writes_what_would_be_pushed_and_asks_no_hub(
         assert "give --repo USER/NAME to upload, or --output FOLDER" in capsys.readouterr().err
 
 
+def test_output_goes_into_an_empty_folder_whatever_its_name_is(finished: Path, tmp_path: Path) -> None:
+    """As into a mount point, whose parent is on another file system, may not be written to, and which has its name."""
+    folder = tmp_path / "mounted" / "disk"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder)
+    before = folder.stat().st_ino
+    assert push(finished, output=tmp_path / "link", what="dataset", dry_run=True) is None
+    assert not list(folder.iterdir())
+    assert push(finished, output=tmp_path / "link", what="dataset") == str(folder)
+    assert (tmp_path / "link").is_symlink() and folder.stat().st_ino == before
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"README.md", "g2d.json", "problems.parquet", "preferences", "completions"}
+    (tmp_path / "nowhere").symlink_to(tmp_path / "made")
+    push(finished, output=tmp_path / "nowhere", what="dataset")
+    assert {path.name for path in (tmp_path / "made").iterdir()} == names
+
+
 def test_output_with_a_secret_in_it_is_not_written(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

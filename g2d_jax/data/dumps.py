@@ -73,8 +73,9 @@ class DumpRow:
 
 
 def dump_files(paths: str | Sequence[str]) -> list[str]:
-    """List a dump's files: of a folder (its .jsonl and .parquet), of a glob, or the file; step 2 before step 10.
+    """List a dump's files: of a folder, of a glob, or the file; step 2 before step 10.
 
+    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these describe the set.
     Raises ValueError for what holds no file.
     """
     files: list[str] = []
@@ -84,12 +85,12 @@ def dump_files(paths: str | Sequence[str]) -> list[str]:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))
         elif place.is_dir():
-            matching = [file for suffix in ("jsonl", "parquet") for file in place.glob(f"*.{suffix}")]
+            matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(place.glob("*.json"))
         else:
             matching = [place] if place.exists() else []
         if not matching:
             raise ValueError(
-                f"{path} is no file, no folder with .jsonl or .parquet files, and no glob that matches some"
+                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob that matches some"
             )
         files += sorted(map(os.fspath, matching), key=_natural)
     return files

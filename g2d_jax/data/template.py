@@ -82,13 +82,23 @@ class TemplateSettings:
         return PROMPT_TEMPLATES.get(self.prompt_template, self.prompt_template)
 
 
+Fault = Callable[[ValueError], None]
+"""What is done about a fault that no run should begin with: `refuse`, or for what ran already a warning."""
+
+
+def refuse(error: ValueError) -> None:
+    """Raise the error."""
+    raise error
+
+
 class Template:
     """The prompt and chat template of one tokenizer under fixed settings.
 
-    Raises ValueError when the settings ask for what the tokenizer's chat template cannot do.
+    fault: called for texts that the chat template leaves out. Raises ValueError when the settings ask for what the
+    tokenizer's chat template cannot do.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings, fault: Fault = refuse) -> None:
         has_template = bool(tokenizer.chat_template)
         if settings.chat and not has_template:
             raise ValueError("chat=True needs a tokenizer with a chat template and this one has none: set chat=None")
@@ -97,6 +107,7 @@ class Template:
             raise ValueError(f"a system prompt needs a chat template, which is not in use here: {settings.system!r}")
         self.settings = settings
         self._tokenizer = tokenizer
+        self._fault = fault
         self.source: str = _chat_template(tokenizer, settings) if self.is_chat else ""
         self._bos = str(tokenizer.bos_token or "")
         self._tried: set[tuple[str, ...]] = set()  # roles of conversations that the template is known to write whole
@@ -127,7 +138,7 @@ class Template:
             return text if messages[0]["role"] == "system" else self._without_inserted(text)
         if len(messages) == 1 and messages[0]["role"] == "user":
             return messages[0]["content"]
-        roles = ", ".join(message["role"] for message in messages)
+        roles = ", ".join(_roles(messages))
         raise ValueError(f"a conversation ({roles}) needs a chat template: set chat=None and use a chat tokenizer")
 
     def frame(self) -> list[str]:
@@ -155,13 +166,25 @@ class Template:
         """Run the chat template on messages as they are, up to where a response begins if `generation`.
 
         The text begins with one BOS at most. What the template raises becomes a ValueError that says what to do, and so
-        does a text that it leaves out.
+        does a text that it leaves out, unless `fault` goes on.
         """
-        roles = tuple(message["role"] for message in messages)
+        try:
+            self._check_texts(messages)
+        except ValueError as error:
+            self._fault(error)
+            self._tried.add(_roles(messages))  # once is enough
+        return self._run(messages, generation)
+
+    def _check_texts(self, messages: tuple[Message, ...]) -> None:
+        roles = _roles(messages)
         if roles not in self._tried:
             check_texts(self._run, roles)
             self._tried.add(roles)
-        return self._run(messages, generation)
+
+    def _try(self, *messages: Message) -> str:
+        """Run the chat template as `apply` does. Raises ValueError for what it leaves out, whatever `fault` does."""
+        self._check_texts(messages)
+        return self._run(messages, generation=False)
 
     def _run(self, messages: tuple[Message, ...], generation: bool) -> str:
         """Run the chat template as `apply` does, whatever it leaves out."""
@@ -175,7 +198,7 @@ class Template:
                 **_variables(self.settings),
             )
         except Exception as error:  # the template is someone else's program
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(_roles(messages))
             raise ValueError(
                 f"the tokenizer's chat template failed on a conversation ({roles}): {error!s:.1000}. Some templates "
                 "take no system message: unset tokenizer.system, and put its text into tokenizer.prompt_template. Some "
@@ -219,7 +242,7 @@ class Template:
         """Find the text with which a later user turn begins, None where that cannot be told."""
         messages = (_user(_USER), _ANSWERED, _user(_NEXT))
         try:
-            shorter, longer = (self.apply(messages[:n], generation=False) for n in (2, 3))
+            shorter, longer = (self._try(*messages[:n]) for n in (2, 3))
         except ValueError:  # a template for one turn only
             return None
         return longer[len(shorter) :].partition(_NEXT)[0] if longer.startswith(shorter) else None
@@ -227,7 +250,7 @@ class Template:
     def _fills_system_block(self, text: str) -> bool:
         """Tell whether `text`, rendered without a system message, has the block that a given one would be put in."""
         try:
-            given = self.apply(({"role": "system", "content": _SYSTEM}, _user(_USER)), generation=False)
+            given = self._try({"role": "system", "content": _SYSTEM}, _user(_USER))
         except ValueError:  # no system messages at all
             return False
         before, system, after = given.partition(_SYSTEM)
@@ -310,6 +333,10 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     conversations = [(*before, *turns[:count]) for before in ((), system) for count in (1, 2, 3)]
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
     rehearse(_chat_template(tokenizer, settings), conversations, variables)
+
+
+def _roles(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(message["role"] for message in messages)
 
 
 def _user(content: str) -> Message:

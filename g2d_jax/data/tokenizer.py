@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ from etils import epath
 
 from g2d_jax import places
 from g2d_jax.data import arithmetic
-from g2d_jax.data.template import Template, TemplateSettings, try_out
+from g2d_jax.data.template import Fault, Template, TemplateSettings, refuse, try_out
 from g2d_jax.records import Example, Message, Problem, Prompt
 from g2d_jax.runtime import storage
 
@@ -64,10 +64,11 @@ class PromptTokenizer:
     fingerprint: 16 hex digits of everything that decides ids and text.
 
     generates: whether responses follow its prompts; a reward model's tokenizer writes whole conversations only.
+    fault: called for a chat template whose prompts are not whole (`Template.check`), and for stop tokens, padding, BOS
+    and tokens of the template that the embedding has no row for; to encode one of these is an error all the same.
 
-    Raises ValueError for a tokenizer that is not a fast one or has no stop token, for settings it cannot follow, for a
-    chat template whose prompts are not whole (`Template.check`), and for stop tokens, padding, BOS and tokens of the
-    template that the embedding has no row for.
+    Raises ValueError for a tokenizer that is not a fast one or has no stop token, for settings it cannot follow, and
+    what `fault` raises.
     """
 
     def __init__(
@@ -78,11 +79,12 @@ class PromptTokenizer:
         eos_ids: Sequence[int] = (),
         rows: int | None = None,
         generates: bool = True,
+        fault: Fault = refuse,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(f"a fast tokenizer (one with tokenizer.json) is needed, got {type(tokenizer).__name__}")
         self.settings = settings or TemplateSettings()
-        self.template = Template(tokenizer, self.settings)
+        self.template = Template(tokenizer, self.settings, fault)
         self.pretrained = tokenizer
         vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
@@ -97,13 +99,13 @@ class PromptTokenizer:
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
         self.thinking = {name: self.special_tokens[name] for name in THINKING if name in self.special_tokens}
         if generates:
-            self.template.check()
+            _checked(self.template.check, fault)
         self.stop_id, self.eos_ids = self._stops(eos_ids)
         self.pad_id: int = self.stop_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self.bos_id: int | None = tokenizer.bos_token_id
         self.adds_bos = self.bos_id is not None and self.backend.encode("").ids[:1] == [self.bos_id]
         self.id_limit: int = min(self.vocab_size, self.vocab_size if rows is None else rows)
-        self._check_own_ids()
+        _checked(self._check_own_ids, fault)
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
@@ -123,9 +125,10 @@ class PromptTokenizer:
         bare = prompt.prompt if isinstance(prompt, Problem) else prompt
         for content in [bare] if isinstance(bare, str) else [message["content"] for message in bare]:
             self._refuse_special(content)
-        ids = self.encode_text(self.template.render(bare))
+        text = self.template.render(bare)
+        ids = self.encode_text(text)
         if self.adds_bos and not self.template.is_chat:
-            ids = [self.bos_id, *ids]  # type: ignore[list-item]  # adds_bos implies that there is one
+            ids = self._inside([self.bos_id, *ids], text)  # type: ignore[list-item]  # adds_bos: there is one
         if not ids:
             raise ValueError(f"the prompt {bare!r} has no tokens")
         return np.asarray(self.without_second_bos(ids), np.int32)
@@ -142,7 +145,7 @@ class PromptTokenizer:
                 stop, text = identifier, text.rstrip().removesuffix(name)
                 break
         self._refuse_special(text, allowed=self.thinking)
-        return np.asarray([*self.encode_text(text), stop], np.int32)
+        return np.asarray(self._inside([*self.encode_text(text), stop], text), np.int32)
 
     def encode_example(self, example: Example) -> tuple[Ids, Ids]:
         """Encode the prompt exactly as for sampling, and the completion, which alone carries loss: ([P], [T]) int32."""
@@ -178,7 +181,10 @@ class PromptTokenizer:
 
         Raises ValueError if it cannot be encoded, and for a token that the model's embedding has no row for.
         """
-        ids = encode(self.backend, text)
+        return self._inside(encode(self.backend, text), text)
+
+    def _inside(self, ids: list[int], text: str) -> list[int]:
+        """Return the ids of a text. Raises ValueError for one that the model's embedding has no row for."""
         if max(ids, default=0) >= self.id_limit:
             raise ValueError(f"{self._outside(max(ids), 'a token')}; it stands in {text!r:.200}")
         return ids
@@ -249,6 +255,14 @@ class PromptTokenizer:
         )
 
 
+def _checked(check: Callable[[], None], fault: Fault) -> None:
+    """Hand the ValueError of a check, if it raises one, to `fault`."""
+    try:
+        check()
+    except ValueError as error:
+        fault(error)
+
+
 _NO_UNKNOWN = (
     "a part of it is in no token, and there is none for what is unknown. Where neither model.path nor tokenizer.path "
     "is set it is the tokenizer of the embedded arithmetic, which knows digits and signs alone: set model.path to a "
@@ -272,14 +286,15 @@ def load_tokenizer(
     revision: str | None = None,
     rows: int | None = None,
     generates: bool = True,
+    fault: Fault = refuse,
 ) -> PromptTokenizer:
     """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task ("procedural:slips").
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
-    rows, generates: see PromptTokenizer. Raises ValueError when it cannot be found or read, or does not fit.
+    rows, generates, fault: see PromptTokenizer. Raises ValueError when it cannot be found or read, or does not fit.
     """
     name = os.fspath(source)
-    options = {"rows": rows, "generates": generates}
+    options = {"rows": rows, "generates": generates, "fault": fault}
     if name in arithmetic.TASKS:
         return PromptTokenizer(arithmetic.tokenizer(), settings, rows=rows)
     if storage.is_local(name):

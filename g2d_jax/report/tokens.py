@@ -59,7 +59,8 @@ def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) ->
         chosen = TemplateSettings(**{name: settings[name] for name in names if settings.get(name) is not None})
         section = settings if settings.get("path") else model
         path = section.get("path") or arithmetic.SLIPS.name
-        return load_tokenizer(_on_this_machine(path, section.get("revision"), workdir), chosen)
+        place = _on_this_machine(path, section.get("revision"), workdir)
+        return load_tokenizer(place, chosen, fault=lambda error: None)  # a report only decodes
     except (OSError, ImportError, TypeError, AttributeError) as error:  # of a config.json that nothing here wrote, too
         raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
 

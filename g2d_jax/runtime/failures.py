@@ -40,7 +40,9 @@ def line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.errno in _ADVICE:
         return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
     if isinstance(error, MemoryError):
-        return f"this machine, or its limit for a process, has no more memory: {_LESS}"
+        said = " ".join(str(error).split())[:300]  # numpy's says how much, and for which array
+        what = f" ({said})" if said else ""
+        return f"this machine, or its limit for a process, has no more memory{what}: {_LESS}"
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return f"the system starts no more threads: memory or the number of processes is at its limit; {_LESS}"
     return ""
@@ -65,13 +67,14 @@ def _full_disk(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on."""
+    """Yield an error, what it was raised from, and so on; `raise … from None` ends it, as in a traceback."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
-        current = current.__cause__ or current.__context__
+        before = None if current.__suppress_context__ else current.__context__
+        current = current.__cause__ or before
 
 
 def hush() -> None:

@@ -74,6 +74,7 @@ PREFERENCES = _preferences(pa.string())
 """Columns of preferences/*.parquet where prompts are strings."""
 CHAT_PREFERENCES = _preferences(_CHAT)
 """The same where prompts are conversations: chosen and rejected are lists of one assistant message."""
+_REQUIRED = set(PREFERENCES.names) - set(_TRUNCATED)
 
 
 def safe_text(text: str) -> str:
@@ -168,22 +169,24 @@ def read_preferences(path: PathLike) -> list[Preference]:
     return _read_parts(path, _preference, PREFERENCES, CHAT_PREFERENCES)
 
 
-def has_token_ids(path: PathLike) -> bool:
-    """Tell whether a file, or the first part of a folder, is Parquet with the ids of preferences or rollouts in it.
+def has_preferences(path: PathLike) -> bool:
+    """Tell whether a file, or every part of a folder, is Parquet with all columns of `PREFERENCES` that must be there.
 
-    False for what is no readable Parquet.
+    Then `read_preferences` reads it. False for what is no readable Parquet, and without parts.
     """
     source = epath.Path(path)
     with naming("list", source):
         parts = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
-    if not parts or not parts[0].exists():
-        return False
+    return bool(parts) and all(_columns(part) >= _REQUIRED for part in parts)
+
+
+def _columns(part: epath.Path) -> set[str]:
+    """Return the names of a Parquet file's columns; none for what is no readable Parquet."""
     try:
-        with parts[0].open("rb") as file:
-            names = set(pq.read_schema(file).names)
+        with part.open("rb") as file:
+            return set(pq.read_schema(file).names)
     except (pa.ArrowException, OSError):
-        return False
-    return "prompt_ids" in names and bool(names & {"chosen_ids", "token_ids"})
+        return set()
 
 
 def _preference(row: dict[str, Any]) -> Preference:

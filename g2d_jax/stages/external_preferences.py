@@ -1,7 +1,7 @@
 """Preference sets made elsewhere: files or a hub set of any form of `data.preference_sets`, as pairs of token ids.
 
-Parquet with token ids, as a collect stage writes it, is read as it is. Texts and messages are tokenised here: prompts
-as for sampling, responses with a stop token behind them.
+Parquet with all columns that a collect stage writes is read as it is. Of other sets ids are trained on as they are, and
+texts and messages are tokenised here: prompts as for sampling, responses with a stop token behind them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from g2d_jax.data.fields import LeftOut
 from g2d_jax.data.preference_sets import HUB, PairRow, pair_rows, to_pair
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Preference, Prompt
-from g2d_jax.runtime.tables import has_token_ids, read_preferences
+from g2d_jax.runtime.tables import has_preferences, read_preferences
 from g2d_jax.stages.runtime import Runtime
 
 
@@ -26,7 +26,7 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     Raises ValueError naming file and line of a row of no form, and where no pair is left.
     """
     source = stage.preferences
-    if not source.startswith(HUB) and has_token_ids(source):
+    if not source.startswith(HUB) and has_preferences(source):
         return read_preferences(source)
     held_out = _held_out(runtime)
     pairs: list[Preference] = []

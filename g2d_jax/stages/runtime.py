@@ -23,7 +23,7 @@ from g2d_jax.config_io import identity
 from g2d_jax.contents import Content
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
-from g2d_jax.data.template import TemplateSettings
+from g2d_jax.data.template import Fault, TemplateSettings, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import decoder, hf, reward_model
 from g2d_jax.models.config import ModelConfig
@@ -71,7 +71,7 @@ class Runtime:
     reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
     evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
     its bare name means, where this is not the last one. contents: setting -> digest of what it names outside the run.
-    splits: those whose problems are read.
+    splits: those whose problems are read. fault: called for a fault of the tokenizer that no run should begin with.
     """
 
     config: Config
@@ -87,6 +87,7 @@ class Runtime:
     steps: Mapping[str, int] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
     splits: Sequence[str] = SPLITS
+    fault: Fault = refuse
     clock: Clock = field(default_factory=Clock)
     ahead: Ahead = field(default_factory=Ahead)
     writer: Writer = field(default_factory=Writer)
@@ -142,7 +143,7 @@ class Runtime:
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
         """The tokenizer with its templates."""
-        return open_tokenizer(self.config.tokenizer, self.config.model)
+        return open_tokenizer(self.config.tokenizer, self.config.model, self.fault)
 
     @cached_property
     def positions(self) -> int | None:
@@ -390,8 +391,8 @@ class Runtime:
         return storage.fingerprint([self.fingerprint(), identity(self.config)["stages"][name], read, inputs])
 
 
-def open_tokenizer(settings: Tokenizer, model: Model) -> PromptTokenizer:
-    """Load the tokenizer that settings name, else the model's, else that of the embedded tasks."""
+def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:
+    """Load the tokenizer that settings name, else the model's, else that of the embedded tasks. fault: of it."""
     folder = hf.resolve(model.path, revision=model.revision) if model.path else None
     source: Any = settings.path
     if not source:
@@ -399,4 +400,4 @@ def open_tokenizer(settings: Tokenizer, model: Model) -> PromptTokenizer:
     names = ("chat", "prompt_template", "system", "date", "enable_thinking")
     chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
     rows = None if folder is None else hf.read_config(folder).vocab_size
-    return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision, rows=rows)
+    return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision, rows=rows, fault=fault)

@@ -7,7 +7,7 @@
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
 Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
-node that is free. Nodes are locked as `locks.py` says: by the file system (`flock`, which network file systems pass on
+node that is free. Nodes are locked as `lock.py` says: by the file system (`flock`, which network file systems pass on
 or not: see theirs), on an object store by leases.
 The command may be given again with more points, and other studies may use the directory: finished nodes are reused.
 """

@@ -125,6 +125,16 @@ def test_a_template_without_the_assistants_header_is_refused(make, name, system)
     PromptTokenizer(make(template, bos_token="<|bos|>"), TemplateSettings(system=system), generates=False)
 
 
+@pytest.mark.parametrize("name", [*WITHOUT_HEADER, *DROPPING])
+def test_what_ran_already_is_read_with_a_warning(make, name):
+    template = {**WITHOUT_HEADER, **DROPPING}[name][0]
+    told: list[str] = []
+    tokenizer = PromptTokenizer(make(template, bos_token="<|bos|>"), fault=lambda error: told.append(str(error)))
+    assert any("ignores add_generation_prompt" in text or "leaves out" in text for text in told)
+    before = len(told)
+    assert tokenizer.render("1+1?") == tokenizer.render("1+1?") and len(told) == before
+
+
 def test_the_folder_is_named(make, tmp_path):
     pretrained = make(DROPPING["a typo"][0])
     pretrained.save_pretrained(tmp_path)

@@ -111,6 +111,20 @@ def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
         build(image, template=framed)
 
 
+@pytest.mark.parametrize("role", ["eos_token", "bos_token", "pad_token"])
+def test_a_token_outside_the_embedding_may_stand_in_what_ran_already_but_is_not_used(make, role):
+    pretrained = make(None, True, bos_token=BOS)
+    size = len(pretrained)
+    pretrained.add_special_tokens({role: "<new>"})
+    told: list[ValueError] = []
+    tokenizer = PromptTokenizer(pretrained, rows=size, fault=told.append)
+    assert len(told) == 1 and "'<new>', has the id" in str(told[0])
+    assert tokenizer.encode_prompt("one").max() < size
+    if role == "eos_token":
+        with pytest.raises(ValueError, match="resize_token_embeddings"):
+            tokenizer.encode_completion("one")
+
+
 @pytest.mark.parametrize("bad", [[True], [-1], [10**6], ["2"], [1.5]])
 def test_stop_tokens_from_files_are_checked(make, bad):
     with pytest.raises(ValueError, match="end-of-sequence ids lie between 0 and"):

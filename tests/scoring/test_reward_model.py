@@ -11,18 +11,24 @@ import jax
 import numpy as np
 import pytest
 import toys
+from etils import epath
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
+from g2d_jax import pipeline
+from g2d_jax.config import Config
 from g2d_jax.config import RewardModel as Settings
+from g2d_jax.config_load import resolve
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Score, Verdict
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel
 from g2d_jax.section import record
+from g2d_jax.stages.runtime import Runtime
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -260,6 +266,22 @@ def test_wrong_settings_say_what_to_do(
         changes = {"tokenizer": str(tmp_path / changes["tokenizer"])}
     with pytest.raises(ValueError, match=message):
         RewardModel(section(folders["Llama"], **changes), meshes.make_mesh(devices=jax.devices()[:1]))
+
+
+def test_a_run_is_refused_before_any_work_for_what_only_the_reward_model_knows(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = resolve(str(Path(__file__).parents[1] / "tiny.py"), ["reward.function=model"])
+    config.reward.model.update({**section(folders["Llama"]).to_dict(), "max_length": 4096})
+    with pytest.raises(ValueError, match=r"reward\.model\.max_length is 4096, but the reward model has"):
+        pipeline.run(config, tmp_path / "work")
+    assert not list((tmp_path / "work").glob("0*"))
+
+    def mine(completions: list[str], **_: object) -> list[float]:
+        return [0.0] * len(completions)
+
+    with Tracker(tmp_path / "own", tensorboard=False) as tracker:  # a function in its place: it need not be loaded
+        pipeline.check_models(Runtime(Config.of(config), epath.Path(tmp_path), tracker, {}, mine))
 
 
 def test_a_template_of_whole_conversations_needs_no_header_to_generate_behind() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from ml_collections import ConfigDict
 from toys import QWEN, make_tokenizer
@@ -121,6 +123,22 @@ def test_rows_with_ids_train_on_these(small, tmp_path, opened):
         read(small, tmp_path, opened, [{"prompt": "a", "chosen": "b", "rejected": "c", **ids, "chosen_ids": [999_999]}])
 
 
+@pytest.mark.parametrize("others", [{}, {"problem_id": "a"}, {"chosen_reward": 1.0, "source": "theirs"}])
+def test_parquet_with_ids_and_not_all_our_columns_is_read_as_jsonl_is(small, tmp_path, opened, others):
+    row = {"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.", "prompt_ids": [5, 6], "chosen_ids": [7], **others}
+    row["rejected_ids"] = [3]
+    (expected,) = read(small, tmp_path, opened, [row])
+    (tmp_path / "parts").mkdir()
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "parts" / "1.parquet")
+    for place in ("parts", "parts/1.parquet", "parts/*.parquet"):
+        small.stages.dpo.preferences = str(tmp_path / place)
+        runtime = opened(small, tmp_path / "work")
+        runtime.tokenizer = CHAT
+        (pair,) = offline.read(runtime, runtime.config.stages["dpo"])
+        assert pair.problem_id == expected.problem_id and pair.chosen_ids.tolist() == [7]
+        assert pair.prompt_ids.tolist() == [5, 6] and pair.rejected_ids.tolist() == [3]
+
+
 def test_a_hub_set(small, tmp_path, opened):
     (tmp_path / "set").mkdir()
     written(tmp_path / "set" / "train.jsonl", pairs(5))
@@ -151,7 +169,5 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
 def test_a_path_that_is_nothing_is_refused_before_any_work(small):
     for path in ("nowhere.jsonl", "no/folder"):
         small.stages.dpo.preferences = path
-        with pytest.raises(
-            ValueError, match=rf"preferences is '{path}', no collect stage \(none\), nor hub:owner/name"
-        ):
+        with pytest.raises(ValueError, match=rf"neither a collect stage \(none\), nor hub:owner/name, .* no {path}:"):
             pipeline.check(Config.of(small))
