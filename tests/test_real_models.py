@@ -136,6 +136,8 @@ def test_choices_that_make_no_recipe(arg: str, message: str) -> None:
 )
 def test_suites_by_name(name: str, train: str, test: tuple[str, str, int | None]) -> None:
     data = resolve(f"qwen2.5-7b:train={name},test={name}").data
+    here = f"{Path.cwd()}/FILE.jsonl"  # of a file the whole path is kept
+    train, test = train.replace("FILE.jsonl", here), (test[0].replace("FILE.jsonl", here), *test[1:])
     assert (data.train.path, data.train.split, data.train.limit) == (train, "train", None)
     assert (data.dev.path, data.dev.split, data.dev.limit) == (train, "dev", 500)
     assert (data.test.path, data.test.split, data.test.limit) == test
@@ -221,7 +223,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "Given the following problem, reason and give a final answer" in shown
     assert (" of them trained" in shown) == bool(config.lora.rank)
     rows = [line.split() for line in shown.splitlines()]
-    assert [row[-2] for row in rows if row[1:2] == ["test"]] == [str(count)]
+    assert [row[-2] for row in rows if row[1:3] == ["main", "test"]] == [str(count)]
 
 
 @pytest.mark.parametrize(
