@@ -25,7 +25,7 @@ from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokeniz
 from g2d_jax.config_load import beside
 from g2d_jax.contents import Content, difference
 from g2d_jax.data.arithmetic import SLIPS
-from g2d_jax.data.dumps import dump_files
+from g2d_jax.data.dumps import by_step, dump_files, read_dump
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.problems import load_problems, open_rows
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
@@ -141,8 +141,12 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
         found[f"stages.{name}.data"] = Reader(data.path, read, data.revision)
     for key in ("rollouts", "preferences"):
         path = getattr(stage, key, "sample")
-        if path not in ("sample", "archive", *config.stages):
-            found[f"stages.{name}.{key}"] = Reader(path, functools.partial(_files, path))
+        if path in ("sample", "archive", *config.stages):
+            continue
+        read = functools.partial(_files, path)
+        if isinstance(stage, Online):  # its dump may grow: it goes by rows, in the order that the stage takes them
+            read = functools.partial(_rollouts, path, stage.reward_column)
+        found[f"stages.{name}.{key}"] = Reader(path, read)
     policies = policies_read(stage)
     for number, policy in enumerate(policies):
         setting = _setting(name, policies, number)
@@ -171,6 +175,17 @@ def _files(path: str) -> Content:
     if path.startswith("hub:"):
         return contents.rows(row.values for row in open_rows(path)[1])
     return contents.files(dump_files(path))
+
+
+def _rollouts(path: str, reward: str | None) -> Content:
+    """Return the content of an online stage's dump. reward: the column of its rewards, as of `read_dump`."""
+    return _rows_of_dump(path, reward, tuple(map(contents.stamp, dump_files(path))))
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of_dump(path: str, reward: str | None, stamps: tuple[str, ...]) -> Content:
+    """Read a dump. stamps: of its files, so that it is read again when one changes."""
+    return contents.rollouts(by_step(read_dump(path, reward)))
 
 
 def _checkpoint(policy: str) -> Content:
@@ -362,7 +377,7 @@ def _differences(
 def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
     """Return whether a dump of an online stage goes on behind what it was: later updates take what is added."""
     stage = settings.stages.get(name.split(".")[1]) if name.endswith(".rollouts") else None
-    return isinstance(stage, Online) and contents.grown(old, dump_files(new.place))
+    return isinstance(stage, Online) and contents.grown(old, new)
 
 
 def _entry(item: Content | None) -> dict[str, object]:

@@ -227,7 +227,15 @@ CHANGES: list[tuple[Change, str]] = [
     ),
     (
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows[1].update(completion="7")),
-        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 1 files 1 changed",
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 8 rollouts 1 changed",
+    ),
+    (  # of an earlier prompt: later groups would be trained on again
+        lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.extend(rows[:2])),
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 8 rollouts 2 added",
+    ),
+    (
+        lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.append({**rows[7], "step": -1})),
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 8 rollouts 1 added",
     ),
     (
         lambda place: parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}]),
