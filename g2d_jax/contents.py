@@ -161,7 +161,11 @@ def files(paths: Sequence[str]) -> Content:
     """Return the content of files, named from the folder on that all are in: of their bytes, or as an object store
     tells it."""
     split = [path.split("/") for path in paths]
-    shared = len(os.path.commonprefix([parts[:-1] for parts in split]))
+    shared = 0
+    for folders in zip(*(parts[:-1] for parts in split), strict=False):
+        if len(set(folders)) > 1:
+            break
+        shared += 1
     names = ["/".join(parts[shared:]) for parts in split]
     return content("files", {name: _file(path) for name, path in zip(names, paths, strict=True)})
 
