@@ -27,14 +27,14 @@ from g2d_jax.contents import Content, difference
 from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.dumps import by_step, dump_files, read_dump
 from g2d_jax.data.examples import load_examples
-from g2d_jax.data.problems import load_problems, open_rows
-from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
-from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
+from g2d_jax.data.problems import open_rows
+from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.graph import policies_read
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
+from g2d_jax.scoring import reward_model
 from g2d_jax.stages.policies import base_of, followed, stage_of_run
-from g2d_jax.stages.problems import content_of, gives_columns, setting_of
+from g2d_jax.stages.problems import Reading, gives_columns, read_source, reading, setting_of
 from g2d_jax.stages.runtime import Runtime, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import INPUTS, stage_folders
@@ -105,7 +105,7 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
     if reward.function == "model":
         model, tokenizer = reward.model, reward.model.tokenizer
         source, revision = (tokenizer, None) if tokenizer else (model.path, model.revision)
-        read_tokens = lambda: contents.tokens(_reward_tokenizer(source, revision))  # noqa: E731
+        read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
         return {
             f"{prefix}reward.model.path": _model(model.path, model.revision),
             f"{prefix}reward.model.tokenizer": Reader(source, read_tokens, revision),
@@ -114,10 +114,6 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
     if file is None:
         return {}
     return {f"{prefix}reward.function": Reader(str(file), lambda: contents.files([str(file)]))}
-
-
-def _reward_tokenizer(source: str, revision: str | None) -> PromptTokenizer:
-    return load_tokenizer(hf.resolve(source, revision=revision), TemplateSettings(system=DEFAULT_SYSTEM))
 
 
 def _function_file(reward: Reward) -> Path | None:
@@ -212,14 +208,14 @@ def of_config(config: Config) -> dict[str, Content]:
     What was read before in this process is read again only where its files have another time or size.
     """
     sources = {
-        setting_of(name, split): (getattr(task, split), gives_columns(task.reward))
+        setting_of(name, split): (getattr(task, split), reading(task.reward))
         for name, task in config.all_tasks.items()
         for split in ("train", "dev", "test")
     }
 
     def problems(setting: str) -> Content:
-        source, columns = sources[setting]
-        return _problems(json.dumps(source.to_dict()), config.data.seed, columns, _stamp(source.path))
+        source, how = sources[setting]
+        return _problems(json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path))
 
     def tokenizer() -> PromptTokenizer:
         return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path))
@@ -240,10 +236,9 @@ def on_hub(config: Config) -> dict[str, list[str | None]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _problems(source: str, seed: int, columns: bool, stamp: Stamp) -> Content:
+def _problems(source: str, seed: int, how: Reading, stamp: Stamp) -> Content:
     """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when that changes."""
-    read = Source(**json.loads(source))
-    return content_of(read, load_problems(read, seed)[0], columns=columns)
+    return read_source(Source(**json.loads(source)), seed, how)[2]
 
 
 @functools.lru_cache(maxsize=64)

@@ -21,14 +21,12 @@ from g2d_jax import commands, dryrun, graph, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.contents import Content
-from g2d_jax.data.problems import load_problems
 from g2d_jax.data.template import TemplateSettings
-from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
-from g2d_jax.stages import inputs
-from g2d_jax.stages.problems import content_of, gives_columns
+from g2d_jax.stages import inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import check_claim, claim
 
@@ -124,16 +122,15 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
     """The contents of what a config names, as a run finds them; its tokenizer's template is not tried out first."""
     settings = Config.of(config)
 
-    def problems(setting: str) -> Content:
+    def read_problems(setting: str) -> Content:
         source = getattr(settings.data, setting.partition(".")[2])
-        read, _ = load_problems(source, settings.data.seed)
-        return content_of(source, read, columns=gives_columns(settings.reward))
+        return problems.read_source(source, settings.data.seed, problems.reading(settings.reward))[2]
 
     def tokenizer() -> PromptTokenizer:
         template = TemplateSettings(chat=settings.tokenizer.chat)
         return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path), template)
 
-    return {name: reader.content() for name, reader in inputs.readers(settings, problems, tokenizer).items()}
+    return {name: reader.content() for name, reader in inputs.readers(settings, read_problems, tokenizer).items()}
 
 
 def start(config: ConfigDict, workdir: Path) -> None:
@@ -335,6 +332,27 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
     edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))  # the function is given it
     with pytest.raises(ValueError, match=r"data\.train \(\S+\): of 20 problems 1 changed"):
         start(config, workdir)
+
+
+@pytest.mark.parametrize("reward", ["verify", "judge", "my_own:score"])
+def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
+    save_rows(place / "train.jsonl", [{"problem": f"{n}+1=?", "answer": [str(n + 1)]} for n in range(9)])
+    config = settings.base()
+    config.data.train = settings.source(str(place / "train.jsonl"))
+    config.reward.update(function=reward, folder=str(place))
+    taken = Config.of(config)
+    in_study = inputs.of_config(taken)["data.train"]
+    tokenizer = load_tokenizer("procedural:slips")
+    assert in_study == problems.load(taken, tokenizer, False, print, ["train"])[1]["data.train"]
+
+
+def test_the_tokenizer_of_a_reward_model_answers_nothing_and_has_no_weights(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    make_tokenizer(template).save_pretrained(tmp_path)
+    config = settings.base()
+    config.reward.function, config.reward.model.path = "model", str(tmp_path)
+    kept = inputs._of_reward(Config.of(config).reward, "")["reward.model.tokenizer"].content()
+    assert kept.place == str(tmp_path) and [*kept.parts][1] == "chat template"
 
 
 def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(place: Path, tmp_path: Path) -> None:
