@@ -54,7 +54,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(runtime)
             if workdir is not None:
-                found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
+                found = inputs.contents_of(inputs.of_run(runtime))
                 begun = place.exists() and bool(stage_folders(place))
                 inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)

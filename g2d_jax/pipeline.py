@@ -199,7 +199,7 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapp
 
 def _compared(runtime: Runtime) -> dict[str, str]:
     """Compare what the run reads with what its work directory keeps of it; return the digests by setting."""
-    found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
+    found = inputs.contents_of(inputs.of_run(runtime))
     inputs.check(runtime.workdir, found, runtime.tracker.say, runtime.config)
     return inputs.digests(found)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import NamedTuple, NoReturn
 
 from etils import epath
 
-from g2d_jax import contents
+from g2d_jax import contents, places
 from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer
 from g2d_jax.config_load import beside
 from g2d_jax.contents import Content, difference
@@ -33,20 +34,23 @@ from g2d_jax.graph import policies_read
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
+from g2d_jax.stages.init_params import base_policy, base_setting
 from g2d_jax.stages.policies import base_of, followed, stage_of_run
 from g2d_jax.stages.problems import Reading, gives_columns, read_source, reading, setting_of
 from g2d_jax.stages.runtime import Runtime, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import INPUTS, stage_folders
+from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
 
 MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
 PARTS = "inputs"  # folder of the parts' digests
 
 
 class Reader(NamedTuple):
-    """An input that a setting names. place: a path, or a name on the hub. read: what reads its content."""
+    """An input that a setting names. place: a path, or a name on the hub. kind: of the setting, as `places.parts` has
+    it. read: what reads its content."""
 
     place: str
+    kind: str
     read: Callable[[], Content]
     revision: str | None = None
 
@@ -57,16 +61,20 @@ class Reader(NamedTuple):
     @property
     def is_on_hub(self) -> bool:
         """Whether it lies on the hub, so that it may not be on this machine yet."""
-        if not storage.is_local(self.place) or self.is_embedded or self.place.startswith("run:") or "*" in self.place:
-            return False
-        behind = self.place.partition(":")[2]  # "math500:FILE"
-        paths = [self.place, behind] if behind else [self.place]
-        return not any(Path(path).expanduser().exists() for path in paths)
+        found = _parts(self.place, self.kind)
+        if found is None:
+            return self.kind == "problems" and not self.is_embedded  # a data set by its name
+        return not found.sure and storage.is_local(found.place) and not os.path.isabs(found.place)
 
     @property
     def is_embedded(self) -> bool:
         """Whether it is of an embedded task."""
         return self.place.startswith("procedural:")
+
+
+def _parts(place: str, kind: str) -> places.Parts | None:
+    """Take a place apart, its path absolute; None where it names none."""
+    return places.parts(places.decided(place, kind, places.here()), kind)
 
 
 Readers = dict[str, Reader]
@@ -80,7 +88,7 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
     """Return all inputs of a config. problems: from "data.train", … to its content."""
     model, tokens = config.model, config.tokenizer
     own = (tokens.path, tokens.revision) if tokens.path else (model.path or SLIPS.name, model.revision)
-    found = {"tokenizer": Reader(own[0], lambda: contents.tokens(tokenizer()), own[1])}
+    found = {"tokenizer": Reader(own[0], "model", lambda: contents.tokens(tokenizer()), own[1])}
     if model.path:
         found["model.path"] = _model(model.path, model.revision)
     for name, task in config.all_tasks.items():
@@ -88,7 +96,7 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
             source: Source = getattr(task, split)
             if source.path:
                 setting = setting_of(name, split)
-                found[setting] = Reader(source.path, functools.partial(problems, setting), source.revision)
+                found[setting] = Reader(source.path, "problems", functools.partial(problems, setting), source.revision)
         found |= _of_reward(task.reward, "" if name == "main" else f"tasks.{name}.")
     for name, stage in config.stages.items():
         found |= _of_stage(config, name, stage)
@@ -96,7 +104,39 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
 
 
 def of_run(runtime: Runtime) -> Readers:
-    """Return all inputs of a run."""
+    """Return all inputs of a run. Raises ValueError as `bases`."""
+    return {**named(runtime), **bases(runtime.config, runtime.folders)}
+
+
+def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
+    """Return the models that adapters of other runs stand beside. folders: stage -> its folder.
+
+    Raises ValueError, as `base_policy`, for another run that is gone, or whose adapters do not fit these settings.
+    """
+    found: Readers = {}
+    if not config.lora.rank:
+        return found
+    for name, stage in config.stages.items():
+        policies = policies_read(stage)
+        for number, policy in enumerate(policies):
+            if not policy.startswith("run:"):
+                continue
+            # A stage that has begun knows its base.
+            base = base_policy(config, name if len(policies) == 1 else policy, folders)
+            if reader := _base(config, base):
+                found[f"{_setting(name, policies, number)}.base"] = reader
+    return found
+
+
+def _base(config: Config, base: str) -> Reader | None:
+    """Return the model that `base_policy` names, None for random parameters."""
+    if base != "init":
+        return _model(base.removeprefix("hf:"), None)
+    return _model(config.model.path, config.model.revision) if config.model.path else None
+
+
+def named(runtime: Runtime) -> Readers:
+    """Return the inputs that the settings of a run name themselves."""
     return readers(runtime.config, lambda setting: runtime.problem_contents[setting], lambda: runtime.tokenizer)
 
 
@@ -108,12 +148,12 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
         read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
         return {
             f"{prefix}reward.model.path": _model(model.path, model.revision),
-            f"{prefix}reward.model.tokenizer": Reader(source, read_tokens, revision),
+            f"{prefix}reward.model.tokenizer": Reader(source, "model", read_tokens, revision),
         }
     file = _function_file(reward)
     if file is None:
         return {}
-    return {f"{prefix}reward.function": Reader(str(file), lambda: contents.files([str(file)]))}
+    return {f"{prefix}reward.function": Reader(str(file), "path", lambda: contents.files([str(file)]))}
 
 
 def _function_file(reward: Reward) -> Path | None:
@@ -133,8 +173,8 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
     data = getattr(stage, "data", None)
     if data is not None and not data.path.startswith("procedural:"):
         source = json.dumps(data.to_dict())
-        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path))
-        found[f"stages.{name}.data"] = Reader(data.path, read, data.revision)
+        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path, "problems"))
+        found[f"stages.{name}.data"] = Reader(data.path, "problems", read, data.revision)
     for key in ("rollouts", "preferences"):
         path = getattr(stage, key, "sample")
         if path in ("sample", "archive", *config.stages):
@@ -142,14 +182,14 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
         read = functools.partial(_files, path)
         if isinstance(stage, Online):  # its dump may grow: it goes by rows, in the order that the stage takes them
             read = functools.partial(_rollouts, path, stage.reward_column)
-        found[f"stages.{name}.{key}"] = Reader(path, read)
+        found[f"stages.{name}.{key}"] = Reader(path, key, read)
     policies = policies_read(stage)
     for number, policy in enumerate(policies):
         setting = _setting(name, policies, number)
         if policy.startswith("hf:"):
             found[setting] = _model(policy.removeprefix("hf:"), None)
         elif policy.startswith("run:"):
-            found[setting] = Reader(policy, functools.partial(_checkpoint, policy))
+            found[setting] = Reader(policy, "policy", functools.partial(_checkpoint, policy))
     return found
 
 
@@ -161,9 +201,11 @@ def _setting(name: str, policies: tuple[str, ...], number: int) -> str:
 def _model(path: str, revision: str | None) -> Reader:
     def read() -> Content:
         folder = hf.resolve(path, revision=revision)
-        return _weights(str(folder), _stamp(str(folder))) if storage.is_local(folder) else contents.weights(folder)
+        return (
+            _weights(str(folder), _stamp(str(folder), "path")) if storage.is_local(folder) else contents.weights(folder)
+        )
 
-    return Reader(path, read, revision)
+    return Reader(path, "model", read, revision)
 
 
 def _files(path: str) -> Content:
@@ -194,6 +236,11 @@ def _checkpoint(policy: str) -> Content:
     return contents.content("arrays", {name: f"{arrays[name]:08x}" for name in sorted(arrays)})
 
 
+def contents_of(every: Readers) -> dict[str, Content]:
+    """Read inputs."""
+    return {name: reader.content() for name, reader in every.items()}
+
+
 def digests(found: Mapping[str, Content]) -> dict[str, str]:
     """Return what fingerprints have of inputs. A reward function's file is not in them: see the top."""
     return {name: item.digest for name, item in found.items() if not name.endswith("reward.function")}
@@ -215,14 +262,14 @@ def of_config(config: Config) -> dict[str, Content]:
 
     def problems(setting: str) -> Content:
         source, how = sources[setting]
-        return _problems(json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path))
+        return _problems(json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path, "problems"))
 
     def tokenizer() -> PromptTokenizer:
-        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path))
+        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path, "model"))
 
-    found = readers(config, problems, tokenizer)
+    found = {**readers(config, problems, tokenizer), **bases(config, {})}
     read = {name: reader for name, reader in found.items() if not (reader.is_on_hub or reader.is_embedded)}
-    return {name: reader.content() for name, reader in read.items()}
+    return contents_of(read)
 
 
 def on_hub(config: Config) -> dict[str, list[str | None]]:
@@ -231,7 +278,7 @@ def on_hub(config: Config) -> dict[str, list[str | None]]:
     def unread(*_: str) -> NoReturn:
         raise AssertionError("only places are asked for")
 
-    found = readers(config, unread, unread)
+    found = {**readers(config, unread, unread), **bases(config, {})}
     return {name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub}
 
 
@@ -263,14 +310,15 @@ Stamp = tuple[tuple[str, int, int], ...]
 """The name, time and size of each file."""
 
 
-def _stamp(place: str) -> Stamp:
-    """Return the stamp of a local file or folder, or of the FILE in "math500:FILE"; () for what is no such."""
-    for path in (Path(place).expanduser(), Path(place.partition(":")[2])):
-        if path.name and path.exists():
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
-            statuses = [(file.name, file.stat()) for file in files]
-            return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)
-    return ()
+def _stamp(place: str, kind: str) -> Stamp:
+    """Return the stamp of a local file, or of all files in a local folder; () for what is no such."""
+    found = _parts(place, kind)
+    if found is None or not os.path.isabs(found.place):
+        return ()
+    path = Path(found.place)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    statuses = [(str(file), file.stat()) for file in files if file.exists()]
+    return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)
 
 
 # Keeping and comparing
@@ -314,21 +362,28 @@ def compare(
 
 
 def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
-    """Raise ValueError where adapters of another run were trained beside another state of this run's model."""
-    if not settings.lora.rank or "model.path" not in found:
-        return
-    for setting, item in found.items():
-        if not item.place.startswith("run:"):
-            continue
-        other = epath.Path(item.place.removeprefix("run:").rpartition("#")[0]).expanduser()
-        theirs = (read(other) or {}).get("model.path")
-        if theirs is not None and difference(theirs, found["model.path"]):
-            differs = difference(_with_parts(other, "model.path", theirs), found["model.path"])
-            raise ValueError(
-                f"{setting}: the adapters of {item.place} stand beside another model than model.path now holds "
-                f"({found['model.path'].place}): {differs}. Put back the model that they were trained with, or export "
-                "that policy and use hf:FOLDER"
-            )
+    """Raise ValueError where adapters of another run would stand beside another model than they were trained with."""
+    for name, stage in settings.stages.items():
+        policies = policies_read(stage)
+        for number, policy in enumerate(policies):
+            setting = _setting(name, policies, number)
+            if f"{setting}.base" in found:
+                _check_base_of_other(setting, policy, found[f"{setting}.base"])
+
+
+def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
+    """Raise ValueError where a base is not the model that another run's adapters were trained with, which it keeps."""
+    place, _, stage = policy.removeprefix("run:").rpartition("#")
+    other = absolute(place)
+    theirs = Config.of(settings_of(other, storage.read_json(other / "config.json"), finished=True)[0])
+    name = base_setting(theirs, stage)
+    kept = (read(other) or {}).get(name)
+    if kept is not None and difference(kept, base):
+        raise ValueError(
+            f"{setting}: the adapters of {policy} stand beside another model than {base.place} now holds: "
+            f"{difference(_with_parts(other, name, kept), base)}. Put back the model that they were trained with, or "
+            "export that policy and use hf:FOLDER"
+        )
 
 
 def check_hub(root: epath.Path, runtime: Runtime) -> None:
@@ -426,8 +481,13 @@ def verify(runtime: Runtime, policy: str, *settings: str) -> None:
     Raises ValueError where they differ: adapters beside another base, for one, would be another policy.
     """
     kept = read(runtime.workdir) or {}
-    every = of_run(runtime)
+    every = named(runtime)
     wanted = ["tokenizer", *settings, *_under(runtime, policy)]
+    if runtime.config.lora.rank and (base := _base(runtime.config, base_of(runtime, policy))):
+        if policy.startswith("run:"):
+            _check_base_of_other("policy", policy, base.content())
+        wanted.append(base_setting(runtime.config, policy))
+        every.setdefault(wanted[-1], base)
     found = {name: every[name].content() for name in dict.fromkeys(wanted) if name in kept and name in every}
     changed = list(_differences(runtime.workdir, kept, found, runtime.config, runtime.tracker.say))
     if changed:

@@ -130,7 +130,7 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
         template = TemplateSettings(chat=settings.tokenizer.chat)
         return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path), template)
 
-    return {name: reader.content() for name, reader in inputs.readers(settings, read_problems, tokenizer).items()}
+    return inputs.contents_of({**inputs.readers(settings, read_problems, tokenizer), **inputs.bases(settings, {})})
 
 
 def start(config: ConfigDict, workdir: Path) -> None:
@@ -346,6 +346,38 @@ def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
     assert in_study == problems.load(taken, tokenizer, False, print, ["train"])[1]["data.train"]
 
 
+@pytest.mark.parametrize(
+    ("place", "kind", "is_on_hub"),
+    [
+        ("org/model", "model", True),
+        ("/a/model", "model", False),
+        ("gs://a/model", "model", False),
+        ("procedural:slips", "model", False),
+        ("math500", "problems", True),
+        ("math500:/a/file.jsonl", "problems", False),
+        ("hub:org/set@main:train", "problems", True),
+        ("hub:/a/folder:train", "problems", False),
+        ("hub:/a/folder", "preferences", False),
+        ("hub:org/pairs", "preferences", True),
+        ("/a/*/rows.jsonl", "rollouts", False),
+        ("procedural:slips", "problems", False),
+        ("run:/a/run#sft", "policy", False),
+        ("/a/mine.py", "path", False),
+    ],
+)
+def test_what_is_on_the_hub(place: str, kind: str, is_on_hub: bool) -> None:
+    assert inputs.Reader(place, kind, lambda: Content("", "", 0)).is_on_hub is is_on_hub
+
+
+def test_a_local_folder_of_a_set_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "train.jsonl"
+    file.parent.mkdir()
+    file.write_text("1")
+    before = inputs._stamp(f"hub:{tmp_path}:train", "problems")
+    file.write_text("12")
+    assert before != inputs._stamp(f"hub:{tmp_path}:train", "problems") != ()
+
+
 def test_the_tokenizer_of_a_reward_model_answers_nothing_and_has_no_weights(tmp_path: Path) -> None:
     template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     make_tokenizer(template).save_pretrained(tmp_path)
@@ -411,15 +443,65 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(plac
         commands.sample(workdir, policy="sft", prompts="1+1?")
 
 
-def test_adapters_of_another_run_beside_another_state_of_the_model(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins_with", ["init", "hf:"])
+def test_adapters_of_another_run_beside_another_model(place: Path, tmp_path: Path, begins_with: str) -> None:
+    other, base = trained_elsewhere(place, tmp_path, begins_with)
+    config = reading(place)
+    config.lora.rank = 2
+    config.tokenizer.chat = False
+    config.stages.dpo.policy = f"run:{other}#sft"
+    begin(config, tmp_path / "work")
+    edit_weights(base, replaced)
+    message = rf"dpo\.policy: the adapters of run:\S+other#sft stand beside another model than {base} now holds: of 28"
+    with pytest.raises(ValueError, match=message):
+        begin(config, tmp_path / "again")
+    message = r"other inputs:\n(?s:.*)  stages\.dpo\.policy\.base \(\S+\): of 28 tensors"
+    with pytest.raises(ValueError, match=message):
+        commands.export(tmp_path / "work", tmp_path / "exported", policy="dpo")
+
+
+def test_adapters_of_another_run_beside_the_same_model_elsewhere(place: Path, tmp_path: Path) -> None:
+    other, base = trained_elsewhere(place, tmp_path, "init")
+    config = reading(place)
+    config.lora.rank = 2
+    config.stages.collect.policy = f"run:{other}#sft"
+    config.model.path = str(shutil.copytree(base, tmp_path / "copy"))
+    begin(config, tmp_path / "work")
+    edit_weights(tmp_path / "copy", replaced)
+    with pytest.raises(ValueError, match=r"stand beside another model than \S+copy now holds: of 28 tensors"):
+        begin(config, tmp_path / "again")
+    (other / "inputs.json").unlink()  # of an older version: the place stands for what it holds
+    with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
+        begin(config, tmp_path / "again")
+
+
+@pytest.mark.parametrize("begins_with", ["init", "hf:"])
+def test_commands_put_no_adapters_of_another_run_beside_another_model(
+    place: Path, tmp_path: Path, begins_with: str
+) -> None:
+    other, base = trained_elsewhere(place, tmp_path, begins_with)
+    config, workdir = reading(place), tmp_path / "work"
+    config.lora.rank = 2
+    config.tokenizer.chat = False
+    config.model.path = str(shutil.copytree(place / "model", tmp_path / "copy"))
+    edit_weights(tmp_path / "copy" if begins_with == "init" else base, replaced)
+    begin(config, workdir)
+    policy, message = f"run:{other}#sft", r"policy: the adapters of run:\S+#sft stand beside another model"
+    with pytest.raises(ValueError, match=message):
+        commands.export(workdir, tmp_path / "model", policy=policy)
+    with pytest.raises(ValueError, match=message):
+        commands.sample(workdir, policy=policy, prompts="1+1?")
+    with pytest.raises(ValueError, match=message):
+        commands.evaluate(workdir, policy)
+
+
+def trained_elsewhere(place: Path, tmp_path: Path, begins_with: str) -> tuple[Path, Path]:
+    """The work directory of a run with adapters of a stage "sft", and the folder of the model they stand beside."""
     config, other = reading(place), tmp_path / "other"
     config.lora.rank = 2
+    base = place / "model" if begins_with == "init" else place / "other"
+    config.stages.sft.policy = "init" if begins_with == "init" else f"hf:{base}"
     begin(config, other)
     with Checkpoints(other / "01-sft" / "checkpoints") as checkpoints:
         checkpoints.save(6, {"params": {"a": jnp.ones(3)}}, {})
-    config.stages.collect.policy = f"run:{other}#sft"
-    begin(config, tmp_path / "work")
-    edit_weights(place / "model", replaced)
-    message = r"collect\.policy: the adapters of run:\S+other#sft stand beside another model"
-    with pytest.raises(ValueError, match=message):
-        begin(config, tmp_path / "again")
+    return other, base
