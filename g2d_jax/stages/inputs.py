@@ -33,13 +33,14 @@ from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.graph import policies_read
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
+from g2d_jax.runtime.lock import awaited
 from g2d_jax.scoring import reward_model
 from g2d_jax.stages.init_params import base_policy, base_setting
 from g2d_jax.stages.policies import base_of, followed, stage_of_run
 from g2d_jax.stages.problems import Reading, gives_columns, read_source, reading, setting_of
 from g2d_jax.stages.runtime import Runtime, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
+from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
 
 MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
 PARTS = "inputs"  # folder of the parts' digests
@@ -391,10 +392,16 @@ def check_hub(root: epath.Path, runtime: Runtime) -> None:
 
     The names of a study's stages have no more of it than that, for it may not have been here when they were made.
     """
-    on_hub = {name: reader for name, reader in of_run(runtime).items() if reader.is_on_hub}
-    found = {f"{name} {reader.place}@{reader.revision or ''}": reader.content() for name, reader in on_hub.items()}
+    every = of_run(runtime).items()
+    found = contents_of({f"{name} {at.place}@{at.revision or ''}": at for name, at in every if at.is_on_hub})
     if found:
-        check(root, found, runtime.tracker.say, runtime.config, begun=read(root) is not None)
+        check_shared(root, found, runtime.tracker.say, runtime.config)
+
+
+def check_shared(root: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config) -> None:
+    """Compare contents with those that the directory of a study keeps, or keep them, one process at a time."""
+    with awaited(root / PLANS):
+        check(root, found, say, settings, begun=read(root) is not None)
 
 
 def refusal(workdir: epath.Path, changed: list[str]) -> str:

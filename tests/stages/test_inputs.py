@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from g2d_jax import commands, dryrun, graph, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.contents import Content
+from g2d_jax.contents import Content, content
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
@@ -441,6 +442,21 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(plac
             commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=r"model\.path \(\S+\): of 28"):
         commands.sample(workdir, policy="sft", prompts="1+1?")
+
+
+def test_workers_of_a_study_keep_what_each_reads(tmp_path: Path) -> None:
+    config = Config.of(settings.base())
+
+    def keep(number: int) -> None:
+        found = {f"model.path org/{number}@": content("tensors", {"a": f"{number}"})}
+        inputs.check_shared(epath.Path(tmp_path), found, print, config)
+
+    with ThreadPoolExecutor(8) as workers:
+        list(workers.map(keep, range(24)))
+    kept = inputs.read(epath.Path(tmp_path))
+    assert kept is not None and len(kept) == 24
+    with pytest.raises(ValueError, match=r"model\.path org/3@: of 1 tensors 1 changed"):
+        inputs.check_shared(epath.Path(tmp_path), {"model.path org/3@": content("tensors", {"a": "4"})}, print, config)
 
 
 @pytest.mark.parametrize("begins_with", ["init", "hf:"])
