@@ -18,7 +18,6 @@ from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
 from g2d_jax.config_io import to_dict
-from g2d_jax.contents import weights
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
@@ -216,7 +215,7 @@ def version(runtime: Runtime, policy: str) -> Any:
     step, and its fingerprint once finished."""
     if policy == "init" or policy.startswith("hf:"):
         folder = runtime.model_folder if policy == "init" else hf.resolve(policy.removeprefix("hf:"))
-        return [policy.partition(":")[0], None if folder is None else weights(folder).digest]
+        return [policy.partition(":")[0], None if folder is None else inputs.weights(folder).digest]
     folder, step = checkpoint_of(runtime, policy)
     manifest = storage.finished(folder.parent) or {}
     place = str(folder) if policy.startswith("run:") else folder.parent.name  # the work directory may move

@@ -72,7 +72,9 @@ def content(kind: str, parts: Mapping[str, str], commit: str = "") -> Content:
 def difference(old: Content, new: Content) -> str:
     """Say in a line how two contents differ, "" if they do not. A hub's commit counts where both have one."""
     if old.commit and new.commit and old.commit != new.commit:
-        return f"the hub's commit was {old.commit}, and is {new.commit}"
+        commits = f"the hub's commit was {old.commit}, and is {new.commit}"
+        same = old.digest == new.digest
+        return f"{commits}; the {new.kind} are the same: set revision={old.commit}" if same else commits
     if old.digest == new.digest:
         return ""
     if not (old.parts and new.parts):

@@ -127,9 +127,14 @@ def claim(
     """
     for folder in check_claim(config, workdir, own, ends):
         storage.unfinish(folder)
+    write_settings(config, workdir, own)
+    return mark_start(workdir)
+
+
+def write_settings(config: Config, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write config.json. own: as of `claim`."""
     kept = {"config": to_dict(config), "own": dict(own), "version": __version__, "workdir": str(workdir)}
     storage.write_json(workdir / "config.json", kept)
-    return mark_start(workdir)
 
 
 def mark_start(workdir: epath.Path) -> str:

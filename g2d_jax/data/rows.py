@@ -6,6 +6,7 @@ file that cannot be read at all raises ValueError.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -87,12 +88,13 @@ def hub_rows(
 
 
 def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
-    for number, line in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), 1):
+    buffered = io.BufferedReader(handle)  # type: ignore[type-var]  # a store's own readline takes no limit
+    for number, line in enumerate(iter(lambda: buffered.readline(MAX_LINE_BYTES + 1), b""), 1):
         where = f"{path}, line {number}"
         if len(line) > MAX_LINE_BYTES:
             yield Row(where, {}, f"the line is longer than {MAX_LINE_BYTES} bytes")
             while line and not line.endswith(b"\n"):
-                line = handle.readline(MAX_LINE_BYTES)
+                line = buffered.readline(MAX_LINE_BYTES)
         elif line.removeprefix(_BOM).strip():
             try:
                 yield _checked(where, _loads(line))

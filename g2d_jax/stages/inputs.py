@@ -200,13 +200,14 @@ def _setting(name: str, policies: tuple[str, ...], number: int) -> str:
 
 
 def _model(path: str, revision: str | None) -> Reader:
-    def read() -> Content:
-        folder = hf.resolve(path, revision=revision)
-        return (
-            _weights(str(folder), _stamp(str(folder), "path")) if storage.is_local(folder) else contents.weights(folder)
-        )
+    return Reader(path, "model", lambda: weights(hf.resolve(path, revision=revision)), revision)
 
-    return Reader(path, "model", read, revision)
+
+def weights(folder: epath.Path) -> Content:
+    """Return the content of a model's folder, as `contents.weights`; a local one is read again only if it changed."""
+    if not storage.is_local(folder):
+        return contents.weights(folder)
+    return _weights(str(folder), _stamp(str(folder), "path"))
 
 
 def _files(path: str) -> Content:

@@ -38,7 +38,7 @@ from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LINKS, PLANS, absolute, environment
+from g2d_jax.workdir import LINKS, PLANS, absolute, environment, write_settings
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run
@@ -121,8 +121,7 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             listed = {point["label"]: point for point in storage.read_json(file)["points"]}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
-            kept = {"config": to_dict(settings), "own": {}, "version": __version__, "workdir": str(folder)}
-            storage.write_json(folder / "config.json", kept)
+            write_settings(settings, folder)
             inputs.keep(folder, inputs.of_config(settings))
             steps = {name: point.config.stages[name].steps for name in ids if ids[name] in graph.trajectories}
             links = [[name, f"../../../stages/{ids[name]}", steps.get(name)] for name in plan(settings).order]
