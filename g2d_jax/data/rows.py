@@ -55,7 +55,9 @@ def file_rows(path: str) -> Iterator[Row]:
         with file.open("rb") as handle:
             storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
             handle.seek(0)
-            yield from read(handle, os.fspath(path))
+            # A store's own readline takes no limit.
+            whole = handle if isinstance(handle, io.BufferedReader) else io.BufferedReader(handle)
+            yield from read(whole, os.fspath(path))
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(
@@ -88,13 +90,12 @@ def hub_rows(
 
 
 def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
-    buffered = io.BufferedReader(handle)  # type: ignore[type-var]  # a store's own readline takes no limit
-    for number, line in enumerate(iter(lambda: buffered.readline(MAX_LINE_BYTES + 1), b""), 1):
+    for number, line in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), 1):
         where = f"{path}, line {number}"
         if len(line) > MAX_LINE_BYTES:
             yield Row(where, {}, f"the line is longer than {MAX_LINE_BYTES} bytes")
             while line and not line.endswith(b"\n"):
-                line = buffered.readline(MAX_LINE_BYTES)
+                line = handle.readline(MAX_LINE_BYTES)
         elif line.removeprefix(_BOM).strip():
             try:
                 yield _checked(where, _loads(line))
