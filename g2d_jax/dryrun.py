@@ -23,7 +23,7 @@ from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring import reward_model
-from g2d_jax.stages import alerts, external_rollouts, golds, inputs, offline, online, sft
+from g2d_jax.stages import alerts, external_rollouts, golds, inputs, kept_inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute, check_claim, stage_folders
@@ -56,7 +56,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(runtime))
                 begun = place.exists() and bool(stage_folders(place))
-                inputs.compare(place, found, tracker.say, settings, begun)
+                kept_inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             golds.warn(runtime, golds.MOST_DRY, golds.SECONDS_DRY)

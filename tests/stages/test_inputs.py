@@ -27,7 +27,7 @@ from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
-from g2d_jax.stages import inputs, problems
+from g2d_jax.stages import inputs, kept_inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import check_claim, claim
 
@@ -139,7 +139,7 @@ def start(config: ConfigDict, workdir: Path) -> None:
     order, place = graph.plan(Config.of(config)), epath.Path(workdir)
     ends = graph.made_from_ends(Config.of(config), order)
     check_claim(Config.of(config), place, {}, ends)
-    inputs.check(place, found_in(config), print, Config.of(config))
+    kept_inputs.check(place, found_in(config), print, Config.of(config))
     claim(Config.of(config), place, {}, ends)
 
 
@@ -449,14 +449,16 @@ def test_workers_of_a_study_keep_what_each_reads(tmp_path: Path) -> None:
 
     def keep(number: int) -> None:
         found = {f"model.path org/{number}@": content("tensors", {"a": f"{number}"})}
-        inputs.check_shared(epath.Path(tmp_path), found, print, config)
+        kept_inputs.check_shared(epath.Path(tmp_path), found, print, config)
 
     with ThreadPoolExecutor(8) as workers:
         list(workers.map(keep, range(24)))
-    kept = inputs.read(epath.Path(tmp_path))
+    kept = kept_inputs.read(epath.Path(tmp_path))
     assert kept is not None and len(kept) == 24
     with pytest.raises(ValueError, match=r"model\.path org/3@: of 1 tensors 1 changed"):
-        inputs.check_shared(epath.Path(tmp_path), {"model.path org/3@": content("tensors", {"a": "4"})}, print, config)
+        kept_inputs.check_shared(
+            epath.Path(tmp_path), {"model.path org/3@": content("tensors", {"a": "4"})}, print, config
+        )
 
 
 @pytest.mark.parametrize("begins_with", ["init", "hf:"])
