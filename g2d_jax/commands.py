@@ -18,7 +18,6 @@ from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
 from g2d_jax.config_io import to_dict
-from g2d_jax.contents import weights
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
@@ -31,7 +30,7 @@ from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import evaluate as evaluation
-from g2d_jax.stages import inputs
+from g2d_jax.stages import inputs, kept_inputs
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
 from g2d_jax.stages.problems import READ_FOR, SPLITS, setting_of
 from g2d_jax.stages.runtime import Runtime
@@ -185,7 +184,7 @@ def evaluate(
                 f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a problem only {limited} "
                 "can be told"
             )
-        inputs.verify(runtime, policy, *_scored_by(runtime, None if problems else stage.split))
+        kept_inputs.verify(runtime, policy, *_scored_by(runtime, None if problems else stage.split))
         held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
         fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
         name = f"evaluation-{fingerprint}"
@@ -223,7 +222,7 @@ def version(runtime: Runtime, policy: str) -> Any:
     step, and its fingerprint once finished."""
     if policy == "init" or policy.startswith("hf:"):
         folder = runtime.model_folder if policy == "init" else hf.resolve(policy.removeprefix("hf:"))
-        return [policy.partition(":")[0], None if folder is None else weights(folder).digest]
+        return [policy.partition(":")[0], None if folder is None else inputs.weights(folder).digest]
     folder, step = checkpoint_of(runtime, policy)
     manifest = storage.finished(folder.parent) or {}
     place = str(folder) if policy.startswith("run:") else folder.parent.name  # the work directory may move
@@ -274,7 +273,7 @@ def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapt
     """Write the files of `export`, config.json or PEFT's last but for the card's note."""
     if adapters and not runtime.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
-    processes.on_leader(lambda: inputs.verify(runtime, policy))
+    processes.on_leader(lambda: kept_inputs.verify(runtime, policy))
     params = load_policy(runtime, policy)
     text = processes.on_leader(lambda: _write_texts(runtime, policy, folder, adapters))
     if adapters:
@@ -361,7 +360,7 @@ def sample(
             raise ValueError("the run has no stage with sampling settings")
         if prompts is None and not runtime.problems["test"]:
             raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
-        inputs.verify(runtime, chosen, *_scored_by(runtime, "test" if prompts is None else None))
+        kept_inputs.verify(runtime, chosen, *_scored_by(runtime, "test" if prompts is None else None))
         params = samplings[0].params(runtime.stop_ids, temperature=temperature)
         view = runtime.sampler().view(load_policy(runtime, chosen))
         if prompts is None:

@@ -1,7 +1,7 @@
 """What a run reads, by content: digests that are the same wherever it lies, and what differs between two of them.
 
     problems, examples ─► records ┐
-    files of a dump    ─► files   ├─► Content: a digest of the whole, and of each part by name
+    files, rollouts    ─► files   ├─► Content: a digest of the whole, and of each part by name
     a model's folder   ─► weights │
     a tokenizer        ─► tokens  ┘
     Content, Content   ─► difference: "2 of 1000 problems changed, such as 859339bd68d2f316"
@@ -17,17 +17,20 @@ import datetime
 import decimal
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import fsspec
+import numpy as np
 from etils import epath
 
+from g2d_jax.data.dumps import DumpRow
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models.hf_folder import CONFIG, INDEX, WEIGHTS, read_headers, read_json
 from g2d_jax.models.safetensors_file import DTYPES, Stored
@@ -69,7 +72,9 @@ def content(kind: str, parts: Mapping[str, str], commit: str = "") -> Content:
 def difference(old: Content, new: Content) -> str:
     """Say in a line how two contents differ, "" if they do not. A hub's commit counts where both have one."""
     if old.commit and new.commit and old.commit != new.commit:
-        return f"the hub's commit was {old.commit}, and is {new.commit}"
+        commits = f"the hub's commit was {old.commit}, and is {new.commit}"
+        same = old.digest == new.digest
+        return f"{commits}; the {new.kind} are the same: set revision={old.commit}" if same else commits
     if old.digest == new.digest:
         return ""
     if not (old.parts and new.parts):
@@ -123,6 +128,24 @@ def rows(values: Iterable[Mapping[str, Any]]) -> Content:
     return content("rows", {f"row {number}": _digest(text.encode())[:8] for number, text in enumerate(texts, 1)})
 
 
+def rollouts(groups: Iterable[Sequence[DumpRow]]) -> Content:
+    """Return the content of a dump's rows in the order in which a stage takes them: see `dumps.by_step`."""
+    parts: dict[str, str] = {}
+    for group in groups:
+        for number, row in enumerate(group, 1):
+            values = [getattr(row, field.name) for field in fields(row) if field.name != "where"]
+            texts = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+            name = f"{row.prompt_key} at step {row.step or 0}, {number}"
+            parts[name] = _digest(json.dumps(texts, sort_keys=True, default=_plain).encode())[:8]
+    return content("rollouts", parts)
+
+
+def grown(old: Content, new: Content) -> bool:
+    """Return whether a content begins with all that an earlier one had, in its order. new: with its parts."""
+    first = dict(itertools.islice(new.parts.items(), old.count))
+    return old.kind == new.kind and content(old.kind, first).digest == old.digest
+
+
 def _plain(value: Any) -> str:
     """Write a value that JSON has not; of what has no text of its own the type alone."""
     has_text = isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes)
@@ -137,40 +160,39 @@ def _digest(data: bytes) -> str:
 
 
 def files(paths: Sequence[str]) -> Content:
-    """Return the content of files, named by their last part: of their bytes, or as an object store tells it."""
-    return content("files", {os.path.basename(path): file_digest(path) for path in paths})
+    """Return the content of files, named from the folder on that all are in: of their bytes, or as an object store
+    tells it."""
+    split = [path.split("/") for path in paths]
+    shared = 0
+    for folders in zip(*(parts[:-1] for parts in split), strict=False):
+        if len(set(folders)) > 1:
+            break
+        shared += 1
+    names = ["/".join(parts[shared:]) for parts in split]
+    return content("files", {name: _file(path) for name, path in zip(names, paths, strict=True)})
 
 
-def file_digest(path: str) -> str:
-    """Return "BYTES-DIGEST" of a file, or what an object store knows of it."""
+def stamp(path: str) -> str:
+    """Return what tells that a file may have changed: its time and size, or what an object store knows of it."""
     if not storage.is_local(path):
         return _stored(path)
     status = os.stat(path)
-    return f"{status.st_size}-{_file_digest(path, status.st_mtime_ns, status.st_size)}"
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def _file(path: str) -> str:
+    """Return the digest of a file's bytes, or what an object store knows of it."""
+    return _file_digest(path, stamp(path)) if storage.is_local(path) else _stored(path)
 
 
 @functools.lru_cache(maxsize=1024)
-def _file_digest(path: str, changed: int, size: int) -> str:
-    """Return the digest of a file's first bytes; they are read again only when its time has changed."""
+def _file_digest(path: str, stamp: str) -> str:
+    """Return the digest of a local file's bytes; they are read again only when its stamp is another."""
     digest = hashlib.blake2b(digest_size=8)
     with storage.naming("read", path), open(path, "rb") as file:
-        while data := file.read(min(size, 1 << 24)):
+        while data := file.read(1 << 24):
             digest.update(data)
-            size -= len(data)
     return digest.hexdigest()
-
-
-def grown(old: Content, paths: Sequence[str]) -> bool:
-    """Return whether files begin with those of an earlier content: some may be longer now, others may be new."""
-    by_name = {os.path.basename(path): path for path in paths}
-    if [*old.parts] != [*by_name][: len(old.parts)] or not all(map(storage.is_local, paths)):
-        return False
-    for name, digest in old.parts.items():
-        size, path = int(digest.partition("-")[0]), by_name[name]
-        status = os.stat(path)
-        if status.st_size < size or f"{size}-{_file_digest(path, status.st_mtime_ns, size)}" != digest:
-            return False
-    return True
 
 
 def _stored(path: str) -> str:

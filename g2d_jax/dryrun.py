@@ -21,7 +21,7 @@ from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, external_rollouts, golds, inputs, offline, online, sft
+from g2d_jax.stages import alerts, external_rollouts, golds, inputs, kept_inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute, check_claim, stage_folders
@@ -52,9 +52,9 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(runtime)
             if workdir is not None:
-                found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
+                found = inputs.contents_of(inputs.of_run(runtime))
                 begun = place.exists() and bool(stage_folders(place))
-                inputs.compare(place, found, tracker.say, settings, begun)
+                kept_inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             golds.warn(runtime, golds.MOST_DRY, golds.SECONDS_DRY)

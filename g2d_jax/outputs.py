@@ -19,7 +19,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
-from g2d_jax.stages import inputs
+from g2d_jax.stages import kept_inputs
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
 
@@ -49,7 +49,7 @@ def write_outputs(
     questions = read_questions(prompts, form)
     with commands.opened(workdir) as runtime:
         chosen = policy or commands.last_policy(runtime.config)
-        inputs.verify(runtime, chosen)
+        kept_inputs.verify(runtime, chosen)
         params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=runtime.tokenizer.eos_ids)
         rows = _answers(runtime, chosen, questions, params, prompts)
         texts = [row.text for row in rows]

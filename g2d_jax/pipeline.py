@@ -38,7 +38,18 @@ from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
 from g2d_jax.scoring import reward_model
-from g2d_jax.stages import best_checkpoint, collect, evaluate, golds, init_params, inputs, offline, online, sft
+from g2d_jax.stages import (
+    best_checkpoint,
+    collect,
+    evaluate,
+    golds,
+    init_params,
+    inputs,
+    kept_inputs,
+    offline,
+    online,
+    sft,
+)
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.problems import table
 from g2d_jax.stages.runtime import Runtime
@@ -212,8 +223,8 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapp
 
 def _compared(runtime: Runtime) -> dict[str, str]:
     """Compare what the run reads with what its work directory keeps of it; return the digests by setting."""
-    found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
-    inputs.check(runtime.workdir, found, runtime.tracker.say, runtime.config)
+    found = inputs.contents_of(inputs.of_run(runtime))
+    kept_inputs.check(runtime.workdir, found, runtime.tracker.say, runtime.config)
     return inputs.digests(found)
 
 

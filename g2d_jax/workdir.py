@@ -27,7 +27,7 @@ from g2d_jax.runtime.lock import LOCK
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
-INPUTS = "inputs.json"  # what a run reads from outside, by content: stages/inputs.py
+INPUTS = "inputs.json"  # what a run reads from outside, by content: stages/kept_inputs.py
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
@@ -129,9 +129,14 @@ def claim(
     """
     for folder in check_claim(config, workdir, own, ends):
         storage.unfinish(folder)
+    write_settings(config, workdir, own)
+    return mark_start(workdir)
+
+
+def write_settings(config: Config, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write config.json. own: as of `claim`."""
     kept = {"config": to_dict(config), "own": dict(own), "version": __version__, "workdir": str(workdir)}
     storage.write_json(workdir / "config.json", kept)
-    return mark_start(workdir)
 
 
 def mark_start(workdir: epath.Path) -> str:

@@ -5,6 +5,7 @@ import decimal
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from hub_server import hub_server
 from safetensors.numpy import save_file
 
-from g2d_jax.contents import BLOCK, Content, content, difference, files, grown, records, rows, weights
+from g2d_jax.contents import BLOCK, Content, content, difference, files, grown, records, rollouts, rows, weights
+from g2d_jax.data.dumps import DumpRow, by_step
 from g2d_jax.records import Example, Problem
 
 HUB = """
@@ -37,7 +39,12 @@ def named(**parts: str) -> Content:
         (named(a="1", b="2"), named(a="3", c="2"), "of 2 files 1 changed (a), 1 added (c), 1 removed (b)"),
         (named(**dict.fromkeys("abcde", "1")), named(**dict.fromkeys("abcde", "2")), "of 5 files 5 changed"),
         (Content("files", "1", 2), named(a="1"), "other files: there were 2, there are 1"),
-        (Content("x", "1", 2, commit="c"), Content("x", "1", 2, commit="d"), "the hub's commit was c, and is d"),
+        (Content("x", "1", 2, commit="c"), Content("x", "2", 2, commit="d"), "the hub's commit was c, and is d"),
+        (
+            Content("weights", "1", 2, commit="c"),
+            Content("weights", "1", 2, commit="d"),
+            "the hub's commit was c, and is d; the weights are the same: set revision=c",
+        ),
         (Content("x", "1", 2, commit="c"), Content("x", "1", 2), ""),
     ],
 )
@@ -79,17 +86,50 @@ def test_examples_of_one_prompt_are_told_apart() -> None:
     )
 
 
-def test_a_file_goes_on_only_behind_what_it_was(tmp_path: Path) -> None:
-    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
-    first.write_bytes(b"a\nb\n")
-    old = files([str(first)])
-    first.write_bytes(b"a\nb\nc\n")
-    second.write_bytes(b"d\n")
-    assert grown(old, [str(first), str(second)])
-    assert not grown(old, [str(second), str(first)])
-    for other in (b"a\nc\nc\n", b"a\n", b""):
-        first.write_bytes(other)
-        assert not grown(old, [str(first)])
+@pytest.mark.parametrize("keeps_parts", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "goes_on"),
+    [
+        ("a0 a0 b0 b0 c0 c0 d0 d0", True),
+        ("a0 a0 b0 b0 c0 c0 c0 c0", True),  # of the last prompt
+        ("a0 a0 b0 b0 c0 c0 a1 a1", True),  # of a later step
+        ("d1 d1 a0 a0 b0 b0 c0 c0", True),
+        ("a0 b0 a0 b0 c0 c0 d0 d0", True),  # written in another order, taken in the same
+        ("a0 a0 b0 b0 c0 c0 a0 a0", False),  # trained on as the second group: b would be taken again
+        ("a0 a0 b0 b0 c0 c0 b0 b0", False),
+        ("a1 a1 b1 b1 a2 a2", True),
+        ("a1 a1 b1 b1 a0 a0", False),
+        ("b0 b0 a0 a0 c0 c0 d0 d0", False),
+        ("a0 a0 b0 b0", False),
+    ],
+)
+def test_a_dump_goes_on_only_behind_what_a_stage_has_taken(rows: str, goes_on: bool, keeps_parts: bool) -> None:
+    def read(text: str) -> Content:
+        return rollouts(by_step([row_of_dump(name) for name in text.split()]))
+
+    began = read("a1 a1 b1 b1" if rows.startswith("a1") else "a0 a0 b0 b0 c0 c0")
+    kept = began if keeps_parts else replace(began, parts={})
+    assert grown(kept, read(rows)) is goes_on
+
+
+def row_of_dump(name: str) -> DumpRow:
+    """A response to the prompt of a letter at the step of a digit."""
+    return DumpRow(
+        where="", step=int(name[1]), prompt=name[0], completion="1", prompt_ids=None, completion_ids=np.arange(3),
+        logprobs=None, finish_reason=None, reward=1.0, has_reward=True, answer=None
+    )  # fmt: skip
+
+
+def test_files_of_one_name_in_several_folders_all_count(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "rollouts.jsonl" for folder in ("d/1", "d/2", "e/2")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{number}")
+    old = files([*map(str, paths)])
+    assert [*old.parts] == ["d/1/rollouts.jsonl", "d/2/rollouts.jsonl", "e/2/rollouts.jsonl"]
+    paths[0].write_text("changed")
+    assert difference(old, files([*map(str, paths)])) == "of 3 files 1 changed (d/1/rollouts.jsonl)"
+    assert [*files([str(paths[0])]).parts] == ["rollouts.jsonl"]
 
 
 def save_weights(folder: Path, **changes: np.ndarray) -> Content:
@@ -134,4 +174,4 @@ def test_a_branch_of_the_hub_that_moved_is_known_by_its_commit(one_device: dict[
         env = {**one_device, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
         done = subprocess.run([sys.executable, "-c", HUB], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("the hub's commit was ") and len(done.stdout.split()) == 8
+    assert done.stdout.startswith("the hub's commit was ") and "are the same: set revision=" in done.stdout

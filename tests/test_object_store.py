@@ -118,7 +118,8 @@ def test_a_run_starts_from_a_model_on_a_store(gs, call, tmp_path):
 def test_what_lies_on_a_store_is_known_by_the_stores_checksums(gs, call):
     code = f"""
 from etils import epath
-from g2d_jax.contents import difference, files, weights
+from g2d_jax.contents import difference, files, grown, weights
+from g2d_jax.stages import inputs
 folder = epath.Path("gs://{BUCKET}/contents")
 def put(name, data):
     (folder / name).write_bytes(data)
@@ -132,6 +133,11 @@ put("config.json", b"{{}}"), put("model.safetensors", b"1")
 model = weights(folder)
 put("model.safetensors", b"2")
 assert difference(model, weights(folder)) == "of 2 files and settings 1 changed (model.safetensors)"
+row = '{{"prompt": "%s", "completion": "1", "reward": 1}}\\n'
+def dump(prompts):
+    return inputs._rollouts(put("dump.jsonl", "".join(row % prompt for prompt in prompts).encode()), None)
+began = dump("aabb")
+assert grown(began, dump("aabbcc")) and not grown(began, dump("aabbaa"))
 """
     call(gs, code)
 

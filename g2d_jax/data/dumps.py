@@ -19,10 +19,10 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from etils import epath
@@ -107,6 +107,27 @@ def read_dump(paths: str | Sequence[str], reward: str | None = None) -> Iterator
         step = int(numbers[-1]) if numbers else None
         for row in file_rows(file):
             yield row.read(partial(_read, row.where, step, reward))
+
+
+class _Taken(Protocol):
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def prompt_key(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Taken)
+
+
+def by_step(rows: Iterable[R]) -> list[list[R]]:
+    """Return rows of the same step and prompt together, in the order of their steps, then of their first row.
+
+    It is the order in which an online stage trains on a dump. A row without a step is of step 0.
+    """
+    together: dict[tuple[int, str], list[R]] = {}
+    for row in rows:
+        together.setdefault((row.step or 0, row.prompt_key), []).append(row)
+    return [same for _, same in sorted(together.items(), key=lambda item: item[0][0])]
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

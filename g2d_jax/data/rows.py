@@ -6,6 +6,7 @@ file that cannot be read at all raises ValueError.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -54,7 +55,9 @@ def file_rows(path: str) -> Iterator[Row]:
         with file.open("rb") as handle:
             storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
             handle.seek(0)
-            yield from read(handle, os.fspath(path))
+            # A store's own readline takes no limit.
+            whole = handle if isinstance(handle, io.BufferedReader) else io.BufferedReader(handle)
+            yield from read(whole, os.fspath(path))
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(

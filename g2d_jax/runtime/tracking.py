@@ -15,7 +15,6 @@ loss, grad_norm, learning_rate, num_tokens (so far), step_time (seconds). Shares
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import math
@@ -251,7 +250,9 @@ class _TensorBoard:
 
 def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
     """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks it as failed."""
-    wandb = _package("wandb")
+    check_services(["wandb"])
+    import wandb
+
     named = {"id": run_id(workdir / "wandb.json"), "resume": "allow"}
     folder = {"dir": os.fspath(workdir)} if is_local(workdir) else {}
     run = wandb.init(**{"project": "g2d-jax", **folder, **options, **named})
@@ -261,7 +262,9 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
 
 def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
     """Start the trackio run of this work directory, or resume it, which goes by the name."""
-    trackio = _package("trackio")
+    check_services(["trackio"])
+    import trackio
+
     name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
     run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
     stack.callback(run.finish)
@@ -271,20 +274,11 @@ def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: conte
 def check_services(services: Iterable[str]) -> None:
     """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not installed."""
     for service in services:
-        _package(service)
-
-
-def _package(service: str) -> Any:
-    """Import the package of a service. Raises ImportError naming the extra."""
-    try:
-        package = importlib.import_module(service)
-    except ImportError:
-        package = None
-    # A plain folder of that name can be imported too, and W&B itself leaves one where a run is started.
-    if not hasattr(package, "init"):
-        label = {"wandb": "Weights & Biases"}.get(service, service)
-        raise extras.missing(f"logging to {label} (logging.{service}) needs the package {service}", service)
-    return package
+        found = find_spec(service)
+        # A plain folder of that name can be imported too, and W&B itself leaves one where a run is started.
+        if found is None or found.origin is None:
+            label = {"wandb": "Weights & Biases"}.get(service, service)
+            raise extras.missing(f"logging to {label} (logging.{service}) needs the package {service}", service)
 
 
 def run_id(file: epath.Path) -> str:

@@ -76,11 +76,19 @@ def check(settings: Settings) -> Conversations:
     """
     folder = hf.resolve(settings.path, revision=settings.revision)
     config, _, _, read_out = reward_model.check(folder)
-    # The template is taken as it is, its own system block included: the model was trained with it.
-    template = TemplateSettings(system=DEFAULT_SYSTEM)
-    tokenizer = load_tokenizer(settings.tokenizer or folder, template, generates=False)
+    tokenizer = open_tokenizer(settings)
     _check_fit(config, read_out.cls_id, tokenizer, settings.max_length)
     return Conversations(tokenizer)
+
+
+def open_tokenizer(settings: Settings) -> PromptTokenizer:
+    """Load the tokenizer of a reward model, without its weights. Raises ValueError as `load_tokenizer`.
+
+    The template is taken as it is, its own system block included: the model was trained with it.
+    """
+    source, revision = (settings.tokenizer, None) if settings.tokenizer else (settings.path, settings.revision)
+    template = TemplateSettings(system=DEFAULT_SYSTEM)
+    return load_tokenizer(source, template, revision=revision, generates=False)
 
 
 def _check_fit(config: ModelConfig, cls_id: int | None, tokenizer: PromptTokenizer, max_length: int) -> None:

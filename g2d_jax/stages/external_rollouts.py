@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Online, Reward
-from g2d_jax.data.dumps import DumpRow, read_dump
+from g2d_jax.data.dumps import DumpRow, by_step, read_dump
 from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import problem_id
@@ -28,10 +28,14 @@ from g2d_jax.stages.runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class ExternalRow:
-    """A row of a dump, tokenised. rollout: sample 0 of visit 0. score: None if the dump gives no reward."""
+    """A row of a dump, tokenised. rollout: sample 0 of visit 0. score: None if the dump gives no reward.
+
+    where, step, prompt_key: as of the dump's row.
+    """
 
     where: str
     step: int | None
+    prompt_key: str
     rollout: Rollout
     text: str
     score: Score | None
@@ -77,13 +81,11 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
         return None
     problems, rows = read(runtime, stage.rollouts, stage.reward_column)
     unweighed = _unweighed(name, stage, rows)
-    by_prompt: dict[tuple[int, str], list[ExternalRow]] = {}
     for row in rows:
         if reason := _unfit(runtime, stage, row):
             raise ValueError(f"{row.where}: {reason}")
-        by_prompt.setdefault((row.step or 0, row.rollout.problem_id), []).append(row)
     groups: list[list[ExternalRow]] = []
-    for _, same in sorted(by_prompt.items(), key=lambda item: item[0][0]):
+    for same in by_step(rows):
         if len(same) % stage.num_generations:
             raise ValueError(
                 f"{same[0].where}: its prompt has {len(same)} responses{'' if same[0].step is None else ' at its step'}"
@@ -174,7 +176,7 @@ def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[s
             decoded = (decode(rollout.token_ids) for decode in (runtime.tokenizer.decode, runtime.tokenizer.decode_raw))
             texts_differ += text.strip() not in map(str.strip, decoded)
         problems.setdefault(problem.id, problem)
-        rows.append(ExternalRow(row.where, row.step, rollout, safe_text(text), score))
+        rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
     if not rows:
         raise ValueError(f"{path} holds no responses")
     if texts_differ and texts_differ == texts_compared:

@@ -20,7 +20,7 @@ from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
 from g2d_jax.runtime import storage
-from g2d_jax.workdir import absolute, settings_of, stage_folders
+from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
@@ -119,7 +119,10 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     content = storage.read_json(other / "config.json")
     theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
     base = base_policy(theirs, stage.partition("@")[0], stage_folders(other))
-    if config.lora.rank and _decides_base(theirs, base) != _decides_base(config, base):
+    # What lay there is compared where it is kept (stages/kept_inputs.py); the place stands for it where it is not.
+    inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
+    places_count = base_setting(theirs, stage) not in inputs
+    if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(config, base, places_count):
         raise ValueError(
             f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
             "lora.*, or export that policy and use hf:FOLDER"
@@ -144,11 +147,31 @@ def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -
     raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
 
 
-def _decides_base(config: Config, base: str) -> list[Any]:
-    """List the settings that adapters and their base depend on."""
+def base_setting(config: Config, policy: str) -> str:
+    """Name the input that is the model which a policy's adapters stand beside: "model.path", "stages.NAME.policy" for
+    one of "hf:", "stages.NAME.policy.base" for that of another run's policy; without "stages.NAME." for the policy
+    itself."""
+    setting = "policy"
+    for _ in range(len(config.stages) + 1):
+        if policy.startswith("run:"):
+            return f"{setting}.base"
+        if policy.startswith("hf:"):
+            return setting
+        stage = policy.partition("@")[0]
+        if stage not in config.stages:
+            return "model.path"
+        (policy,) = policies_read(config.stages[stage])
+        setting = f"stages.{stage}.policy"
+    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
+
+
+def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
+    """List the settings that adapters and their base depend on. places_count: whether path and revision do."""
     settings = to_dict(config)
     adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # it is of training
     if base != "init":
         return [adapters]
-    seed = None if settings["model"]["path"] else settings["seed"]  # random parameters
-    return [adapters, settings["model"], seed]
+    model = settings["model"]
+    seed = None if model["path"] else settings["seed"]  # random parameters
+    shape = {name: value for name, value in model.items() if places_count or name not in ("path", "revision")}
+    return [adapters, shape, seed]

@@ -1,52 +1,47 @@
-"""What a run reads from outside, kept by content in its work directory and compared at every start.
+"""What a run reads from outside: a reader of the content of each input, by the setting that names it.
 
-    settings, problems, tokenizer ─► of_run: setting -> Content ─┬─► WORKDIR/inputs.json, WORKDIR/inputs/SETTING.jsonl
-                                                                 └─► compared with what earlier starts kept ─► refused
-
-Places are free: what lies elsewhere with the same content is the same. A reward function's file is only warned about:
-mending one that failed must not end a run.
+settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─► kept_inputs.py
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from etils import epath
 
-from g2d_jax import contents
+from g2d_jax import contents, places
 from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer
 from g2d_jax.config_load import beside
-from g2d_jax.contents import Content, difference
+from g2d_jax.contents import Content
 from g2d_jax.data.arithmetic import SLIPS
-from g2d_jax.data.dumps import dump_files
+from g2d_jax.data.dumps import by_step, dump_files, read_dump
 from g2d_jax.data.examples import load_examples
-from g2d_jax.data.problems import load_problems, open_rows
-from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
-from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
+from g2d_jax.data.problems import open_rows
+from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.graph import policies_read
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
-from g2d_jax.stages.policies import base_of, followed, stage_of_run
-from g2d_jax.stages.problems import content_of, gives_columns, setting_of
+from g2d_jax.scoring import reward_model
+from g2d_jax.stages.init_params import base_policy
+from g2d_jax.stages.policies import followed, stage_of_run
+from g2d_jax.stages.problems import Reading, gives_columns, read_source, reading, setting_of
 from g2d_jax.stages.runtime import Runtime, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import INPUTS, stage_folders
-
-MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
-PARTS = "inputs"  # folder of the parts' digests
 
 
 class Reader(NamedTuple):
-    """An input that a setting names. place: a path, or a name on the hub. read: what reads its content."""
+    """An input that a setting names. place: a path, or a name on the hub. kind: of the setting, as `places.parts` has
+    it. read: what reads its content."""
 
     place: str
+    kind: str
     read: Callable[[], Content]
     revision: str | None = None
 
@@ -57,16 +52,20 @@ class Reader(NamedTuple):
     @property
     def is_on_hub(self) -> bool:
         """Whether it lies on the hub, so that it may not be on this machine yet."""
-        if not storage.is_local(self.place) or self.is_embedded or self.place.startswith("run:") or "*" in self.place:
-            return False
-        behind = self.place.partition(":")[2]  # "math500:FILE"
-        paths = [self.place, behind] if behind else [self.place]
-        return not any(Path(path).expanduser().exists() for path in paths)
+        found = _parts(self.place, self.kind)
+        if found is None:
+            return self.kind == "problems" and not self.is_embedded  # a data set by its name
+        return not found.sure and storage.is_local(found.place) and not os.path.isabs(found.place)
 
     @property
     def is_embedded(self) -> bool:
         """Whether it is of an embedded task."""
         return self.place.startswith("procedural:")
+
+
+def _parts(place: str, kind: str) -> places.Parts | None:
+    """Take a place apart, its path absolute; None where it names none."""
+    return places.parts(places.decided(place, kind, places.here()), kind)
 
 
 Readers = dict[str, Reader]
@@ -80,7 +79,7 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
     """Return all inputs of a config. problems: from "data.train", … to its content."""
     model, tokens = config.model, config.tokenizer
     own = (tokens.path, tokens.revision) if tokens.path else (model.path or SLIPS.name, model.revision)
-    found = {"tokenizer": Reader(own[0], lambda: contents.tokens(tokenizer()), own[1])}
+    found = {"tokenizer": Reader(own[0], "model", lambda: contents.tokens(tokenizer()), own[1])}
     if model.path:
         found["model.path"] = _model(model.path, model.revision)
     for name, task in config.all_tasks.items():
@@ -88,7 +87,7 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
             source: Source = getattr(task, split)
             if source.path:
                 setting = setting_of(name, split)
-                found[setting] = Reader(source.path, functools.partial(problems, setting), source.revision)
+                found[setting] = Reader(source.path, "problems", functools.partial(problems, setting), source.revision)
         found |= _of_reward(task.reward, "" if name == "main" else f"tasks.{name}.")
     for name, stage in config.stages.items():
         found |= _of_stage(config, name, stage)
@@ -96,7 +95,39 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
 
 
 def of_run(runtime: Runtime) -> Readers:
-    """Return all inputs of a run."""
+    """Return all inputs of a run. Raises ValueError as `bases`."""
+    return {**named(runtime), **bases(runtime.config, runtime.folders)}
+
+
+def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
+    """Return the models that adapters of other runs stand beside. folders: stage -> its folder.
+
+    Raises ValueError, as `base_policy`, for another run that is gone, or whose adapters do not fit these settings.
+    """
+    found: Readers = {}
+    if not config.lora.rank:
+        return found
+    for name, stage in config.stages.items():
+        policies = policies_read(stage)
+        for number, policy in enumerate(policies):
+            if not policy.startswith("run:"):
+                continue
+            # A stage that has begun knows its base.
+            base = base_policy(config, name if len(policies) == 1 else policy, folders)
+            if reader := base_model(config, base):
+                found[f"{policy_setting(name, policies, number)}.base"] = reader
+    return found
+
+
+def base_model(config: Config, base: str) -> Reader | None:
+    """Return the model that `base_policy` names, None for random parameters."""
+    if base != "init":
+        return _model(base.removeprefix("hf:"), None)
+    return _model(config.model.path, config.model.revision) if config.model.path else None
+
+
+def named(runtime: Runtime) -> Readers:
+    """Return the inputs that the settings of a run name themselves."""
     return readers(runtime.config, lambda setting: runtime.problem_contents[setting], lambda: runtime.tokenizer)
 
 
@@ -105,19 +136,15 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
     if reward.function == "model":
         model, tokenizer = reward.model, reward.model.tokenizer
         source, revision = (tokenizer, None) if tokenizer else (model.path, model.revision)
-        read_tokens = lambda: contents.tokens(_reward_tokenizer(source, revision))  # noqa: E731
+        read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
         return {
             f"{prefix}reward.model.path": _model(model.path, model.revision),
-            f"{prefix}reward.model.tokenizer": Reader(source, read_tokens, revision),
+            f"{prefix}reward.model.tokenizer": Reader(source, "model", read_tokens, revision),
         }
     file = _function_file(reward)
     if file is None:
         return {}
-    return {f"{prefix}reward.function": Reader(str(file), lambda: contents.files([str(file)]))}
-
-
-def _reward_tokenizer(source: str, revision: str | None) -> PromptTokenizer:
-    return load_tokenizer(hf.resolve(source, revision=revision), TemplateSettings(system=DEFAULT_SYSTEM))
+    return {f"{prefix}reward.function": Reader(str(file), "path", lambda: contents.files([str(file)]))}
 
 
 def _function_file(reward: Reward) -> Path | None:
@@ -137,33 +164,40 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
     data = getattr(stage, "data", None)
     if data is not None and not data.path.startswith("procedural:"):
         source = json.dumps(data.to_dict())
-        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path))
-        found[f"stages.{name}.data"] = Reader(data.path, read, data.revision)
+        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path, "problems"))
+        found[f"stages.{name}.data"] = Reader(data.path, "problems", read, data.revision)
     for key in ("rollouts", "preferences"):
         path = getattr(stage, key, "sample")
-        if path not in ("sample", "archive", *config.stages):
-            found[f"stages.{name}.{key}"] = Reader(path, functools.partial(_files, path))
+        if path in ("sample", "archive", *config.stages):
+            continue
+        read = functools.partial(_files, path)
+        if isinstance(stage, Online):  # its dump may grow: it goes by rows, in the order that the stage takes them
+            read = functools.partial(_rollouts, path, stage.reward_column)
+        found[f"stages.{name}.{key}"] = Reader(path, key, read)
     policies = policies_read(stage)
     for number, policy in enumerate(policies):
-        setting = _setting(name, policies, number)
+        setting = policy_setting(name, policies, number)
         if policy.startswith("hf:"):
             found[setting] = _model(policy.removeprefix("hf:"), None)
         elif policy.startswith("run:"):
-            found[setting] = Reader(policy, functools.partial(_checkpoint, policy))
+            found[setting] = Reader(policy, "policy", functools.partial(_checkpoint, policy))
     return found
 
 
-def _setting(name: str, policies: tuple[str, ...], number: int) -> str:
+def policy_setting(name: str, policies: tuple[str, ...], number: int) -> str:
     """Name the setting of a stage's policy."""
     return f"stages.{name}.policy" if len(policies) == 1 else f"stages.{name}.policies.{number}"
 
 
 def _model(path: str, revision: str | None) -> Reader:
-    def read() -> Content:
-        folder = hf.resolve(path, revision=revision)
-        return _weights(str(folder), _stamp(str(folder))) if storage.is_local(folder) else contents.weights(folder)
+    return Reader(path, "model", lambda: weights(hf.resolve(path, revision=revision)), revision)
 
-    return Reader(path, read, revision)
+
+def weights(folder: epath.Path) -> Content:
+    """Return the content of a model's folder, as `contents.weights`; a local one is read again only if it changed."""
+    if not storage.is_local(folder):
+        return contents.weights(folder)
+    return _weights(str(folder), _stamp(str(folder), "path"))
 
 
 def _files(path: str) -> Content:
@@ -171,6 +205,17 @@ def _files(path: str) -> Content:
     if path.startswith("hub:"):
         return contents.rows(row.values for row in open_rows(path)[1])
     return contents.files(dump_files(path))
+
+
+def _rollouts(path: str, reward: str | None) -> Content:
+    """Return the content of an online stage's dump. reward: the column of its rewards, as of `read_dump`."""
+    return _rows_of_dump(path, reward, tuple(map(contents.stamp, dump_files(path))))
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of_dump(path: str, reward: str | None, stamps: tuple[str, ...]) -> Content:
+    """Read a dump. stamps: of its files, so that it is read again when one changes."""
+    return contents.rollouts(by_step(read_dump(path, reward)))
 
 
 def _checkpoint(policy: str) -> Content:
@@ -181,6 +226,11 @@ def _checkpoint(policy: str) -> Content:
         number = int(step) if step else max(checkpoints.steps())
         arrays = checkpoints.checksums(number)
     return contents.content("arrays", {name: f"{arrays[name]:08x}" for name in sorted(arrays)})
+
+
+def contents_of(every: Readers) -> dict[str, Content]:
+    """Read inputs."""
+    return {name: reader.content() for name, reader in every.items()}
 
 
 def digests(found: Mapping[str, Content]) -> dict[str, str]:
@@ -197,21 +247,21 @@ def of_config(config: Config) -> dict[str, Content]:
     What was read before in this process is read again only where its files have another time or size.
     """
     sources = {
-        setting_of(name, split): (getattr(task, split), gives_columns(task.reward))
+        setting_of(name, split): (getattr(task, split), reading(task.reward))
         for name, task in config.all_tasks.items()
         for split in ("train", "dev", "test")
     }
 
     def problems(setting: str) -> Content:
-        source, columns = sources[setting]
-        return _problems(json.dumps(source.to_dict()), config.data.seed, columns, _stamp(source.path))
+        source, how = sources[setting]
+        return _problems(json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path, "problems"))
 
     def tokenizer() -> PromptTokenizer:
-        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path))
+        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path, "model"))
 
-    found = readers(config, problems, tokenizer)
+    found = {**readers(config, problems, tokenizer), **bases(config, {})}
     read = {name: reader for name, reader in found.items() if not (reader.is_on_hub or reader.is_embedded)}
-    return {name: reader.content() for name, reader in read.items()}
+    return contents_of(read)
 
 
 def on_hub(config: Config) -> dict[str, list[str | None]]:
@@ -220,15 +270,14 @@ def on_hub(config: Config) -> dict[str, list[str | None]]:
     def unread(*_: str) -> NoReturn:
         raise AssertionError("only places are asked for")
 
-    found = readers(config, unread, unread)
+    found = {**readers(config, unread, unread), **bases(config, {})}
     return {name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub}
 
 
 @functools.lru_cache(maxsize=64)
-def _problems(source: str, seed: int, columns: bool, stamp: Stamp) -> Content:
+def _problems(source: str, seed: int, how: Reading, stamp: Stamp) -> Content:
     """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when that changes."""
-    read = Source(**json.loads(source))
-    return content_of(read, load_problems(read, seed)[0], columns=columns)
+    return read_source(Source(**json.loads(source)), seed, how)[2]
 
 
 @functools.lru_cache(maxsize=64)
@@ -253,191 +302,12 @@ Stamp = tuple[tuple[str, int, int], ...]
 """The name, time and size of each file."""
 
 
-def _stamp(place: str) -> Stamp:
-    """Return the stamp of a local file or folder, or of the FILE in "math500:FILE"; () for what is no such."""
-    for path in (Path(place).expanduser(), Path(place.partition(":")[2])):
-        if path.name and path.exists():
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
-            statuses = [(file.name, file.stat()) for file in files]
-            return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)
-    return ()
-
-
-# Keeping and comparing
-
-
-def check(
-    workdir: epath.Path,
-    found: Mapping[str, Content],
-    say: Callable[[str], None],
-    settings: Config,
-    begun: bool | None = None,
-) -> None:
-    """Compare the inputs of a run with those that its work directory keeps, or keep them. For one process.
-
-    begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with what differs and what
-    to do.
-    """
-    kept = read(workdir)
-    begun = bool(stage_folders(workdir)) if begun is None else begun
-    compare(workdir, found, say, settings, begun)
-    if begun and kept is None:
-        say(
-            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and what it reads "
-            "(problems, tokenizer, weights, files of others) is compared from now on"
-        )
-    if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
-        keep(workdir, {**(kept or {}), **found} if begun else found)
-
-
-def compare(
-    workdir: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config, begun: bool
-) -> None:
-    """Raise ValueError as `check` does; write nothing."""
-    _check_bases_of_others(found, settings)
-    kept = read(workdir)
-    if not begun or kept is None:
-        return
-    changed = list(_differences(workdir, kept, found, settings, say))
-    if changed:
-        raise ValueError(refusal(workdir, changed))
-
-
-def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
-    """Raise ValueError where adapters of another run were trained beside another state of this run's model."""
-    if not settings.lora.rank or "model.path" not in found:
-        return
-    for setting, item in found.items():
-        if not item.place.startswith("run:"):
-            continue
-        other = epath.Path(item.place.removeprefix("run:").rpartition("#")[0]).expanduser()
-        theirs = (read(other) or {}).get("model.path")
-        if theirs is not None and difference(theirs, found["model.path"]):
-            differs = difference(_with_parts(other, "model.path", theirs), found["model.path"])
-            raise ValueError(
-                f"{setting}: the adapters of {item.place} stand beside another model than model.path now holds "
-                f"({found['model.path'].place}): {differs}. Put back the model that they were trained with, or export "
-                "that policy and use hf:FOLDER"
-            )
-
-
-def check_hub(root: epath.Path, runtime: Runtime) -> None:
-    """Compare what a study reads from the hub with what its directory keeps of it, by name and revision, or keep it.
-
-    The names of a study's stages have no more of it than that, for it may not have been here when they were made.
-    """
-    on_hub = {name: reader for name, reader in of_run(runtime).items() if reader.is_on_hub}
-    found = {f"{name} {reader.place}@{reader.revision or ''}": reader.content() for name, reader in on_hub.items()}
-    if found:
-        check(root, found, runtime.tracker.say, runtime.config, begun=read(root) is not None)
-
-
-def refusal(workdir: epath.Path, changed: list[str]) -> str:
-    """Return the message for inputs that are not what a run began with."""
-    return "\n  ".join([f"{workdir} was made with other inputs:", *changed]) + (
-        "\nPut them back as they were (where they lie does not matter: settings may name another place, and with "
-        "revision= a commit of the hub), or choose another --workdir"
-    )
-
-
-def _differences(
-    workdir: epath.Path,
-    kept: Mapping[str, Content],
-    found: Mapping[str, Content],
-    settings: Config,
-    say: Callable[[str], None],
-) -> Iterator[str]:
-    """Yield a line for each input that is not as it was; of a reward function's file it is only said."""
-    for name, new in found.items():
-        if name not in kept or not difference(kept[name], new):
-            continue
-        old = _with_parts(workdir, name, kept[name])
-        line = f"{name}{f' ({new.place})' if new.place else ''}: {difference(old, new)}"
-        if name.endswith("reward.function"):
-            say(f"warning: {line}. Rewards from now on may not be those of earlier stages")
-        elif not _has_grown(name, old, new, settings):
-            yield line
-
-
-def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
-    """Return whether a dump of an online stage goes on behind what it was: later updates take what is added."""
-    stage = settings.stages.get(name.split(".")[1]) if name.endswith(".rollouts") else None
-    return isinstance(stage, Online) and contents.grown(old, dump_files(new.place))
-
-
-def _entry(item: Content | None) -> dict[str, object]:
-    """Return what inputs.json has of an input."""
-    if item is None:
-        return {}
-    values = {"kind": item.kind, "digest": item.digest, "count": item.count, "commit": item.commit, "place": item.place}
-    return {key: value for key, value in values.items() if value != ""}
-
-
-def keep(workdir: epath.Path, found: Mapping[str, Content]) -> None:
-    """Write inputs.json, and before it the digests of parts."""
-    for name, item in found.items():
-        if item.parts and len(item.parts) <= MOST_PARTS:
-            lines = "".join(f"{json.dumps([part, digest])}\n" for part, digest in item.parts.items())
-            storage.write_bytes(_parts_file(workdir, name), lines.encode())
-    storage.write_json(workdir / INPUTS, {name: _entry(item) for name, item in found.items()})
-
-
-def _parts_file(workdir: epath.Path, name: str) -> epath.Path:
-    return workdir / PARTS / f"{re.sub(r'[^A-Za-z0-9_.@-]', '_', name)}.jsonl"
-
-
-def read(workdir: epath.Path) -> dict[str, Content] | None:
-    """Read what a work directory keeps of its inputs, without their parts; None where it keeps nothing."""
-    file = workdir / INPUTS
-    if not file.exists():
-        return None
-    try:
-        return {name: Content(**entry) for name, entry in storage.read_json(file).items()}
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is damaged: {error}. Delete it, and contents are kept anew") from error
-
-
-def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
-    """Return an input with the digests of its parts, where they are kept and belong to it."""
-    file = _parts_file(workdir, name)
-    if not file.exists():
-        return item
-    lines = storage.read_bytes(file).decode().splitlines()
-    whole = contents.content(item.kind, dict(json.loads(line) for line in lines))
-    return replace(item, parts=whole.parts) if whole.digest == item.digest else item
-
-
-# Commands on a run
-
-
-def verify(runtime: Runtime, policy: str, *settings: str) -> None:
-    """Compare the tokenizer, what a policy is made of and some further inputs with what the run keeps of them.
-
-    Raises ValueError where they differ: adapters beside another base, for one, would be another policy.
-    """
-    kept = read(runtime.workdir) or {}
-    every = of_run(runtime)
-    wanted = ["tokenizer", *settings, *_under(runtime, policy)]
-    found = {name: every[name].content() for name in dict.fromkeys(wanted) if name in kept and name in every}
-    changed = list(_differences(runtime.workdir, kept, found, runtime.config, runtime.tracker.say))
-    if changed:
-        raise ValueError(refusal(runtime.workdir, changed))
-
-
-def _under(runtime: Runtime, policy: str) -> Iterator[str]:
-    """Yield the settings of the weights that loading a policy reads beside the run's own checkpoints."""
-    loaded = {_normal(runtime, policy)}
-    if runtime.config.lora.rank:
-        loaded.add(base_of(runtime, policy))
-    if "init" in loaded:
-        yield "model.path"
-    for name, stage in runtime.config.stages.items():
-        policies = policies_read(stage)
-        for number, other in enumerate(policies):
-            if _normal(runtime, other) in loaded:
-                yield _setting(name, policies, number)
-
-
-def _normal(runtime: Runtime, policy: str) -> str:
-    """Return a policy's name with the path of a model as `base_of` gives it."""
-    return base_of(runtime, policy) if policy.startswith("hf:") else policy
+def _stamp(place: str, kind: str) -> Stamp:
+    """Return the stamp of a local file, or of all files in a local folder; () for what is no such."""
+    found = _parts(place, kind)
+    if found is None or not os.path.isabs(found.place):
+        return ()
+    path = Path(found.place)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    statuses = [(str(file), file.stat()) for file in files if file.exists()]
+    return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)

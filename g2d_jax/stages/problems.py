@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from g2d_jax import keys
 from g2d_jax.config import Config, Reward, Source, Task
@@ -67,14 +68,27 @@ def load(
     return loaded, contents
 
 
-def content_of(source: Source, problems: Sequence[Problem], *, columns: bool) -> Content:
-    """Return the content of a source of problems, before any is left out for its answer, length or other splits.
+class Reading(NamedTuple):
+    """What a reward needs of problems. verified: answers for the verifier, of every problem. columns: all columns."""
 
-    columns: whether a reward function is given all columns. Of an embedded task the settings say all; no problem's
-    digest is needed.
+    verified: bool
+    columns: bool
+
+
+def reading(reward: Reward, own: bool = False) -> Reading:
+    """Return what a task's reward needs of its problems. own: a function given from Python stands in its place."""
+    return Reading(reward.function == "verify" and not own, gives_columns(reward) or own)
+
+
+def read_source(source: Source, seed: int, how: Reading) -> tuple[list[Problem], LoadReport, Content]:
+    """Read a source of problems, before any is left out for its answer, length or other splits.
+
+    Returns its problems, what became of its rows, and its content. Of an embedded task the settings say all; no
+    problem's digest is kept. Raises as `load_problems`.
     """
-    content = replace(records(problems, columns=columns), place=source.path)
-    return replace(content, parts={}) if source.path.startswith("procedural:") else content
+    problems, report = load_problems(source, seed, verified=how.verified)
+    content = replace(records(problems, columns=how.columns), place=source.path)
+    return problems, report, replace(content, parts={}) if source.path.startswith("procedural:") else content
 
 
 def gives_columns(reward: Reward) -> bool:
@@ -95,15 +109,14 @@ def _of_task(
     """Read a task's problems by split, and add the contents of its sources."""
     prefix, longest = "" if name == "main" else f"{name}, ", config.data.max_prompt_length
     own = own_reward and name == "main"
-    verified, columns = task.reward.function == "verify" and not own, gives_columns(task.reward) or own
+    how = reading(task.reward, own)
     loaded: Splits = {}
     for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
         if not source.path or split not in splits:
             continue
-        problems, report = load_problems(source, config.data.seed, verified=verified)
+        problems, report, contents[setting_of(name, split)] = read_source(source, config.data.seed, how)
         _warn(f"{prefix}{split}", report, say)
-        contents[setting_of(name, split)] = content_of(source, problems, columns=columns)
-        problems = _answered(problems, f"{prefix}{split}", say) if verified else problems
+        problems = _answered(problems, f"{prefix}{split}", say) if how.verified else problems
         short, dropped = tokenizer.drop_too_long(problems, longest)
         loaded[split] = [replace(problem, task=name) for problem in short]
         if dropped:

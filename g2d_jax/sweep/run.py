@@ -33,12 +33,12 @@ from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import inputs
+from g2d_jax.stages import inputs, kept_inputs
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LINKS, PLANS, absolute, environment
+from g2d_jax.workdir import LINKS, PLANS, absolute, environment, write_settings
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run
@@ -121,9 +121,8 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             listed = {point["label"]: point for point in storage.read_json(file)["points"]}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
-            kept = {"config": to_dict(settings), "own": {}, "version": __version__, "workdir": str(folder)}
-            storage.write_json(folder / "config.json", kept)
-            inputs.keep(folder, inputs.of_config(settings))
+            write_settings(settings, folder)
+            kept_inputs.keep(folder, inputs.of_config(settings))
             steps = {name: point.config.stages[name].steps for name in ids if ids[name] in graph.trajectories}
             links = [[name, f"../../../stages/{ids[name]}", steps.get(name)] for name in plan(settings).order]
             storage.write_json(folder / LINKS, links)
@@ -210,7 +209,7 @@ class _Worker:
                 runtime = shared.at(
                     node.config, folders, tracker, workdir=folder, evaluated=evaluated, contents=contents
                 )
-                inputs.check_hub(self.root, runtime)
+                kept_inputs.check_hub(self.root, runtime)
                 pipeline.compile_ahead(runtime, [node.name])
                 pipeline.run_stage(runtime, node.name, plan(node.config), again=True)
             except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,13 @@ from transformers import PreTrainedTokenizerFast
 from g2d_jax import commands, dryrun, graph, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.contents import Content
-from g2d_jax.data.problems import load_problems
+from g2d_jax.contents import Content, content
 from g2d_jax.data.template import TemplateSettings
-from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
-from g2d_jax.stages import inputs
-from g2d_jax.stages.problems import content_of, gives_columns
+from g2d_jax.stages import inputs, kept_inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import check_claim, claim
 
@@ -124,16 +123,15 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
     """The contents of what a config names, as a run finds them; its tokenizer's template is not tried out first."""
     settings = Config.of(config)
 
-    def problems(setting: str) -> Content:
+    def read_problems(setting: str) -> Content:
         source = getattr(settings.data, setting.partition(".")[2])
-        read, _ = load_problems(source, settings.data.seed)
-        return content_of(source, read, columns=gives_columns(settings.reward))
+        return problems.read_source(source, settings.data.seed, problems.reading(settings.reward))[2]
 
     def tokenizer() -> PromptTokenizer:
         template = TemplateSettings(chat=settings.tokenizer.chat)
         return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path), template)
 
-    return {name: reader.content() for name, reader in inputs.readers(settings, problems, tokenizer).items()}
+    return inputs.contents_of({**inputs.readers(settings, read_problems, tokenizer), **inputs.bases(settings, {})})
 
 
 def start(config: ConfigDict, workdir: Path) -> None:
@@ -141,7 +139,7 @@ def start(config: ConfigDict, workdir: Path) -> None:
     order, place = graph.plan(Config.of(config)), epath.Path(workdir)
     ends = graph.made_from_ends(Config.of(config), order)
     check_claim(Config.of(config), place, {}, ends)
-    inputs.check(place, found_in(config), print, Config.of(config))
+    kept_inputs.check(place, found_in(config), print, Config.of(config))
     claim(Config.of(config), place, {}, ends)
 
 
@@ -227,7 +225,15 @@ CHANGES: list[tuple[Change, str]] = [
     ),
     (
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows[1].update(completion="7")),
-        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 1 files 1 changed",
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 8 rollouts 1 changed",
+    ),
+    (  # of an earlier prompt: later groups would be trained on again
+        lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.extend(rows[:2])),
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 8 rollouts 2 added",
+    ),
+    (
+        lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.append({**rows[7], "step": -1})),
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 8 rollouts 1 added",
     ),
     (
         lambda place: parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}]),
@@ -329,6 +335,59 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
         start(config, workdir)
 
 
+@pytest.mark.parametrize("reward", ["verify", "judge", "my_own:score"])
+def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
+    save_rows(place / "train.jsonl", [{"problem": f"{n}+1=?", "answer": [str(n + 1)]} for n in range(9)])
+    config = settings.base()
+    config.data.train = settings.source(str(place / "train.jsonl"))
+    config.reward.update(function=reward, folder=str(place))
+    taken = Config.of(config)
+    in_study = inputs.of_config(taken)["data.train"]
+    tokenizer = load_tokenizer("procedural:slips")
+    assert in_study == problems.load(taken, tokenizer, False, print, ["train"])[1]["data.train"]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "is_on_hub"),
+    [
+        ("org/model", "model", True),
+        ("/a/model", "model", False),
+        ("gs://a/model", "model", False),
+        ("procedural:slips", "model", False),
+        ("math500", "problems", True),
+        ("math500:/a/file.jsonl", "problems", False),
+        ("hub:org/set@main:train", "problems", True),
+        ("hub:/a/folder:train", "problems", False),
+        ("hub:/a/folder", "preferences", False),
+        ("hub:org/pairs", "preferences", True),
+        ("/a/*/rows.jsonl", "rollouts", False),
+        ("procedural:slips", "problems", False),
+        ("run:/a/run#sft", "policy", False),
+        ("/a/mine.py", "path", False),
+    ],
+)
+def test_what_is_on_the_hub(place: str, kind: str, is_on_hub: bool) -> None:
+    assert inputs.Reader(place, kind, lambda: Content("", "", 0)).is_on_hub is is_on_hub
+
+
+def test_a_local_folder_of_a_set_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "train.jsonl"
+    file.parent.mkdir()
+    file.write_text("1")
+    before = inputs._stamp(f"hub:{tmp_path}:train", "problems")
+    file.write_text("12")
+    assert before != inputs._stamp(f"hub:{tmp_path}:train", "problems") != ()
+
+
+def test_the_tokenizer_of_a_reward_model_answers_nothing_and_has_no_weights(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    make_tokenizer(template).save_pretrained(tmp_path)
+    config = settings.base()
+    config.reward.function, config.reward.model.path = "model", str(tmp_path)
+    kept = inputs._of_reward(Config.of(config).reward, "")["reward.model.tokenizer"].content()
+    assert kept.place == str(tmp_path) and [*kept.parts][1] == "chat template"
+
+
 def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(place: Path, tmp_path: Path) -> None:
     """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
     config, workdir = reading(place), tmp_path / "work"
@@ -385,15 +444,82 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(plac
         commands.sample(workdir, policy="sft", prompts="1+1?")
 
 
-def test_adapters_of_another_run_beside_another_state_of_the_model(place: Path, tmp_path: Path) -> None:
+def test_workers_of_a_study_keep_what_each_reads(tmp_path: Path) -> None:
+    config = Config.of(settings.base())
+
+    def keep(number: int) -> None:
+        found = {f"model.path org/{number}@": content("tensors", {"a": f"{number}"})}
+        kept_inputs.check_shared(epath.Path(tmp_path), found, print, config)
+
+    with ThreadPoolExecutor(8) as workers:
+        list(workers.map(keep, range(24)))
+    kept = kept_inputs.read(epath.Path(tmp_path))
+    assert kept is not None and len(kept) == 24
+    with pytest.raises(ValueError, match=r"model\.path org/3@: of 1 tensors 1 changed"):
+        kept_inputs.check_shared(
+            epath.Path(tmp_path), {"model.path org/3@": content("tensors", {"a": "4"})}, print, config
+        )
+
+
+@pytest.mark.parametrize("begins_with", ["init", "hf:"])
+def test_adapters_of_another_run_beside_another_model(place: Path, tmp_path: Path, begins_with: str) -> None:
+    other, base = trained_elsewhere(place, tmp_path, begins_with)
+    config = reading(place)
+    config.lora.rank = 2
+    config.tokenizer.chat = False
+    config.stages.dpo.policy = f"run:{other}#sft"
+    begin(config, tmp_path / "work")
+    edit_weights(base, replaced)
+    message = rf"dpo\.policy: the adapters of run:\S+other#sft stand beside another model than {base} now holds: of 28"
+    with pytest.raises(ValueError, match=message):
+        begin(config, tmp_path / "again")
+    message = r"other inputs:\n(?s:.*)  stages\.dpo\.policy\.base \(\S+\): of 28 tensors"
+    with pytest.raises(ValueError, match=message):
+        commands.export(tmp_path / "work", tmp_path / "exported", policy="dpo")
+
+
+def test_adapters_of_another_run_beside_the_same_model_elsewhere(place: Path, tmp_path: Path) -> None:
+    other, base = trained_elsewhere(place, tmp_path, "init")
+    config = reading(place)
+    config.lora.rank = 2
+    config.stages.collect.policy = f"run:{other}#sft"
+    config.model.path = str(shutil.copytree(base, tmp_path / "copy"))
+    begin(config, tmp_path / "work")
+    edit_weights(tmp_path / "copy", replaced)
+    with pytest.raises(ValueError, match=r"stand beside another model than \S+copy now holds: of 28 tensors"):
+        begin(config, tmp_path / "again")
+    (other / "inputs.json").unlink()  # of an older version: the place stands for what it holds
+    with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
+        begin(config, tmp_path / "again")
+
+
+@pytest.mark.parametrize("begins_with", ["init", "hf:"])
+def test_commands_put_no_adapters_of_another_run_beside_another_model(
+    place: Path, tmp_path: Path, begins_with: str
+) -> None:
+    other, base = trained_elsewhere(place, tmp_path, begins_with)
+    config, workdir = reading(place), tmp_path / "work"
+    config.lora.rank = 2
+    config.tokenizer.chat = False
+    config.model.path = str(shutil.copytree(place / "model", tmp_path / "copy"))
+    edit_weights(tmp_path / "copy" if begins_with == "init" else base, replaced)
+    begin(config, workdir)
+    policy, message = f"run:{other}#sft", r"policy: the adapters of run:\S+#sft stand beside another model"
+    with pytest.raises(ValueError, match=message):
+        commands.export(workdir, tmp_path / "model", policy=policy)
+    with pytest.raises(ValueError, match=message):
+        commands.sample(workdir, policy=policy, prompts="1+1?")
+    with pytest.raises(ValueError, match=message):
+        commands.evaluate(workdir, policy)
+
+
+def trained_elsewhere(place: Path, tmp_path: Path, begins_with: str) -> tuple[Path, Path]:
+    """The work directory of a run with adapters of a stage "sft", and the folder of the model they stand beside."""
     config, other = reading(place), tmp_path / "other"
     config.lora.rank = 2
+    base = place / "model" if begins_with == "init" else place / "other"
+    config.stages.sft.policy = "init" if begins_with == "init" else f"hf:{base}"
     begin(config, other)
     with Checkpoints(other / "01-sft" / "checkpoints") as checkpoints:
         checkpoints.save(6, {"params": {"a": jnp.ones(3)}}, {})
-    config.stages.collect.policy = f"run:{other}#sft"
-    begin(config, tmp_path / "work")
-    edit_weights(place / "model", replaced)
-    message = r"collect\.policy: the adapters of run:\S+other#sft stand beside another model"
-    with pytest.raises(ValueError, match=message):
-        begin(config, tmp_path / "again")
+    return other, base
