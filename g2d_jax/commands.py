@@ -157,7 +157,7 @@ def evaluate(
         raise ValueError("the run has no evaluate stage to take settings from")
     changes = {name: value for name, value in sampling.items() if value is not None}
     samples = changes.pop("num_generations", stages[0].num_generations)
-    limited = tuple(k for k in stages[0].pass_at if k <= samples)
+    limited = replace(stages[0], num_generations=samples).told_at
     stage = replace(
         stages[0],
         policies=(policy,),

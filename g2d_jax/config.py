@@ -701,6 +701,11 @@ class Evaluate(Section):
         if not self.policies:
             raise FieldError("policies", "is empty: name at least one policy")
 
+    @property
+    def told_at(self) -> tuple[int, ...]:
+        """The k of pass_at that so many answers tell. Of the default some may go; graph.py refuses that of others."""
+        return tuple(k for k in self.pass_at if k <= self.num_generations)
+
 
 Stage: TypeAlias = Sft | Online | Collect | Offline | BestCheckpoint | Evaluate
 TrainingStage: TypeAlias = Sft | Online | Offline

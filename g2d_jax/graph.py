@@ -275,15 +275,18 @@ def _check_preferences(stage: Offline, stages: Stages) -> None:
 
 
 def _check_pass_at(stage: Evaluate) -> None:
-    """Raise ValueError for a pass@k of fewer than one answer, or of more than are sampled."""
-    if few := [k for k in stage.pass_at if k < 1]:
+    """Raise ValueError for a pass@k of fewer than one answer, or of more than are sampled.
+
+    The default is nobody's wish: of it those are told that can be.
+    """
+    few = [k for k in stage.pass_at if k < 1]
+    if few:
         raise ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
-    most = stage.num_generations
-    if many := [k for k in stage.pass_at if k > most]:
-        kept = tuple(k for k in stage.pass_at if k <= most)
+    many = [k for k in stage.pass_at if k not in stage.told_at]
+    if many and stage.pass_at != Evaluate().pass_at:
         raise ValueError(
-            f"pass_at has {many[0]}, and num_generations is {most}: pass@{many[0]} takes at least {many[0]} answers to "
-            f"a problem. Set pass_at to {kept}, or num_generations to {max(many)} or more"
+            f"pass_at has {many[0]}, and num_generations is {stage.num_generations}: pass@{many[0]} takes at least "
+            f"{many[0]} answers to a problem. Set pass_at to {stage.told_at}, or num_generations to {max(many)} or more"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -437,3 +438,14 @@ def test_a_policy_made_from_itself_is_followed_to_an_end(read):
         return
     with pytest.raises(ValueError, match="is made from itself"):
         init_params.base_policy(made, "a", {})
+
+
+def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
+    few = config.Evaluate(num_generations=2, policies=("init",))
+    assert few.told_at == (1, 2)
+    stages = {"evaluate": few}
+    test = config.Source(path="procedural:slips", split="test", limit=4)
+    made = config.Config(stages=stages, data=config.Data(test=test), tokenizer=config.Tokenizer(path=test.path))
+    pipeline.check(made)
+    with pytest.raises(ValueError, match=r"pass_at has 8, and num_generations is 2: .* Set pass_at to \(1,\)"):
+        pipeline.check(dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))}))

@@ -223,7 +223,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "Given the following problem, reason and give a final answer" in shown
     assert (" of them trained" in shown) == bool(config.lora.rank)
     rows = [line.split() for line in shown.splitlines()]
-    assert [row[-2] for row in rows if row[1:3] == ["main", "test"]] == [str(count)]
+    assert [row[-2] for row in rows if row[1:4:2] == ["main", "test"]] == [str(count)]
 
 
 @pytest.mark.parametrize(

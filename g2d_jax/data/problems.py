@@ -62,14 +62,16 @@ _FILE = re.compile(r"\.[a-z]{2,5}$")  # not the end of Qwen2.5
 def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
-    source.fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
+    source.fields: names of the row's fields for prompt (or "problem"), answer, solution and subset, where the usual
+    names do not fit.
     source.on_error: "skip" leaves broken rows out and counts them. A procedural source needs a limit; its sequence is
     `seed`. verified: answers are for the verifier, and the list that stands around some is taken off (`plain_answer`);
     a function of the user's gets them as the data set has them.
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
-    check_fields(source.fields, _CANDIDATES)
+    fields = _by_our_names(source.fields)
+    check_fields(fields, _CANDIDATES)
     if source.path.startswith("procedural:"):
         task, count = procedural(source)
         problems = arithmetic.problems(task, seed, count, source.split)
@@ -79,13 +81,22 @@ def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tu
     problems, report = collect(
         source,
         rows,
-        lambda values: read(values, label, source.fields),
+        lambda values: read(values, label, fields),
         key=lambda problem: problem.id,
         content=lambda problem: problem.answer,
     )
     if verified:
         problems = [dataclasses.replace(p, answer=plain_answer(p.answer)) if p.answer else p for p in problems]
     return problems, dataclasses.replace(report, without_answer=sum(problem.answer is None for problem in problems))
+
+
+def _by_our_names(fields: Fields) -> Fields:
+    """Return the mapping with "prompt" for "problem", which is what a problem's text is called outside the code."""
+    if "problem" not in fields:
+        return fields
+    if "prompt" in fields:
+        raise ValueError("fields maps both 'prompt' and 'problem', which are one: leave one of them out")
+    return {"prompt" if name == "problem" else name: path for name, path in fields.items()}
 
 
 def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:

@@ -114,7 +114,7 @@ def _accuracies(
     subsets = stats.by_subset(answers[judged], [problems[i].subset for i in judged])
     return {
         **every,
-        "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.pass_at},
+        "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
         "greedy": None if greedy is None else stats.accuracy(correct(greedy)).mean,
         "subsets": {subset: dataclasses.asdict(figures) for subset, figures in subsets.items() if subset},
     }

@@ -331,6 +331,16 @@ def test_what_is_no_hub_id_is_told_all_forms(source):
         load_problems(source)
 
 
+@pytest.mark.parametrize("name", ["problem", "prompt"])
+def test_a_problems_text_is_mapped_by_either_name(tmp_path, name):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"q": "What is 1+1?", "a": "2", "problem": "no"}) + "\n")
+    source = Source(path=str(tmp_path / "a.jsonl"), fields={name: "q", "answer": "a"})
+    assert [(p.prompt, p.answer) for p in reading.load_problems(source)[0]] == [("What is 1+1?", "2")]
+    both = Source(path=str(tmp_path / "a.jsonl"), fields={"prompt": "q", "problem": "q"})
+    with pytest.raises(ValueError, match="maps both 'prompt' and 'problem'"):
+        reading.load_problems(both)
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_a_pointer_of_git_lfs_is_named_as_one(suffix, tmp_path):
     file = tmp_path / f"problems{suffix}"
