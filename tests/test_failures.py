@@ -89,6 +89,7 @@ def test_a_line_for_each_failure_of_the_machine(error: Exception, told: str) -> 
     assert "\n" not in failures.line(error)
 
 
+@pytest.mark.slow
 def test_threads_that_cannot_be_started_are_told_by_the_command(one_device: dict[str, str], tmp_path: Path) -> None:
     code = """
 import sys, threading

@@ -116,6 +116,7 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
     pipeline.check(Config.of(config))
 
 
+@pytest.mark.slow
 def test_the_dry_run_and_the_run_list_every_split_of_every_task(
     config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

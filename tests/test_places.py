@@ -344,6 +344,7 @@ def test_a_base_that_moved_is_that_of_the_settings(tmp_path: Path) -> None:
     assert init_params.base_policy(config, "sft", {"sft": stage}) == f"hf:{stage}"
 
 
+@pytest.mark.slow
 def test_a_report_asks_nobody_for_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", connected)
     monkeypatch.delenv("HF_HUB_OFFLINE")

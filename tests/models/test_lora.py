@@ -166,7 +166,13 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks transformers
-@pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, True, 0.2)], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        pytest.param(Lora(3, 6.0), id="all"),
+        pytest.param(Lora(2, 5.0, SOME, True, 0.2), id="some", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("family", ["qwen3", *[pytest.param(f, marks=pytest.mark.slow) for f in SLOW]])
 def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
     """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""

@@ -194,7 +194,7 @@ def test_grpo(name, beta):
     assert metrics_of(stage, filled(stage))["grad_norm"] == pytest.approx(float(expected), rel=2e-5)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "group_dpo", "nll"])
+@pytest.mark.parametrize("loss", ["dpo", "group_dpo", pytest.param("nll", marks=pytest.mark.slow)])
 def test_dpo(loss):
     """Of 64 prompts half have a pair, so that the authors' gradient is half as long."""
     how = {"loss": "dpo", "dpo": {"nll_coef": NLL}} if loss == "nll" else {"loss": loss}

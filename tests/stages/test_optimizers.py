@@ -26,7 +26,10 @@ SETTINGS = {
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 
 
-@pytest.mark.parametrize("overrides", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param(SETTINGS[name], id=name, marks=[pytest.mark.slow] * (name == "adafactor")) for name in SETTINGS],
+)
 def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_path):
     """It stops after update 3, of which nothing is kept: the checkpoint is that of update 2."""
     config = resolve(TINY, overrides)
