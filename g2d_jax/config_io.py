@@ -211,7 +211,7 @@ def identity(config: ConfigDict | Section | Mapping[str, Any], *, places: bool =
 
 
 BY_CONTENT = "(by content)"
-"""What stands in an identity for a place."""
+"""The text that an identity has in place of a path, whose content is compared instead."""
 
 
 def _forget_places(values: dict[str, Any]) -> None:

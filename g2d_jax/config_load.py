@@ -192,7 +192,7 @@ _MADE_BY = {
     "stages": "a stage by its name: config.stages.NAME = settings.online(…)",
     "tasks": "a task by its name: config.tasks.NAME = settings.task(…)",
 }
-"""What makes a section of this name, for a message."""
+"""The call that makes a section of each name, for messages."""
 
 
 def _wrong_type(field: str, given: str, kind: str) -> str:

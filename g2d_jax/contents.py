@@ -1,4 +1,4 @@
-"""What a run reads, by content: digests that are the same wherever it lies, and what differs between two of them.
+"""The inputs of a run by content: digests that are the same wherever it lies, and what differs between two of them.
 
     problems, examples ─► records ┐
     files, rollouts    ─► files   ├─► Content: a digest of the whole, and of each part by name
@@ -47,7 +47,7 @@ _CHECKSUMS = ("crc32c", "md5Hash", "ETag", "etag", "generation")  # of fsspec's 
 
 @dataclass(frozen=True)
 class Content:
-    """What was read: parts of a kind ("problems", "tensors", …).
+    """The content of an input: parts of a kind ("problems", "tensors", …).
 
     digest: 16 hex digits of all parts in their order. count: how many there are. parts: name -> digest, in order; {}
     where they are not kept. commit: that of the hub's repository, "" elsewhere. place: where it lies, for messages.

@@ -76,7 +76,7 @@ class FieldError(ValueError):
 
 
 class Hint(NamedTuple):
-    """What a field's annotation says of its values: their plain type, whether it may be None, choices, bounds, and
+    """The meaning of a field's annotation: its values' plain type, whether it may be None, choices, bounds, and
     what a text leads to."""
 
     kind: type

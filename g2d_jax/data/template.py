@@ -83,7 +83,7 @@ class TemplateSettings:
 
 
 Fault = Callable[[ValueError], None]
-"""What is done about a fault that no run should begin with: `refuse`, or for what ran already a warning."""
+"""The answer to a fault that no run should begin with: `refuse`, or a warning for a run that is finished."""
 
 
 def refuse(error: ValueError) -> None:

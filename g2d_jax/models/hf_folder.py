@@ -195,7 +195,7 @@ _WRAPPED = {
     "base_model.model.": "a model with PEFT's adapters in it: save what merge_and_unload() returns",
     "module.": "a model that DataParallel or DeepSpeed had wrapped: save what it wrapped, wrapper.module",
 }
-"""What tensor names begin with that were saved from a wrapper, and of which."""
+"""The beginnings of tensor names that were saved from a wrapper, and the wrapper of each."""
 
 
 def _refuse_wrapped(folder: epath.Path, headers: Mapping[str, Stored]) -> None:

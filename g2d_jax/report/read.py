@@ -187,7 +187,7 @@ class Run:
 
     @property
     def damage(self) -> list[str]:
-        """What is damaged of the files that only inform, and so left out."""
+        """The damage found in files that only inform, and that was left out."""
         environment = read_informing(self.workdir / "environment.json")[1]
         return [*self._logged[1], *filter(None, [environment])]
 

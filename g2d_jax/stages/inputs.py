@@ -1,4 +1,4 @@
-"""What a run reads from outside: a reader of the content of each input, by the setting that names it.
+"""The inputs that a run reads from outside: a reader of the content of each, by the setting that names it.
 
 settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─► kept_inputs.py
 """
