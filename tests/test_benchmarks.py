@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrix import some
 from sources import load_problems
 
 from g2d_jax import pipeline
@@ -18,11 +19,11 @@ SCRIPT = runpy.run_path(str(BENCHMARKS / "accelerator.py"))
 DEMO_TASK = runpy.run_path(str(BENCHMARKS / "demo_task.py"))
 
 
-LONG = ("correct", "remat")
+SHORT = ("decode", "logprobs")
 PARTS = sorted(SCRIPT["PARTS"].keys() - {"memory"})  # memory is a run of its own
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part in LONG)) for part in PARTS])
+@pytest.mark.parametrize("part", some(SHORT, PARTS))
 def test_parts_on_a_cpu(part, tmp_path, capsys):
     assert SCRIPT["PARTS"][part](SCRIPT["shape"]("tiny"), tmp_path)
     lines = capsys.readouterr().out.splitlines()
@@ -39,7 +40,8 @@ def test_variants_of_the_demo_can_run(variant, monkeypatch):
     assert max(len(problem.prompt) for problem in problems) <= config.data.max_prompt_length
 
 
-@pytest.mark.parametrize("table", ["sampling", pytest.param("dpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["sampling", "dpo"])
 def test_table_beside_no_peers(table, one_device):
     command = [sys.executable, BENCHMARKS / "peers.py", table, "--tiny", "--rounds=1", "--only=Qwen2"]
     done = subprocess.run(command, capture_output=True, text=True, env=one_device, check=True)
@@ -49,6 +51,7 @@ def test_table_beside_no_peers(table, one_device):
     assert rows and all(row[0].startswith("| Qwen2") and row[2] == "– |" for row in rows)
 
 
+@pytest.mark.slow
 def test_growth(one_device, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", one_device["XLA_FLAGS"])
     script = runpy.run_path(str(BENCHMARKS / "growth.py"))

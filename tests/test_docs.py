@@ -131,7 +131,7 @@ def slowness(file: Path) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
             whole = names & {*decorators} or any("mark.slow" in marks for marks in of_all)
-            partly = any(re.search(r"\bslow\b", decorator) for decorator in decorators)
+            partly = any(re.search(r"\b(slow|some)\b", decorator) for decorator in decorators)
             shares[node.name] = "slow" if whole else "partly slow" if partly else ""
     return shares
 

@@ -31,6 +31,7 @@ def test_only_what_leads_to_the_warm_up_is_run() -> None:
         forecast.warmup_of(Config.of(config))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*more: str) -> tuple[dict[str, Any], str]:
         assert cli.main(["forecast", "--config", TINY, "--workdir", str(tmp_path), "--probe=2", *more]) == 0

@@ -296,6 +296,7 @@ def test_settings_that_cannot_work_are_refused_before_any_work(override: str, me
         pipeline.check(Config.of(resolve(TINY, [override])))
 
 
+@pytest.mark.slow
 def test_a_loss_from_python_that_changed_between_two_runs_is_the_new_one_in_the_second(
     config: ConfigDict, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from etils import epath
+from matrix import some
 from ml_collections import ConfigDict
 from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, shrink, solved_problems
 
@@ -239,12 +240,10 @@ RUNS = {
     "bridging-mixed:row=chat-to-math,start=bridging-chat:method=s1": "llama",
     "bridging-mixed:row=math-to-chat,start=bridging-math:method=s1": "llama",
 }
-SOME = {"bridging-math:method=s1", "bridging-chat:method=grpo"}
+SOME = {"bridging-chat:method=grpo"}
 
 
-@pytest.mark.parametrize(
-    "spec", [spec if spec in SOME else pytest.param(spec, marks=pytest.mark.slow) for spec in RUNS]
-)
+@pytest.mark.parametrize("spec", some(SOME, RUNS))
 def test_a_row_runs(spec: str, run: Callable[[str], Run]) -> None:
     workdir, manifests = run(spec)
     assert list(manifests) == ["train", "best", "evaluate"]

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from etils import epath
 from forks import Forks
+from matrix import slow
 from sources import load_problems
 
 from g2d_jax import config as settings
@@ -170,14 +171,16 @@ def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages.__class__.__mro__ }}",
         "{{ cycler.__init__.__globals__.os.mkdir(PATH) }}",
-        "{{ self._TemplateReference__context.parent }}{{ raise_exception.__globals__['os'].mkdir(PATH) }}",
         "{{ ('{0.__class__.__mro__}'.format)(messages) }}",
-        "{{ messages | attr('__class__') }}",
-        "{{ messages | map(attribute='__class__') | join }}",
-        "{% set _ = messages.append({}) %}",
         "{% include PATH %}",
+        *slow(
+            "{{ messages.__class__.__mro__ }}",
+            "{{ self._TemplateReference__context.parent }}{{ raise_exception.__globals__['os'].mkdir(PATH) }}",
+            "{{ messages | attr('__class__') }}",
+            "{{ messages | map(attribute='__class__') | join }}",
+            "{% set _ = messages.append({}) %}",
+        ),
     ],
 )
 def test_a_chat_template_stays_in_its_sandbox(template: str, tmp_path: Path, marker: Path) -> None:

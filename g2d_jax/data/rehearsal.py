@@ -7,6 +7,7 @@ here; a run that hangs in it is ended by `faults.hang_timeout`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -28,10 +29,14 @@ def rehearse(source: str, conversations: Sequence[Sequence[Mapping[str, str]]], 
     variables: what it is given beside the messages, such as the special tokens. What it raises is not told: the caller
     runs it next. Raises ValueError when it takes more than CPU_SECONDS or MEMORY_MB.
     """
-    job = [source, conversations, dict(variables), CPU_SECONDS, MEMORY_MB]
+    _rehearse(json.dumps([source, conversations, dict(variables), CPU_SECONDS, MEMORY_MB], default=str))
+
+
+@functools.cache  # what passed once passes again
+def _rehearse(job: str) -> None:
     command = [sys.executable, "-P", __file__]  # -P: this folder's names must not hide other packages
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, input=json.dumps(job, default=str).encode(), capture_output=True, env=environment)
+    done = subprocess.run(command, input=job.encode(), capture_output=True, env=environment)
     if done.returncode == _TOO_MUCH or done.returncode < 0:
         raise ValueError(
             f"the chat template does not end within {CPU_SECONDS} seconds of processor time and {MEMORY_MB} MB: "

@@ -68,12 +68,9 @@ def base(config: Config, folder: storage.PathLike | None, shape: ModelConfig, me
 def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """Draw random parameters on the mesh; of a shape with adapters the frozen part."""
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
-
-    def random_parameters() -> Decoder:
-        return decoder.cast(decoder.init(shape.base, key, std), dtype)
-
     if not shape.quantise:
-        model = jax.jit(random_parameters, out_shardings=decoder.shardings(shape.base, mesh))()
+        draw = jax.jit(_parameters, static_argnums=(1, 2, 3), out_shardings=decoder.shardings(shape.base, mesh))
+        model = draw(key, shape.base, std, dtype)
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
 
@@ -87,15 +84,16 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder.build(shape, make)
 
 
+def _parameters(key: jax.Array, shape: ModelConfig, std: float, dtype: jnp.dtype) -> Decoder:
+    """Draw all parameters. A function of the module, so that a policy that is loaded again compiles nothing."""
+    return decoder.cast(decoder.init(shape, key, std), dtype)
+
+
 def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
     """Add fresh adapters, on the mesh, to the frozen part of a policy (`lora.frozen`)."""
     where, _ = lora.partition(decoder.shardings(shape, mesh))
-    key = keys.key(seed, "lora")
-
-    def random_adapters() -> Decoder:
-        return lora.adapters(shape, key)
-
-    return lora.combine(jax.jit(random_adapters, out_shardings=where)(), frozen)
+    draw = jax.jit(lora.adapters, static_argnums=0, out_shardings=where)
+    return lora.combine(draw(shape, keys.key(seed, "lora")), frozen)
 
 
 BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`

@@ -101,7 +101,8 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
     assert differences(whole, tmp_path / "left") == []
 
 
-@pytest.mark.parametrize("how", ["deleted", pytest.param("moved", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["deleted", "moved"])
 def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> None:
     """The run ends by itself within seconds, and what it left there, if anything, is taken for no run."""
     workdir, away = tmp_path / "work", tmp_path / "away"

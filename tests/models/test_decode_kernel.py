@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from matrix import some
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
@@ -61,7 +62,7 @@ CASES = [
         pytest.param(1, 1, 128, "bfloat16", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("width", "column", "lengths"), CASES)
+@pytest.mark.parametrize(("width", "column", "lengths"), some(CASES[1:4:2], CASES))
 def test_every_row_attends_to_what_it_sees(
     width: int, column: int, lengths: list[int], kv_heads: int, repeats: int, dim: int, dtype: str
 ) -> None:

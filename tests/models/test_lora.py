@@ -109,7 +109,8 @@ def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
     assert lora.partition(base) == (base, None) and lora.combine(base, None) is base
 
 
-@pytest.mark.parametrize("size", [1e-5, *(pytest.param(size, marks=pytest.mark.slow) for size in (1e-4, 1e-3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3])
 def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
     """In training and as the sampler reads it, log-probabilities move by what they do in float32, beside noise.
 

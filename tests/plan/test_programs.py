@@ -44,6 +44,7 @@ def planned_on(chips, config):
     return planned(Config.of(config), compiler(chips))
 
 
+@pytest.mark.slow
 def test_what_fits_is_searched_by_compiling(monkeypatch):
     """With the memory of a v5e and with that of none."""
     config, lines = resolve(TINY, SMALL), []

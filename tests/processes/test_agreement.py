@@ -94,7 +94,8 @@ def test_half_an_address_is_refused(variables: dict[str, str], message: str, mon
     assert processes.count() == 1
 
 
-@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
 def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, forks: Forks) -> None:
     """Neither the coordinator alone nor one that cannot reach it: and Ctrl-C is heard."""
     code = (

@@ -89,6 +89,7 @@ def bomb_answers() -> list[str]:
     return [*towers, *nested, "x^{" * 60 + "x" + "}" * 60, "7" * 9000, "z" * 9000]
 
 
+@pytest.mark.slow
 def test_every_verdict_arrives_among_bombs() -> None:
     cases = [json.loads(line) for line in ANSWERS.read_text("utf-8").splitlines()]
     cases = [case for case in cases if case["category"] != "adversarial" and case["id"] != "natural_log"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from etils import epath
+from matrix import slow
 from ml_collections import ConfigDict
 from worlds import bits, run
 
@@ -106,7 +107,7 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
             assert spent >= amount
 
 
-@pytest.mark.parametrize("rollouts", ["sample", "archive"])
+@pytest.mark.parametrize("rollouts", ["archive", *slow("sample")])
 def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, opened, rollouts):
     budgeted = changed(early, stop="budget", steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
     budgeted.stages.collect.rollouts = rollouts

@@ -130,13 +130,21 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("stops", [[*STOPS][:2], pytest.param([*STOPS], marks=slow)], ids=["in sft", "everywhere"])
-def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(stops, runs, finished, tmp_path):
-    workdir = tmp_path / "run"
+def test_sigterm_and_ctrl_c_in_the_first_stage(runs, tmp_path):
+    runs(tmp_path / "whole", until="sft")
+    stop_and_continue(runs, tmp_path / "whole", tmp_path / "run", [*STOPS][:2], until="sft")
+
+
+@slow
+def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(runs, finished, tmp_path):
+    stop_and_continue(runs, finished, tmp_path / "run", [*STOPS])
+
+
+def stop_and_continue(runs: Runs, whole: Path, workdir: Path, stops: list[str], **job: str) -> None:
     for what in stops:
         name, number, stage, step = STOPS[what]
         pressed = what.endswith("Ctrl-C")
-        stopped = runs(workdir, 130 if pressed else 75, call=["INT" if pressed else "TERM", name, number])
+        stopped = runs(workdir, 130 if pressed else 75, call=["INT" if pressed else "TERM", name, number], **job)
         assert stopped["seconds"] < 30, (what, stopped)
         said = " ".join(stopped["text"].split())
         by = "Ctrl-C" if pressed else "SIGTERM"
@@ -147,8 +155,8 @@ def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(stops, ru
             (folder,) = workdir.glob(f"*-{stage}")
             assert checkpoints(workdir, folder.name).latest() == step, what
             assert max((s for at, s in steps_logged(workdir) if at == stage), default=0) == step, what
-    runs(workdir)
-    assert differences(finished, workdir) == []
+    runs(workdir, **job)
+    assert differences(whole, workdir) == []
     assert redone(workdir) == 0
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrix import slow
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
@@ -183,7 +184,9 @@ GRPO = {
 }
 
 
-@pytest.mark.parametrize(("name", "beta"), [*((name, KL) for name in GRPO), ("sum", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "beta"), [("authors", KL), ("dapo", KL), ("sum", 0.0), *slow(("sum", KL), ("grpo", KL), ("dr_grpo", KL))]
+)
 def test_grpo(name, beta):
     """Without a KL term responses of advantage 0, which have no gradient, are left out of the batch."""
     changes, divisor, scaled = GRPO[name]
@@ -194,7 +197,7 @@ def test_grpo(name, beta):
     assert metrics_of(stage, filled(stage))["grad_norm"] == pytest.approx(float(expected), rel=2e-5)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "group_dpo", pytest.param("nll", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", ["group_dpo", *slow("dpo", "nll")])
 def test_dpo(loss):
     """Of 64 prompts half have a pair, so that the authors' gradient is half as long."""
     how = {"loss": "dpo", "dpo": {"nll_coef": NLL}} if loss == "nll" else {"loss": loss}
@@ -209,7 +212,7 @@ def test_dpo(loss):
     assert norms["pairs"] == pytest.approx(2 * norms["prompts"], rel=1e-5)
 
 
-@pytest.mark.parametrize("authors", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("authors", [*slow(False), True])
 def test_group_dpo_with_grpo(authors):
     more = {**AUTHORS, "dpo": {"normalizer": "prompts"}} if authors else {}
     stage = stage_of(loss="group_dpo", grpo_coef=COEF, beta=KL, **more)
@@ -218,7 +221,7 @@ def test_group_dpo_with_grpo(authors):
     assert metrics_of(stage, filled(stage))["grad_norm"] == pytest.approx(float(expected), rel=2e-5)
 
 
-@pytest.mark.parametrize("sync_every", [1, 2])
+@pytest.mark.parametrize("sync_every", [*slow(1), 2])
 def test_the_first_update_on_a_batch_is_on_policy_in_bfloat16(sync_every):
     """Exactly, where a batch serves one update; else up to the rounding of two programs. What was sampled with is off
     by e^0.5 and more, and would have clipped most tokens."""

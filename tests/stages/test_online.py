@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from matrix import slow
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
@@ -119,7 +120,7 @@ def rows_of(problems: list[Problem], logprob: float | None) -> list[dict[str, An
     ]
 
 
-@pytest.mark.parametrize("loss", [{}, {"loss_type": "cispo"}, {"loss": "group_dpo", "grpo_coef": 0.1}])
+@pytest.mark.parametrize("loss", [*slow({}, {"loss_type": "cispo"}), {"loss": "group_dpo", "grpo_coef": 0.1}])
 def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, loss):
     """Those of another policy are no ratio of 1: the rule of a server's responses and of int8 holds for dumps."""
     problems = opened(warmup, tmp_path).problems["train"][:4]
@@ -264,8 +265,10 @@ def test_device_time_is_paid_for_every_device(warmup, tmp_path, opened):
     ("reward", "cause"),
     [
         (lambda completions, **_: [0.0] * len(completions), "every response was wrong"),
-        (lambda completions, **_: [1.0] * len(completions), "all got the same reward"),
-        (lambda completions, **_: [None] * len(completions), "no response could be scored"),
+        *slow(
+            (lambda completions, **_: [1.0] * len(completions), "all got the same reward"),
+            (lambda completions, **_: [None] * len(completions), "no response could be scored"),
+        ),
     ],
 )
 def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, opened, reward, cause):

@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from matrix import slow
 from plain import assert_near
 
 from g2d_jax import keys
@@ -67,8 +68,7 @@ def expected() -> tuple[decoder.Decoder, float]:
 @pytest.mark.parametrize(
     ("settings", "mesh", "remat"),
     [
-        ({"row_length": 16, "microbatch_rows": 2}, {}, "full"),
-        pytest.param({"multiple": 4}, {"fsdp": 4}, "attention", marks=pytest.mark.slow),
+        *slow(({"row_length": 16, "microbatch_rows": 2}, {}, "full"), ({"multiple": 4}, {"fsdp": 4}, "attention")),
         ({"multiple": 2}, {"data": 2, "fsdp": 1, "tensor": 2}, "none"),
     ],
     ids=["short rows", "fsdp", "data and tensor"],

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrix import slow
 from plain import assert_near
 
 from g2d_jax import losses
@@ -201,7 +202,7 @@ def everything(compute: Compute = COMPUTE, nll_coef: float = 0.5, **changes):
     return objectives.group_dpo(compute, dataclasses.replace(GROUP, nll_coef=nll_coef), **settings)
 
 
-@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [*slow(((1, 1, 1),)), (2, 2, 2)], ids=str)
 def test_neighbours_in_a_row_and_devices_change_nothing(model, shape):
     mesh = meshes.make_mesh(*shape, devices=jax.devices()[: math.prod(shape)])
     spread = pack(
@@ -250,7 +251,7 @@ def test_sequence_level_takes_one_ratio_a_response(model):
     assert sums["ratio"] == pytest.approx(sum(ratios), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["grpo", pytest.param("dpo", marks=pytest.mark.slow), "group_dpo"])
+@pytest.mark.parametrize("kind", ["grpo", *slow("dpo", "group_dpo")])
 def test_entropy_is_added(model, kind):
     """What the coefficient adds is -0.5 times the scorer's mean entropy, and it has a gradient."""
     arrays = in_rows(24)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from etils import epath
+from matrix import slow
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
@@ -182,7 +183,7 @@ def test_adafactor_by_hand():
     np.testing.assert_allclose(updates["w_bias"], [-0.5, 0.5, -0.5], rtol=1e-5)  # not factored, not decayed
 
 
-@pytest.mark.parametrize("settings", [{}, {"kind": "adafactor"}, {"moment_dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("settings", [*slow({}, {"moment_dtype": "bfloat16"}), {"kind": "adafactor"}], ids=str)
 def test_the_state_lies_on_the_mesh_like_the_parameters_and_in_checkpoints(settings: dict, tmp_path):
     wide = ModelConfig("qwen2", 256, 128, 2, 2, 2, 64, 256, tie_word_embeddings=False)
     mesh = meshes.make_mesh(1, 4, 2)
