@@ -25,7 +25,7 @@ from g2d_jax.data.packing import round_up
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.decoder import Cache, Decoder
 from g2d_jax.models.kernels import LANES, AttentionSetting, DecodeKernel, check_decode, choose, platform_of
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
@@ -297,8 +297,15 @@ class _Session:
         width = next(size for size in self.shapes.widths if size >= longest)
         if width != self.width:
             self.width = width
-            cache = self.sampler.programs["resize"](self.state.cache, np.int32(width))
-            self.state = dataclasses.replace(self.state, cache=cache)
+            self.state = dataclasses.replace(self.state, cache=self._resized(self.state.cache, width))
+
+    def _resized(self, cache: Cache, width: int) -> Cache:
+        """Move the cache to a ring of another width, one array after the other, each in its own memory."""
+        resize, ring = self.sampler.programs["resize"], (cache.column, cache.width)
+        first, wide = (meshes.put(np.array(n, np.int32), meshes.replicated(self.mesh)) for n in (0, width))
+        keys = tuple(resize(x, ring, wide, axis=programs.KEY_COLUMNS) for x in cache.keys)
+        values = tuple(resize(x, ring, wide, axis=programs.VALUE_COLUMNS) for x in cache.values)
+        return Cache(keys, values, column=first, width=wide)
 
     def _notices(self) -> jax.Array:
         """Put this process's notice on its devices: see `processes.notice`."""
@@ -359,7 +366,7 @@ def _jitted(
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
-        "resize": Jitted(programs.resize),
+        "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
     }
 

@@ -268,16 +268,16 @@ def _write(
     return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
 
 
-def resize(cache: Cache, width: jax.Array) -> Cache:
-    """Move the newest columns to where a ring of another width has them, the newest of all in its last column."""
-    ages = width - 1 - jnp.arange(cache.keys[0].shape[KEY_COLUMNS])
-    columns = (cache.column - 1 - ages) % cache.width
-    return Cache(
-        keys=tuple(jnp.take(x, columns, axis=KEY_COLUMNS) for x in cache.keys),
-        values=tuple(jnp.take(x, columns, axis=VALUE_COLUMNS) for x in cache.values),
-        column=jnp.int32(0),
-        width=width,
-    )
+def resize(array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array, *, axis: int) -> jax.Array:
+    """Move the newest columns to where a ring of another width has them, the newest of all in its last column.
+
+    array: keys or values of a cache, of one layer at a time, so that a cache that fills the memory has to lie in it
+    once, and a layer more. ring: the next column, and how many are in use. axis: of the columns.
+    """
+    column, old_width = ring
+    ages = width - 1 - jnp.arange(array.shape[axis])
+    columns = (column - 1 - ages) % old_width
+    return jnp.take(array, columns, axis=axis, mode="clip")
 
 
 def decode_chunk(

@@ -22,6 +22,7 @@ from g2d_jax.models import decoder, quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.table import Param, block_params
 from g2d_jax.records import SEGMENT_STRIDE, Request, Rollout, SamplingParams
+from g2d_jax.sampler import programs
 from g2d_jax.sampler.engine import Sampler, Usage
 from g2d_jax.sampler.sampling import uniforms
 from g2d_jax.training.objectives import Compute
@@ -218,6 +219,7 @@ def sizes(sampler):
 
 
 def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
+    run(sampler, model, REQUESTS)  # compiles where the process has forgotten what it had
     before = sizes(sampler)
     assert_bit_equal(run(sampler, model, REQUESTS), base[0])
     assert sizes(sampler) == before
@@ -225,6 +227,7 @@ def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
 
 def test_ragged_lengths_compile_nothing_new(sampler, model, base):
     """Other prompts, other lengths, other parameters and stop ids."""
+    run(sampler, model, REQUESTS)
     before = sizes(sampler)
     for lengths in ([17, 9, 2, 11, 4], [13, 3, 1, 12, 6], [5, 16, 8, 2, 2]):
         run(sampler, model, [request(n, length, 3, 104 + n, 1.1, (5, 8, n)) for n, length in enumerate(lengths, 10)])
@@ -315,6 +318,22 @@ def test_a_prompt_is_inserted_where_it_lies(model):
     assert not [line for line in text.splitlines() if f"f32[{','.join(map(str, cache))}]" in line and " copy(" in line]
     size = math.prod(cache) * 4
     assert memory.alias_size_in_bytes >= 4 * size and memory.temp_size_in_bytes < size
+
+
+@pytest.mark.parametrize("axis", [programs.KEY_COLUMNS, programs.VALUE_COLUMNS])
+def test_another_width_takes_the_memory_of_one_array_more(axis):
+    """Of a cache that fills the memory each layer's keys or values move alone, in place, and nothing is sent."""
+    mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
+    sampler = make_sampler(mesh, max_num_seqs=64)
+    state, _ = sampler.abstract(sampler.shapes(64, 512, [SamplingParams(200)], [40]))
+    array = (state.cache.keys if axis == programs.KEY_COLUMNS else state.cache.values)[0]
+    number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
+    compiled = sampler.programs["resize"].lower(array, (number, number), number, axis=axis).compile()
+    size, memory = meshes.device_bytes(array), compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == size
+    assert size <= memory.temp_size_in_bytes < 1.1 * size
+    assert not re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute)\b", compiled.as_text())
+    assert compiled.output_shardings == array.sharding
 
 
 def test_samples_do_not_depend_on_other_requests(sampler, model, base):

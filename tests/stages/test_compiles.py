@@ -93,6 +93,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     stages.dpo.update(policy="select", diagnose=True, batch_size=4)
     stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
     stages.dpo.probe_sampling.max_new_tokens = 8
+    stages.evaluate.sampling.max_new_tokens = 272  # two widths of the cache, and responses that need the second
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
     config.compute.compilation_cache = ""
     manifests = pipeline.run(config, tmp_path)
@@ -100,7 +101,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
     for thread, name in compiled_by:
         by_thread["compiling" in thread].add(name)
-    sampling = {"view", "empty", "prefill", "insert", "decode_chunk"}
+    sampling = {"view", "empty", "prefill", "insert", "resize", "decode_chunk"}
     given = {*sampling, "score_logprobs", "optimizer_state", "train_step"}
     assert by_thread[True] == given
     told = Counter[str]()

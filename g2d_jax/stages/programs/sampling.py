@@ -13,6 +13,8 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
 from g2d_jax.sampler.capacity import bytes_saved
+from g2d_jax.sampler.engine import Sampler
+from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.runtime import Runtime
@@ -80,12 +82,36 @@ def _generation(
         yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
     work = _insert_work(runtime, workload, parts)
     yield Program(name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,))
+    yield from _resizing(name, prefix, sampler, workload, resident, (view, prefill))
     work = _decode_work(runtime, workload, parts)
     for widths in sampler.decoded_widths(shapes):
         static = {"filtered": shapes.filtered, "widths": widths}
         yield Program(
             name, decode, run["decode"], inputs_of_decode, work, static, sampler.chunk, resident, also=(prefill,)
         )
+
+
+def _resizing(
+    name: str, prefix: str, sampler: Sampler, workload: Workload, resident: tuple[Any, ...], also: tuple[str, ...]
+) -> Iterator[Program]:
+    """Yield the programs that move a layer's keys, and its values, to another width; none where there is one width."""
+    widths = len(workload.shapes.widths)
+    if widths == 1:
+        return
+    state, _ = sampler.abstract(workload.shapes)
+    cache = state.cache
+    number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(sampler.mesh))
+    for axis, (array, *others), rest in (
+        (KEY_COLUMNS, cache.keys, cache.values),
+        (VALUE_COLUMNS, cache.values, cache.keys),
+    ):
+        moved = device_bytes(array)
+        calls = workload.calls * (widths - 1) * (1 + len(others))  # a call's rows grow through all widths
+        work = Work(calls, 0.0, 2 * moved, {"KV cache": device_bytes(cache)})
+        beside = (*resident, others, rest, state.rows, state.hidden)
+        inputs = fixed(array, (number, number), number)
+        run = sampler.programs["resize"]
+        yield Program(name, f"{prefix}resize", run, inputs, work, {"axis": axis}, resident=beside, also=also)
 
 
 def _prefill_work(runtime: Runtime, workload: Workload, columns: int, parts: Mapping[str, int]) -> Work:
