@@ -301,11 +301,14 @@ class _Session:
 
     def _resized(self, cache: Cache, width: int) -> Cache:
         """Move the cache to a ring of another width, one array after the other, each in its own memory."""
-        resize, ring = self.sampler.programs["resize"], (cache.column, cache.width)
-        first, wide = (meshes.put(np.array(n, np.int32), meshes.replicated(self.mesh)) for n in (0, width))
-        keys = tuple(resize(x, ring, wide, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(resize(x, ring, wide, axis=programs.VALUE_COLUMNS) for x in cache.values)
-        return Cache(keys, values, column=first, width=wide)
+        resize = self.sampler.programs["resize"]
+        everywhere = meshes.replicated(self.mesh)
+        column = meshes.put(np.array(0, np.int32), everywhere)
+        columns_used = meshes.put(np.array(width, np.int32), everywhere)
+        ring = cache.column, cache.width
+        keys = tuple(resize(x, ring, columns_used, axis=programs.KEY_COLUMNS) for x in cache.keys)
+        values = tuple(resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values)
+        return Cache(keys, values, column, columns_used)
 
     def _notices(self) -> jax.Array:
         """Put this process's notice on its devices: see `processes.notice`."""

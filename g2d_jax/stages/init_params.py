@@ -75,18 +75,24 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     where = decoder.shardings(shape, mesh)
 
     def make(name: str, row: Param) -> Any:  # a program each: no two exist unquantised
-        def array() -> Any:
-            weight = decoder.fresh(name, row, key, std).astype(dtype)
-            return quantise.encode(row, weight) if row.quantised else weight
-
-        return None if row.adapter else jax.jit(array, out_shardings=decoder.parameter(where, name))()
+        if row.adapter:
+            return None
+        draw = jax.jit(_parameter, static_argnums=(1, 2, 3, 4), out_shardings=decoder.parameter(where, name))
+        return draw(key, name, row, std, dtype)
 
     return decoder.build(shape, make)
 
 
+# Functions of the module, so that a policy that is loaded again compiles nothing.
+
+
 def _parameters(key: jax.Array, shape: ModelConfig, std: float, dtype: jnp.dtype) -> Decoder:
-    """Draw all parameters. A function of the module, so that a policy that is loaded again compiles nothing."""
     return decoder.cast(decoder.init(shape, key, std), dtype)
+
+
+def _parameter(key: jax.Array, name: str, row: Param, std: float, dtype: jnp.dtype) -> Any:
+    weight = decoder.fresh(name, row, key, std).astype(dtype)
+    return quantise.encode(row, weight) if row.quantised else weight
 
 
 def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:

@@ -11,9 +11,9 @@ import numpy as np
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import lora
+from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
 from g2d_jax.sampler.capacity import bytes_saved
-from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.stages.programs.training import policy_shapes
@@ -54,7 +54,8 @@ def _generation(
 ) -> Iterator[Program]:
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
     sampler, shapes, mesh = runtime.sampler(), workload.shapes, runtime.sampler().mesh
-    empty, prefill, insert, decode = (prefix + kind for kind in ("empty", "prefill", "insert", "decode"))
+    kinds = "empty", "prefill", "insert", "resize", "decode"
+    empty, prefill, insert, resize, decode = (prefix + kind for kind in kinds)
     run = sampler.programs
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
@@ -82,36 +83,26 @@ def _generation(
         yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
     work = _insert_work(runtime, workload, parts)
     yield Program(name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,))
-    yield from _resizing(name, prefix, sampler, workload, resident, (view, prefill))
+    if len(shapes.widths) > 1:
+        number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
+        for axis, array in ((KEY_COLUMNS, state.cache.keys[0]), (VALUE_COLUMNS, state.cache.values[0])):
+            others = tuple(x for x in jax.tree.leaves(state) if x is not array)
+            yield Program(
+                name,
+                resize,
+                run["resize"],
+                fixed(array, (number, number), number),
+                _resize_work(workload, state.cache, array, parts),
+                {"axis": axis},
+                resident=(*resident, others),
+                also=(view, prefill),
+            )
     work = _decode_work(runtime, workload, parts)
     for widths in sampler.decoded_widths(shapes):
         static = {"filtered": shapes.filtered, "widths": widths}
         yield Program(
             name, decode, run["decode"], inputs_of_decode, work, static, sampler.chunk, resident, also=(prefill,)
         )
-
-
-def _resizing(
-    name: str, prefix: str, sampler: Sampler, workload: Workload, resident: tuple[Any, ...], also: tuple[str, ...]
-) -> Iterator[Program]:
-    """Yield the programs that move a layer's keys, and its values, to another width; none where there is one width."""
-    widths = len(workload.shapes.widths)
-    if widths == 1:
-        return
-    state, _ = sampler.abstract(workload.shapes)
-    cache = state.cache
-    number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(sampler.mesh))
-    for axis, (array, *others), rest in (
-        (KEY_COLUMNS, cache.keys, cache.values),
-        (VALUE_COLUMNS, cache.values, cache.keys),
-    ):
-        moved = device_bytes(array)
-        calls = workload.calls * (widths - 1) * (1 + len(others))  # a call's rows grow through all widths
-        work = Work(calls, 0.0, 2 * moved, {"KV cache": device_bytes(cache)})
-        beside = (*resident, others, rest, state.rows, state.hidden)
-        inputs = fixed(array, (number, number), number)
-        run = sampler.programs["resize"]
-        yield Program(name, f"{prefix}resize", run, inputs, work, {"axis": axis}, resident=beside, also=also)
 
 
 def _prefill_work(runtime: Runtime, workload: Workload, columns: int, parts: Mapping[str, int]) -> Work:
@@ -127,6 +118,12 @@ def _insert_work(runtime: Runtime, workload: Workload, parts: Mapping[str, int])
     """Count the work of insertions, one a chunk of decode: a row's columns are written when a sample begins in it."""
     chunks = workload.steps / runtime.sampler().chunk
     return Work(chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts)
+
+
+def _resize_work(workload: Workload, cache: Cache, array: Any, parts: Mapping[str, int]) -> Work:
+    """Count the work of moving keys or values to another width: a call's rows grow through all widths."""
+    calls = workload.calls * (len(workload.shapes.widths) - 1) * len(cache.keys)
+    return Work(calls, 0.0, 2 * device_bytes(array), parts)
 
 
 def _decode_work(runtime: Runtime, workload: Workload, parts: Mapping[str, int]) -> Work:
