@@ -22,6 +22,7 @@ from examples import examples
 from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
+from matrix import slow
 from toys import their_logits_and_ours
 
 from g2d_jax import cli
@@ -633,9 +634,11 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
     ("platform", "command"),
     [
         ("cuda", "run --config demo:preset=smoke --workdir new"),
-        pytest.param("nonsense", "sample work --prompt 1+1=?", marks=pytest.mark.slow),
-        pytest.param("cuda", "run --config demo:preset=smoke --workdir new --dry-run", marks=pytest.mark.slow),
-        pytest.param("cuda", "export work --output new", marks=pytest.mark.slow),
+        *slow(
+            ("nonsense", "sample work --prompt 1+1=?"),
+            ("cuda", "run --config demo:preset=smoke --workdir new --dry-run"),
+            ("cuda", "export work --output new"),
+        ),
     ],
 )
 def test_devices_that_are_not_here_are_told_in_a_line(

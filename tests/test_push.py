@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import pytest
 from hub_server import Hub, serving
+from matrix import slow
 
 from g2d_jax import cli, commands
 from g2d_jax.push import push
@@ -77,7 +78,7 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
     )
 
 
-@pytest.mark.parametrize("what", [pytest.param("model", marks=pytest.mark.slow), "dataset"])
+@pytest.mark.parametrize("what", [*slow("model"), "dataset"])
 def test_output_writes_what_would_be_pushed_and_asks_no_hub(
     what: str, finished: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import some
 
 VOCAB = 131
 SIZES = {
@@ -74,7 +75,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
     return {name: make_reference(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAMILIES])
+@pytest.fixture(params=some(FAMILIES.keys() - {*SLOW}, FAMILIES))
 def reference(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
     return references[request.param]
 

@@ -110,7 +110,7 @@ def packed_ids(length: int) -> jax.Array:
     return jnp.asarray([[i for i, size in row for _ in range(size)][:length] for row in spans], jnp.int32)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", *slow("bfloat16")])
 @pytest.mark.parametrize(
     ("length", "block", "window"), [(200, 64, 25), (198, 64, None), *slow((200, 32, None), (37, 64, None))]
 )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from matrix import some
+from matrix import slow, some
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
@@ -58,8 +58,7 @@ CASES = [
     [
         (2, 1, 8, "float32"),
         (2, 7, 64, "bfloat16"),
-        pytest.param(1, 7, 128, "float32", marks=pytest.mark.slow),
-        pytest.param(1, 1, 128, "bfloat16", marks=pytest.mark.slow),
+        *slow((1, 7, 128, "float32"), (1, 1, 128, "bfloat16")),
     ],
 )
 @pytest.mark.parametrize(("width", "column", "lengths"), some(CASES[1:4:2], CASES))

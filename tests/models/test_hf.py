@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrix import slow
 from plain import logits
 from safetensors.numpy import load_file, save_file
 
@@ -47,19 +48,16 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
     "name",
     [
         "gemma3",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "qwen2-tied",
-                "qwen3",
-                "llama3",
-                "llama-biased",
-                "qwen3-biased",
-                "mistral",
-                "qwen3-sliding",
-                "smollm3",
-                "olmo2",
-            )
+        *slow(
+            "qwen2-tied",
+            "qwen3",
+            "llama3",
+            "llama-biased",
+            "qwen3-biased",
+            "mistral",
+            "qwen3-sliding",
+            "smollm3",
+            "olmo2",
         ),
     ],
 )
@@ -123,9 +121,11 @@ def test_bfloat16_file_gives_the_rounded_weights(references: dict[str, Any], tmp
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        pytest.param("llama3", {"fsdp": -1}, marks=pytest.mark.slow),
-        pytest.param("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
-        pytest.param("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
+        *slow(
+            ("llama3", {"fsdp": -1}),
+            ("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}),
+            ("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}),
+        ),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],
 )

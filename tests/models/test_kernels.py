@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrix import slow
 from plain import attend
 from unofficial import pretend_cudnn
 
@@ -119,9 +120,9 @@ def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
     ("layout", "segments", "kv_heads", "sizes"),
     [
         ("packed", PACKED, 1, (1, 1, 1)),
-        pytest.param("sequence", SEQUENCE, 1, (1, 1, 1), marks=pytest.mark.slow),
+        *slow(("sequence", SEQUENCE, 1, (1, 1, 1))),
         ("packed", SPREAD, 1, (1, 2, 2)),  # the tensor axis divides the query heads: the key head is repeated for it
-        pytest.param("packed", SPREAD, 2, (1, 2, 2), marks=pytest.mark.slow),  # and shared out
+        *slow(("packed", SPREAD, 2, (1, 2, 2))),  # and shared out
     ],
 )
 def test_splash_is_xla_in_value_and_gradient(

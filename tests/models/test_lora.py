@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import plain
 import pytest
+from matrix import slow
 from plain import noisy
 
 from g2d_jax import mesh as meshes
@@ -174,7 +175,7 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
         pytest.param(Lora(2, 5.0, SOME, True, 0.2), id="some", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("family", ["qwen3", *[pytest.param(f, marks=pytest.mark.slow) for f in SLOW]])
+@pytest.mark.parametrize("family", ["qwen3", *slow(*SLOW)])
 def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
     """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

@@ -10,6 +10,7 @@ import jax
 import pytest
 from forks import Forks
 from launched import Launch, Told, by_jax, by_slurm, command, free_port
+from matrix import slow
 
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
@@ -33,9 +34,7 @@ def test_a_launcher_starts_again_where_it_may_go_well_next_time() -> None:
     assert {error: processes.status_of(error) for error in errors} == errors
 
 
-@pytest.mark.parametrize(
-    ("count", "told"), [(2, by_slurm), pytest.param(3, by_jax, marks=pytest.mark.slow)], ids=["2 of Slurm", "3"]
-)
+@pytest.mark.parametrize(("count", "told"), [(2, by_slurm), *slow((3, by_jax))], ids=["2 of Slurm", "3"])
 def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Path) -> None:
     for index in range(count):
         (tmp_path / f"{index}.jsonl").write_text(json.dumps({"problem": f"9 + {index} =", "answer": "9"}) + "\n")

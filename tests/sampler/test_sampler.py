@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrix import slow
 
 from g2d_jax import keys
 from g2d_jax import mesh as meshes
@@ -262,7 +263,7 @@ def rounded(model: decoder.Decoder) -> decoder.Decoder:
     return decoder.Decoder(CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("devices", [*slow(1), 8])
 def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, base, on_eight, devices):
     """Drawn and greedy."""
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import toys
 from etils import epath
+from matrix import slow
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -103,7 +104,7 @@ def rewards(scores: list[Score]) -> list[float]:
     return [float(score.reward) for score in scores]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("family", ["Llama", pytest.param("Qwen2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["Llama", *slow("Qwen2")])
 def test_scores_equal_transformers_sharded_and_on_one_device(folders: dict[str, Path], family: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders[family])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folders[family], dtype=torch.float32).eval()

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from alike import steady
+from matrix import slow, some
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
@@ -105,7 +106,7 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
-@pytest.mark.parametrize("loss", ["dpo", pytest.param("group_dpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", ["dpo", *slow("group_dpo")])
 def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(train, tmp_path, opened, loss):
     train.stages.train.update(loss=loss, sync_every=2, reference_sync=True)
     train.compute.row_length = 0
@@ -143,10 +144,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["dynamic_sampling", *[pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "dynamic_sampling"]],
-)
+@pytest.mark.parametrize("case", some(["dynamic_sampling"], CASES))
 def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path, opened, case):
     train.stages.train.update(CASES[case])
     train.compute.row_length = 0

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from matrix import slow
 from worlds import run
 
 from g2d_jax import config as settings
@@ -108,9 +109,7 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
     assert "the model is made for" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "names", [["sft"], pytest.param(["sft", "collect", "dpo", "evaluate"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names", [["sft"], *slow(["sft", "collect", "dpo", "evaluate"])])
 def test_a_run_warns_once_and_its_report_and_card_tell(short, tmp_path, opened, capsys, names):
     with short.unlocked():
         short.stages = {name: short.stages[name] for name in names}

@@ -18,6 +18,7 @@ from examples import examples
 from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
+from matrix import slow
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
@@ -61,7 +62,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("devices", [1, *slow(4), 8])
 def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
     saved_on = min(8, jax.device_count())
     if devices > saved_on:
@@ -341,7 +342,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("delay", [0.0, pytest.param(0.15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("delay", [0.0, *slow(0.15)])
 def test_kill_in_the_middle_of_a_save(tmp_path: Path, delay: float, forks: Forks):
     """A process saves step 1, begins to save step 2, and is killed so many seconds later."""
     assert forks.run(tmp_path, delay, code=WRITER).returncode == -signal.SIGKILL

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from matrix import slow
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
@@ -77,9 +78,7 @@ def computations(hlo: str) -> list[str]:
     ("loss", "where"),
     [
         ("sft", "tensor"),
-        pytest.param("group_dpo", "fsdp", marks=pytest.mark.slow),
-        pytest.param("grpo", "fsdp", marks=pytest.mark.slow),
-        pytest.param("dpo", "tensor", marks=pytest.mark.slow),
+        *slow(("group_dpo", "fsdp"), ("grpo", "fsdp"), ("dpo", "tensor")),
     ],
 )
 def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(loss: str, where: str):
