@@ -24,9 +24,10 @@ wanted() { # what is to be installed: the wheel of an edited checkout has the sa
 install() { # the slices' own Python is 3.10
   [[ -n ${G2D_COMMAND:-} || $(cat g2d.package 2>/dev/null) == "$(wanted)" ]] && return
   rm -rf g2d-env g2d.package
+  local fresh=(--refresh-package g2d-jax) # uv's own cache knows a wheel by its name
   python3 -m pip install --quiet --user uv &&
     uv venv --quiet --python 3.12 g2d-env &&
-    uv pip install --quiet --refresh-package g2d-jax --python g2d-env/bin/python "$package" &&
+    uv pip install --quiet "${fresh[@]}" --python g2d-env/bin/python "$package" &&
     wanted >g2d.package
 }
 
@@ -54,7 +55,7 @@ exec 9>&-
 
 tail --lines=+1 --follow --pid=$$ g2d.log &
 tail=$!
-until [[ -s g2d.status ]]; do sleep 0.5; done
+until [[ -s g2d.status ]]; do sleep 0.1; done
 sleep 0.5 # the last lines
 kill "$tail"
 echo "g2d exit status: $(<g2d.status)"

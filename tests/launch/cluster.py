@@ -33,12 +33,13 @@ def ended(how: str, restarts: int) -> None:
 
 def fails(job: dict[str, Any], status: int) -> bool:
     """Return whether the Job's own policy fails it as a whole, in place of counting a failed pod."""
-    policy = job.get("podFailurePolicy", {"rules": []})
-    return any(
-        rule["action"] == "FailJob" and (status in rule["onExitCodes"]["values"]) == (rule["onExitCodes"]["operator"] == "In")
-        for rule in policy["rules"]
-        if "onExitCodes" in rule and status
-    )
+    for rule in job.get("podFailurePolicy", {"rules": []})["rules"]:
+        codes = rule.get("onExitCodes")
+        if status and codes and rule["action"] == "FailJob":
+            listed = status in codes["values"]
+            if listed == (codes["operator"] == "In"):
+                return True
+    return False
 
 
 def kubectl(manifest: dict[str, Any]) -> None:

@@ -87,7 +87,8 @@ XPK = {"CLUSTER": "c", "PROJECT": "p", "ZONE": "z", "TYPE": "v6e-16", "IMAGE": "
     [("0", 0, 1), ("1", 1, 1), ("2", 2, 1), ("75\nkill\n130\n42\n0", 0, 5), ("137\n1", 1, 2), ("75\n75\n75\n0", 75, 3)],
 )
 def test_xpk(tmp_path: Path, plan: str, status: int, count: int) -> None:
-    done = launch("xpk.sh", "mine", *ARGUMENTS, env=environment(tmp_path, plan, **XPK, MAX_RESTARTS=str(max(2, count - 1))))
+    env = environment(tmp_path, plan, **XPK, MAX_RESTARTS=str(max(2, count - 1)))
+    done = launch("xpk.sh", "mine", *ARGUMENTS, env=env)
     assert done.returncode == 0, done.stderr
     assert f"{SAVES} (G2D_CHECKPOINT_EVERY)" in done.stderr
     assert int((tmp_path / "workload").read_text()) == status

