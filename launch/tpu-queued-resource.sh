@@ -1,24 +1,34 @@
 #!/usr/bin/env bash
 # A Cloud TPU slice of one host or many, on spot capacity, by a queued resource that is made again when preempted.
 #
-#   ZONE=us-east5-b TYPE=v6e-16 G2D_PACKAGE=… launch/tpu-queued-resource.sh [--dry-run] NAME \
+#   ZONE=us-east5-b TYPE=v6e-16 launch/tpu-queued-resource.sh [--dry-run] NAME \
 #     --config my_config.py --workdir gs://bucket/runs/mine [--config.field=value …]
 #
-# Ends with g2d's status when that is 0, 1 or 2, and deletes the slice; with 75 after G2D_MAX_FAILURES starts in a row
-# that came to nothing. Stopping this script (Ctrl-C) leaves g2d running on the slice; the same command joins it again.
+# What runs there is this checkout: its wheel is built here and copied to the hosts. 0 (done) deletes the slice. 1 and 2
+# (g2d stopped with a message) and 69 (it could not be installed) end this script and keep the slice, so that the same
+# command, once the cause is mended, starts at once. A slice that was preempted is made again; g2d that ended with 75 or
+# by a signal is started again, and after G2D_MAX_FAILURES starts in a row that came to nothing this script ends with
+# 75 and keeps the slice. Stopping this script (Ctrl-C) leaves g2d running on the slice; the same command joins it again.
 # --dry-run prints the commands in the order of an undisturbed run.
 #
-# ZONE, TYPE        where, and which accelerator type
-# PROJECT           gcloud's own setting
-# RUNTIME           the software version of the TPU VMs, by TYPE
-# G2D_PACKAGE       what to install there, as pip accepts it: 'g2d-jax[tpu] @ git+https://…'
-# KEEP=1            keeps the slice, and its cost, after the end
-# G2D_MAX_FAILURES  8
-# G2D_PAUSE         seconds between two looks, 30
+# ZONE, TYPE            where, and which accelerator type
+# PROJECT               gcloud's own setting
+# RUNTIME               the software version of the TPU VMs, by TYPE
+# KEEP                  failed: the slice, and its cost, stay unless g2d is done; always; never
+# G2D_CHECKPOINT_EVERY  updates between checkpoints, 10, for a preemption leaves 30 seconds; a --config.checkpoint.every
+#                       of your own counts more, and with G2D_CHECKPOINT_EVERY= the config decides
+# G2D_EXTRAS            of the wheel: tpu,hub,gcs
+# G2D_PACKAGE           what to install in the wheel's place, as pip accepts it: 'g2d-jax[tpu,hub,gcs] @ git+https://…'
+# G2D_MAX_FAILURES      8
+# G2D_PAUSE             seconds between two looks, 30
 set -uo pipefail
 
 usage() {
   sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
+  exit 2
+}
+refuse() { # message
+  echo "$0: $1" >&2
   exit 2
 }
 dry=
@@ -26,7 +36,7 @@ if [[ ${1:-} == --dry-run ]]; then
   dry=1
   shift
 fi
-[[ ${1:-} =~ ^[a-z][-a-z0-9]*$ && -n ${ZONE:-} && -n ${TYPE:-} && -n ${G2D_PACKAGE:-} ]] || usage
+[[ ${1:-} =~ ^[a-z][-a-z0-9]*$ && -n ${ZONE:-} && -n ${TYPE:-} ]] || usage
 name=$1
 shift
 
@@ -37,13 +47,19 @@ case ${RUNTIME:=}$TYPE in
   v4-* | v3-* | v2-*) RUNTIME=tpu-ubuntu2204-base ;;
 esac
 [[ -n $RUNTIME ]] || usage
+case ${KEEP:=failed} in
+  failed | always | never) ;;
+  *) refuse "KEEP is failed, always or never, got $KEEP" ;;
+esac
+every=${G2D_CHECKPOINT_EVERY-10}
+[[ $every =~ ^([1-9][0-9]*)?$ ]] || refuse "G2D_CHECKPOINT_EVERY is a number of updates, or empty, got $every"
 
 where=("--zone=$ZONE")
 [[ -z ${PROJECT:-} ]] || where+=("--project=$PROJECT")
-package=$G2D_PACKAGE
 here=$(cd "$(dirname "$0")" && pwd)
 files=("$here/tpu-worker.sh")
 arguments=()
+[[ -z $every ]] || arguments+=("--config.checkpoint.every=$every") # first: of two settings the last counts
 bucket=
 previous=
 for argument in "$@"; do
@@ -58,15 +74,14 @@ for argument in "$@"; do
   if [[ -n ${value:-} && -f ${value%%:*} ]]; then # a file (FILE.py:choice=…) goes to the hosts, into their home folder
     files+=("${value%%:*}")
     argument=$key$(basename "${value%%:*}")${value#"${value%%:*}"}
+  elif [[ ${value:-} =~ \.py(:|$) ]]; then
+    refuse "there is no config file ${value%%:*}"
   fi
   value=
   arguments+=("$argument")
   previous=$argument
 done
-if [[ -z $bucket ]]; then
-  echo "$0: give --workdir gs://…: all hosts share it, and it outlives the slice" >&2
-  exit 2
-fi
+[[ $bucket ]] || refuse "give --workdir gs://…: all hosts share it, and it outlives the slice"
 
 call() {
   if [[ $dry ]]; then
@@ -77,13 +92,33 @@ call() {
   fi
 }
 say() { echo "$(date +%T) $name: $*" >&2; }
+
+scratch=WHEELS # of the dry run
+if [[ ! $dry ]]; then
+  scratch=$(mktemp -d) || exit 69
+  trap 'rm -rf "$scratch"' EXIT
+fi
+build() { # before there is a slice: what cannot be built costs nothing
+  if ! call python3 -m pip wheel --quiet --no-deps "--wheel-dir=$scratch" "$here/.."; then
+    say "no wheel could be built of the checkout, with python3 and pip; or say with G2D_PACKAGE what to install"
+    exit 69
+  fi
+  local wheel=$scratch/g2d_jax.whl
+  [[ $dry ]] || wheel=$(echo "$scratch"/g2d_jax-*.whl)
+  files+=("$wheel")
+  package="./$(basename "$wheel")[${G2D_EXTRAS:-tpu,hub,gcs}]"
+}
+package=${G2D_PACKAGE:-}
+[[ -n $package ]] || build
+
 tpus=(gcloud compute tpus)
 state() { "${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>/dev/null; }
+machine() { "${tpus[@]}" tpu-vm describe "$name" "${where[@]}" '--format=value(state)' 2>/dev/null; }
 create() {
   call "${tpus[@]}" queued-resources create "$name" "--node-id=$name" "${where[@]}" "--accelerator-type=$TYPE" \
     "--runtime-version=$RUNTIME" --spot --quiet
 }
-delete() { call "${tpus[@]}" queued-resources delete "$name" "${where[@]}" --force --quiet; }
+delete=("${tpus[@]}" queued-resources delete "$name" "${where[@]}" --force --quiet)
 copy() { call "${tpus[@]}" tpu-vm scp "${files[@]}" "$name:" "${where[@]}" --worker=all --quiet; }
 follow() { # attempt
   local command
@@ -97,58 +132,81 @@ if [[ $dry ]]; then
   call "${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)'
   copy
   follow ATTEMPT
-  [[ -n ${KEEP:-} ]] || delete
+  [[ $KEEP == always ]] || call "${delete[@]}"
   exit
 fi
+[[ -z $every ]] || say "spot: g2d gets --config.checkpoint.every=$every, before your own settings (G2D_CHECKPOINT_EVERY)"
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+log=$scratch/log
 failures=0
+finish() { # status: delete the slice, or say that it stays, and end
+  if [[ $KEEP == never || ($1 == 0 && $KEEP == failed) ]]; then
+    "${delete[@]}" || say "NOT DELETED, and costs going: give this again: $(printf '%q ' "${delete[@]}")"
+  else
+    say "the slice, if there is one, is kept, and costs going. The same command uses it again; this deletes it:"
+    say "$(printf '%q ' "${delete[@]}")"
+  fi
+  exit "$1"
+}
 failed() { # message
   failures=$((failures + 1))
   say "$1 ($failures in a row)"
   if ((failures >= ${G2D_MAX_FAILURES:-8})); then
-    say "giving up; the slice, if there is one, was not deleted"
-    exit 75
+    say "giving up"
+    finish 75
   fi
 }
-finish() { # status
-  say "g2d ended with status $1"
-  [[ -n ${KEEP:-} ]] || delete
-  exit "$1"
-}
-# 0, 1, 2: what g2d ended with. 75: to be run again on this slice. 255: the slice is lost. gcloud's own statuses are
-# 1 and 2 as well, so it is what the hosts print that counts.
+# 0, 1, 2, 69: what g2d, or its installation, ended with. 75: to be run again. 255: not all hosts were reached. gcloud's
+# own statuses are 1 and 2 as well, so it is what the hosts print that counts.
 attempt() {
   copy || return 255
   follow "$(date +%s)-$RANDOM" 2>&1 | tee "$log"
-  local status=${PIPESTATUS[0]} ended
+  local status=${PIPESTATUS[0]} ended final
   ended=$(grep -o 'g2d exit status: [0-9]*' "$log" | sort -u)
-  if grep -qx 'g2d exit status: 2' <<<"$ended"; then return 2; fi
-  if grep -qx 'g2d exit status: 1' <<<"$ended"; then return 1; fi
+  for final in 2 1 69; do
+    if grep -qx "g2d exit status: $final" <<<"$ended"; then return "$final"; fi
+  done
   if [[ -z $ended || $status == 255 ]]; then return 255; fi
   if ((status == 0)); then return 0; fi
   return 75
 }
 
+seen=
 while :; do
   state=$(state)
+  [[ -z $state ]] || seen=1
   case $state in
     ACTIVE)
       started=$SECONDS
       attempt
       status=$?
-      ((status > 2)) || finish "$status"
+      case $status in
+        0) say "done" && finish 0 ;;
+        1 | 2) say "g2d stopped with the message above, status $status" && finish "$status" ;;
+        69) say "g2d could not be installed on a host: see above" && finish 69 ;;
+      esac
+      ((SECONDS - started < 600)) || failures=0 # it did run
+      why="g2d is to be started again, and the slice is there"
+      ((status == 75)) || why="not all hosts were reached, and the slice is there; is the key known? (docs/launch.md)"
+      # What the cloud says counts, not what ssh says: a key or a network that fails here is no reason to delete.
       if [[ $(state) == ACTIVE ]]; then
-        ((SECONDS - started < 600)) || failures=0 # it did run
-        failed "status $status, and the slice is there"
-        # a second failure in a row may be the slice's own
-        if ((status == 255 || failures > 1)); then delete; fi
+        case $(machine) in
+          PREEMPTED | TERMINATED) say "preempted" && "${delete[@]}" ;;
+          *) failed "$why" ;;
+        esac
       fi
       ;;
-    "") create || failed "could not be created" ;;
-    SUSPENDED) say "preempted" && delete ;;
-    FAILED) failed "the request failed" && delete ;;
+    "")
+      if ! create; then
+        if [[ ! $seen ]]; then
+          say "gcloud made nothing; its message is above"
+          exit 1
+        fi
+        failed "could not be created"
+      fi
+      ;;
+    SUSPENDED) say "preempted" && "${delete[@]}" ;;
+    FAILED) failed "the request failed" && "${delete[@]}" ;;
     *) say "$state" ;; # waiting, being made, or going
   esac
   sleep "${G2D_PAUSE:-30}"

