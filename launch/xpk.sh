@@ -5,6 +5,7 @@
 #     launch/xpk.sh [--dry-run] NAME --config demo --workdir gs://bucket/runs/mine [--config.field=value …]
 #
 # SPOT=1        for clusters that make node pools on demand; those with a spot node pool need nothing
+# SLICES=2      for so many slices, with --config.mesh.data=2
 # MAX_RESTARTS  100
 #
 # xpk restarts on 42 and 127 to 255 by itself, here also on 75; on 1 and 2 the workload fails.
@@ -23,7 +24,7 @@ name=$1
 shift
 
 command=(xpk workload create "--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE" "--workload=$name"
-  "--tpu-type=$TYPE" --num-slices=1 "--docker-image=$IMAGE"
+  "--tpu-type=$TYPE" "--num-slices=${SLICES:-1}" "--docker-image=$IMAGE"
   "--max-restarts=${MAX_RESTARTS:-100}" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
 [[ -z ${SPOT:-} ]] || command+=(--spot)
 arguments=$(printf '%q ' "$@")
