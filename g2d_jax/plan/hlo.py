@@ -24,6 +24,8 @@ _LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}"
 _WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
 _CONSTANT = re.compile(r"\bconstant\((\d+)\)")
 _IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # "[4,2]T(1,0)": counted up, in this shape, then transposed
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
 _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 
 
@@ -133,6 +135,8 @@ def _walk(
             pieces = tuple(re.findall(r'channel_id=\d+|chain_id="\d+"', rest)) if fused else ()
             place = (kind, str(size), *pieces) if pieces else (f"{path}/{instruction}",)
             yield place, starts, Collective(kind, size, group, times, within)
+        if opcode == "send" and (transfer := _TRANSFER.search(rest)):
+            yield (f"{path}/{instruction}",), starts, _between_slices(rest, transfer[1], times)
         if opcode.endswith(("-done", "-update")):
             continue
         called = _CALLS.findall(rest) + [
@@ -201,6 +205,23 @@ def _size_and_group(rest: str, kind: str, start: bool, near: int | None) -> tupl
         return _size(rest, kind, start, group), group, _within(groups, near)
     except (ValueError, KeyError):
         return None, None, None
+
+
+def _between_slices(rest: str, transfer: str, times: int) -> Collective:
+    """Return the collective that a TPU's send to the host stands for: of devices with the same place in every slice.
+
+    What a collective over several slices does within one is a collective of its own, before or after it. The target is
+    written "{1,2}x{0:7}": slices, and devices of each.
+    """
+    kind = {"ONE_TO_ONE": "collective-permute"}.get(transfer, transfer.lower().replace("_", "-"))
+    shape = _SHAPE.search(rest)
+    slices = _SLICES.search(rest)
+    if kind not in KINDS or not shape or not slices:
+        return Collective(kind if kind in KINDS else "collective-permute", None, None, times)
+    spans = [[int(end) for end in span.split(":")] for span in slices[1].split(",")]
+    count = sum(span[-1] - span[0] + 1 for span in spans)
+    size = _bytes(shape[1], shape[2]) * (count if kind == "all-gather" else 1)  # it sends its part
+    return Collective(kind, size, count, times, within=1)
 
 
 def _within(groups: list[list[int]], near: int | None) -> int | None:

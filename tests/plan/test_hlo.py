@@ -239,6 +239,39 @@ def test_what_leaves_a_slice():
     assert [one.far for one in collectives(text)] == [0, 0, 0, 0]
 
 
+def between(shape, transfer, target):
+    """A TPU's send of an array to other slices, as libtpu prints it."""
+    attributes = f'_xla_megascale_target="{target}",_xla_megascale_transfer_type="{transfer}"'
+    return (
+        f"({shape}{{2,1,0:T(8,128)}}, u32[], token[]) send(%x, %t), channel_id=3, is_host_transfer=true, "
+        f'frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "transfer", "target", "expected"),
+    [
+        ("f32[1,8,128]", "ALL_REDUCE", "{1,2}x{0:3}", ("all-reduce", 4096, 2, 4096)),
+        ("f32[1,8,128]", "ALL_REDUCE", "{1,2,3,4}x{0:3}", ("all-reduce", 4096, 4, 6144)),
+        ("f32[1,8,128]", "ALL_REDUCE", "{1:4}x{0:3}", ("all-reduce", 4096, 4, 6144)),
+        ("bf16[2,8,128]", "REDUCE_SCATTER", "{1,2}x{0:7}", ("reduce-scatter", 4096, 2, 2048)),
+        ("bf16[1,8,128]", "ALL_GATHER", "{1,2}x{0:7}", ("all-gather", 4096, 2, 2048)),
+        ("pred[4,8,128]", "ALL_TO_ALL", "{1,2}x{0:7}", ("all-to-all", 4096, 2, 2048)),
+        ("pred[4,8,128]", "ONE_TO_ONE", "{1,2}x{0:7}", ("collective-permute", 4096, 2, 4096)),
+    ],
+)
+def test_what_tpus_send_to_other_slices_is_a_collective_of_slices(shape, transfer, target, expected):
+    """Sends to a host's callback are none."""
+    callback = "(f32[8]{0}, u32[], token[]) send(%x, %t), channel_id=9, is_host_transfer=true"
+    (found,) = collectives(entry(between(shape, transfer, target), callback), near=8)
+    assert (found.kind, found.size, found.group, found.far) == expected and found.sent == found.far
+
+
+def test_an_unknown_transfer_between_slices_is_unknown():
+    (found,) = collectives(entry(between("f32[8]", "NEW", "{1,2}x{0:3}")), near=4)
+    assert found.sent is None and found.far == 0
+
+
 def test_a_sharded_step_sends_what_fsdp_is_known_to():
     """By a ring: weights gathered forward and backward, their gradient reduced and scattered; of each (n-1)/n."""
     mesh = Mesh(np.array(jax.devices()), ("x",))
