@@ -20,7 +20,7 @@ from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage
 from g2d_jax.config_io import to_dict
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
-from g2d_jax.mesh import make_mesh
+from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
@@ -114,7 +114,7 @@ def _on_this_machine(config: Config) -> Config:
     try:
         make_mesh(**config.mesh.to_dict())
     except ValueError:
-        config = replace(config, mesh=Mesh())
+        config = replace(config, mesh=Mesh(data=slices(jax.devices())))
     if config.compute.sampling_tensor and jax.device_count() % config.compute.sampling_tensor:
         config = replace(config, compute=replace(config.compute, sampling_tensor=0))
     return config

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax.runtime import flags
@@ -45,7 +47,8 @@ HOST = "pinned_host"
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Arrange the devices as (data, fsdp, tensor); one size may be -1 and takes what is left.
 
-    Raises ValueError when the sizes do not multiply to the number of devices, and for CPU devices that may hang.
+    Over several slices of TPUs goes `data` alone, the other axes lie within each. Raises ValueError when the sizes do
+    not multiply to the number of devices, when `data` is no multiple of the slices, and for CPU devices that may hang.
     """
     devices = list(jax.devices()) if devices is None else list(devices)
     if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
@@ -64,7 +67,49 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
             "are present; set mesh.data=1, mesh.fsdp=-1 and mesh.tensor=1 to use them all"
         )
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return Mesh(arranged(devices, sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
+    """Arrange devices of any platform as an array (data, fsdp, tensor) of these sizes, near ones along fsdp and tensor.
+
+    Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not equally large.
+    """
+    # jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice of its own.
+    devices_of = _slices(devices)
+    count = len(devices_of)
+    if count == 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    if len(set(devices_of.values())) > 1:
+        raise ValueError(f"the {count} slices have {sorted(devices_of.values())} devices: they must have equally many")
+    data, *inner = sizes
+    if data % count:
+        raise ValueError(
+            f"the {len(devices)} devices are {count} slices, and mesh.data alone goes over slices: with "
+            f"{_named(sizes)} weights would be gathered over the network between them; set mesh.data={count} or a "
+            "multiple of it, and mesh.fsdp=-1"
+        )
+    return mesh_utils.create_hybrid_device_mesh(
+        (data // count, *inner), (count, 1, 1), devices, allow_split_physical_axes=True
+    )
+
+
+def _slices(devices: Sequence[jax.Device]) -> Counter[int]:
+    """Count the devices of every slice of TPUs; those of other platforms are one."""
+    if devices[0].platform != "tpu":
+        return Counter({0: len(devices)})
+    return Counter(getattr(device, "slice_index", 0) for device in devices)
+
+
+def slices(devices: Sequence[jax.Device]) -> int:
+    """Count the slices of TPUs that the devices belong to; 1 on other platforms."""
+    return len(_slices(devices))
+
+
+def near(mesh: Mesh) -> int:
+    """Count the devices that fast links join: of a slice of TPUs, of a host of GPUs (of the smallest)."""
+    # JAX numbers what NVLink joins as slices: hosts, or racks where it goes beyond them.
+    return min(Counter(getattr(device, "slice_index", 0) for device in mesh.devices.flat).values())
 
 
 def _named(sizes: Sequence[int]) -> str:
@@ -144,10 +189,16 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
 
     Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of these the tensor axis
     has as many as divide the key heads, so that a cache is split by heads, and fsdp the others: see decoder.decode.
-    Raises ValueError if tensor does not divide the number of devices.
+    Raises ValueError if tensor does not divide the number of devices, or of those of a slice of TPUs.
     """
     if mesh.size % tensor:
         raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {mesh.size} devices")
+    inside = mesh.size // slices([*mesh.devices.flat])
+    if inside % tensor:
+        raise ValueError(
+            f"sampling over {tensor} devices for a copy of the weights goes beyond the {inside} of a slice: set "
+            f"compute.sampling_tensor to a divisor of {inside}, or take larger slices where none leaves room for rows"
+        )
     heads = math.gcd(tensor, kv_heads)
     devices = mesh.devices.reshape(-1, tensor // heads, heads)
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -162,16 +213,23 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-USABLE = 0.92
-"""Share of a TPU's memory that programs are to use: code, fragments and the runtime take the rest. Of a GPU's memory
-JAX itself leaves a tenth."""
+# On TPUs code, fragments and the runtime take the rest. On GPUs the limit is of JAX's pool, a tenth of the memory being
+# left out of it already (flags.take_memory): views, prefill, decode and train steps take turns in one allocator, whose
+# free memory is in pieces then, and a program's temporaries want one.
+USABLE = {"tpu": 0.92, "gpu": 0.93, "cuda": 0.93}
+"""Share of the limit that JAX tells of, by platform (GPUs have two names), that programs are to use."""
+
+
+def usable(platform: str, limit: int) -> int:
+    """Count the bytes that programs may use of a device's limit, for runs and plans alike; all on other platforms."""
+    return int(USABLE.get(platform, 1.0) * limit)
 
 
 def memory(mesh: Mesh) -> int | None:
     """Return the bytes that programs may use of each local device, None where the platform does not say."""
     stats = [device.memory_stats() for device in mesh.local_devices]
     limit = min((info["bytes_limit"] for info in stats if info and "bytes_limit" in info), default=None)
-    return int(USABLE * limit) if limit and mesh.devices.flat[0].platform == "tpu" else limit
+    return usable(mesh.devices.flat[0].platform, limit) if limit else limit
 
 
 def processes(mesh: Mesh) -> int:

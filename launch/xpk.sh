@@ -6,6 +6,7 @@
 #
 # IMAGE is made of launch/Dockerfile.tpu.
 # SPOT=1                for clusters that make node pools on demand; those with a spot node pool need nothing
+# SLICES=2              for so many slices, with --config.mesh.data=2
 # MAX_RESTARTS          100
 # G2D_CHECKPOINT_EVERY  updates between checkpoints, 10, for a preemption leaves 15 to 30 seconds; a
 #                       --config.checkpoint.every of your own counts more, and with G2D_CHECKPOINT_EVERY= the config
@@ -32,7 +33,7 @@ if [[ ! $every =~ ^([1-9][0-9]*)?$ ]]; then
 fi
 
 command=(xpk workload create "--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE" "--workload=$name"
-  "--tpu-type=$TYPE" --num-slices=1 "--docker-image=$IMAGE"
+  "--tpu-type=$TYPE" "--num-slices=${SLICES:-1}" "--docker-image=$IMAGE"
   "--max-restarts=${MAX_RESTARTS:-100}" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
 [[ -z ${SPOT:-} ]] || command+=(--spot)
 arguments=$(printf '%q ' ${every:+"--config.checkpoint.every=$every"} "$@") # of two settings the last counts

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import pytest
@@ -81,3 +84,85 @@ def test_sampling_splits_weights_over_key_heads_and_then_by_width(tensor, kv_hea
 def test_sampling_splits_weights_over_a_part_of_the_devices():
     with pytest.raises(ValueError, match="sampling_tensor=3 does not divide the 8 devices"):
         meshes.sampling(meshes.make_mesh(1, 4, 2), 3, 2)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device as JAX tells of it: a TPU of a slice that has a place on its torus, or a GPU of a host."""
+
+    id: int
+    slice_index: int
+    process_index: int
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+def chips(count, shape, kind="TPU v5 lite"):
+    """The chips of so many slices of one shape, four to a host, in no order."""
+    found, size = [], int(np.prod(shape))
+    for number in range(count * size):
+        part, place = divmod(number, size)
+        coords = tuple(int(at) for at in np.unravel_index(place, shape[::-1])[::-1])
+        found.append(Chip(number, part, number // 4, device_kind=kind, coords=coords))
+    return random.Random(0).sample(found, len(found))
+
+
+def gpus(hosts, each):
+    """The GPUs of so many hosts: to JAX each host is a slice."""
+    return [Chip(at, at // each, at, "gpu", "NVIDIA H100 80GB HBM3") for at in range(hosts * each)]
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v6 lite"])
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(2, (2, 16, 1)), (2, (4, 8, 1)), (2, (2, 4, 4)), (2, (32, 1, 1)), (4, (4, 2, 8)), (1, (1, 8, 2)), (1, (16, 1, 1))],
+)
+def test_only_data_goes_over_slices(count, sizes, kind):
+    found = meshes.arranged(chips(count, (4, 4, 1), kind), sizes)
+    assert found.shape == sizes and len({chip.id for chip in found.flat}) == 16 * count
+    assert [chip.slice_index for chip in found.flat] == [number // 16 for number in range(16 * count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(2, (1, 32, 1)), (2, (1, 16, 2)), (2, (1, 1, 32)), (3, (2, 24, 1)), (4, (2, 32, 1))]
+)
+def test_a_mesh_that_cannot_be_over_slices_is_refused_with_the_setting(count, sizes):
+    setting = rf"{16 * count} devices are {count} slices.*set mesh.data={count} or a multiple of it, and mesh.fsdp=-1"
+    with pytest.raises(ValueError, match=setting):
+        meshes.arranged(chips(count, (4, 4, 1)), sizes)
+
+
+def test_slices_of_different_sizes_are_refused():
+    with pytest.raises(ValueError, match=r"2 slices have \[8, 16\] devices"):
+        meshes.arranged([chip for chip in chips(2, (4, 4, 1)) if chip.id < 24], (2, 12, 1))
+
+
+@pytest.mark.parametrize("sizes", [(1, 16, 1), (2, 8, 1), (1, 2, 8), (16, 1, 1)])
+def test_hosts_of_gpus_are_no_slices_and_follow_each_other(sizes):
+    found = meshes.arranged(random.Random(0).sample(gpus(2, 8), 16), sizes)
+    assert [gpu.id for gpu in found.flat] == [*range(16)] and found.shape == sizes
+
+
+def test_what_is_near():
+    axes = meshes.AXES
+    assert meshes.near(meshes.make_mesh()) == 8 and meshes.slices(jax.devices()) == 1
+    for devices, sizes, near, slices in ((chips(2, (4, 4, 1)), (2, 16, 1), 16, 2), (gpus(4, 8), (1, 32, 1), 8, 1)):
+        mesh = jax.sharding.Mesh(meshes.arranged(devices, sizes), axes)
+        assert meshes.near(mesh) == near and meshes.slices(devices) == slices
+
+
+def test_a_copy_of_the_weights_that_is_sampled_from_lies_in_a_slice():
+    mesh = jax.sharding.Mesh(meshes.arranged(chips(2, (2, 2, 1)), (2, 4, 1)), meshes.AXES)
+    for copy in meshes.sampling(mesh, 4, 2).devices:
+        assert len({chip.slice_index for chip in copy.flat}) == 1
+    with pytest.raises(ValueError, match=r"over 8 devices .* beyond the 4 of a slice: set compute.sampling_tensor to"):
+        meshes.sampling(mesh, 8, 2)
+    hosts = jax.sharding.Mesh(meshes.arranged(gpus(2, 4), (1, 8, 1)), meshes.AXES)
+    assert meshes.sampling(hosts, 8, 2).devices.shape == (1, 4, 2)  # of several hosts, if one asks for it
+
+
+@pytest.mark.parametrize(("platform", "bytes_"), [("tpu", 920), ("gpu", 930), ("cuda", 930), ("cpu", 1000)])
+def test_the_share_of_a_limit_that_programs_may_use(platform, bytes_):
+    assert meshes.usable(platform, 1000) == bytes_

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -20,6 +23,9 @@ _CALLS = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?
 _LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
 _CONSTANT = re.compile(r"\bconstant\((\d+)\)")
+_IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # "[4,2]T(1,0)": counted up, in this shape, then transposed
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
 _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 
 
@@ -28,13 +34,15 @@ class Collective:
     """One collective instruction. size: bytes of its full array on a device; group: devices that take part, both None
     where the text has an unknown form.
 
-    times: how often it runs in one call of the program.
+    times: how often it runs in one call of the program. within: of a group over several slices, or hosts of GPUs, the
+    fewest devices that are in one; None where none is over several.
     """
 
     kind: str
     size: int | None
     group: int | None
     times: int
+    within: int | None = None
 
     @property
     def sent(self) -> float | None:
@@ -46,22 +54,36 @@ class Collective:
         factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
         return factor * self.size * self.times
 
+    @property
+    def far(self) -> float:
+        """The bytes that leave a slice or host in one call, for each of the group's devices in it; 0 if unknown.
+
+        A ring passes all devices of a slice before it goes on to the next, so the bytes that one device sends leave it,
+        and its devices share the network. An all-to-all has other bytes for every device.
+        """
+        if self.within is None or self.sent is None or self.size is None or self.group is None:
+            return 0.0
+        if self.kind == "all-to-all":
+            return self.size * self.times * (self.group - self.within) / self.group
+        return self.sent / self.within
+
 
 _Lines = dict[str, str]
 """A computation: instruction -> what follows its "="."""
 
 
-def collectives(text: str, dynamic: int = 1) -> list[Collective]:
+def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Collective]:
     """List all collectives of a module that move anything. text: `compiled.as_text()`.
 
     dynamic: trips of a loop whose count is no constant, the outermost such loop on every path; inside it further ones
     count once. A compiler may cut an asynchronous collective into pieces, each fused with other work: they have channel
     and size in common and count as one, as often as it is started (those in between may lie in a loop that goes on
     beside it). A channel alone does not tell collectives apart: all that are written in a shard_map share one.
+    near: devices of a slice, or of a host of GPUs, which are numbered one slice after another; None: of all.
     """
     entry, computations = _parse(text)
     by_place: dict[tuple[str, ...], tuple[bool, Collective]] = {}
-    for place, starts, collective in _walk(computations, entry, 1, dynamic):
+    for place, starts, collective in _walk(computations, entry, 1, dynamic, near):
         previous = by_place.get(place)
         if previous is None or (starts, collective.times) > (previous[0], previous[1].times):
             by_place[place] = starts, collective
@@ -89,7 +111,13 @@ def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
 
 
 def _walk(
-    computations: Mapping[str, _Lines], name: str, times: int, dynamic: int, path: str = "", fused: bool = False
+    computations: Mapping[str, _Lines],
+    name: str,
+    times: int,
+    dynamic: int,
+    near: int | None,
+    path: str = "",
+    fused: bool = False,
 ) -> Iterator[tuple[tuple[str, ...], bool, Collective]]:
     """Yield every collective that a computation runs. With it come its identity (of a fused one what its pieces share,
     else the way to it) and whether the computation is the one that starts it asynchronously."""
@@ -99,14 +127,16 @@ def _walk(
         if loop := _WHILE.search(rest) if opcode == "while" else None:
             trips = _trips(computations, rest, loop[1], loop[2])
             inner, left = (dynamic, 1) if trips is None else (trips, dynamic)
-            yield from _walk(computations, loop[2], times * inner, left, f"{path}/{instruction}")
+            yield from _walk(computations, loop[2], times * inner, left, near, f"{path}/{instruction}")
             continue
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
-            size, group = _size_and_group(rest, kind, opcode != kind)
+            size, group, within = _size_and_group(rest, kind, opcode != kind, near)
             pieces = tuple(re.findall(r'channel_id=\d+|chain_id="\d+"', rest)) if fused else ()
             place = (kind, str(size), *pieces) if pieces else (f"{path}/{instruction}",)
-            yield place, starts, Collective(kind, size, group, times)
+            yield place, starts, Collective(kind, size, group, times, within)
+        if opcode == "send" and (transfer := _TRANSFER.search(rest)):
+            yield (f"{path}/{instruction}",), starts, _between_slices(rest, transfer[1], times)
         if opcode.endswith(("-done", "-update")):
             continue
         called = _CALLS.findall(rest) + [
@@ -115,7 +145,7 @@ def _walk(
         for callee in called:
             if callee in computations and kind not in KINDS:
                 inside = f"{path}/{instruction}"
-                yield from _walk(computations, callee, times, dynamic, inside, fused or opcode == "fusion")
+                yield from _walk(computations, callee, times, dynamic, near, inside, fused or opcode == "fusion")
 
 
 def _opcode(rest: str) -> str:
@@ -163,25 +193,69 @@ def _operands(rest: str) -> list[str]:
     return re.findall(r"%([\w.-]+)", rest[match.end() :].split(")", 1)[0]) if match else []
 
 
-def _size_and_group(rest: str, kind: str, start: bool) -> tuple[int | None, int | None]:
-    """Return bytes of the full array and devices of one group; None and None for an unknown form."""
+def _size_and_group(rest: str, kind: str, start: bool, near: int | None) -> tuple[int | None, int | None, int | None]:
+    """Return bytes of the full array, devices of one group, and `Collective.within`; None of all for an unknown form.
+
+    Pairs count as a group of two, and as one if every device sends to itself.
+    """
     try:
-        return _size(rest, kind, start), _group(rest)
+        groups = _groups(rest)
+        pairs = "source_target_pairs=" in rest
+        group = max((len(set(members)) for members in groups), default=1) if pairs else len(groups[0])
+        return _size(rest, kind, start, group), group, _within(groups, near)
     except (ValueError, KeyError):
-        return None, None
+        return None, None, None
 
 
-def _size(rest: str, kind: str, start: bool) -> int:
+def _between_slices(rest: str, transfer: str, times: int) -> Collective:
+    """Return the collective that a TPU's send to the host stands for: of devices with the same place in every slice.
+
+    What a collective over several slices does within one is a collective of its own, before or after it. The target is
+    written "{1,2}x{0:7}": slices, and devices of each.
+    """
+    kind = {"ONE_TO_ONE": "collective-permute"}.get(transfer, transfer.lower().replace("_", "-"))
+    shape = _SHAPE.search(rest)
+    slices = _SLICES.search(rest)
+    if kind not in KINDS or not shape or not slices:
+        return Collective(kind if kind in KINDS else "collective-permute", None, None, times)
+    spans = [[int(end) for end in span.split(":")] for span in slices[1].split(",")]
+    count = sum(span[-1] - span[0] + 1 for span in spans)
+    size = _bytes(shape[1], shape[2]) * (count if kind == "all-gather" else 1)  # it sends its part
+    return Collective(kind, size, count, times, within=1)
+
+
+def _within(groups: list[list[int]], near: int | None) -> int | None:
+    """Count the fewest devices that a group has in one slice of so many devices; None where each has all in one."""
+    if near is None:
+        return None
+    counts = [Counter(device // near for device in members) for members in groups]
+    return min((min(count.values()) for count in counts if len(count) > 1), default=None)
+
+
+def _size(rest: str, kind: str, start: bool, group: int) -> int:
     """Count the bytes of the full array: what is gathered, or what is scattered or added up."""
-    shapes, operands = rest.split(f" {kind}{'-start' if start else ''}(", 1)
+    shapes = rest.split(f" {kind}{'-start' if start else ''}(", 1)[0]
+    if start and kind != "all-reduce":  # (operand or operands, result or results, context)
+        operands, results, *_ = _elements(shapes)
+        shapes = results if kind == "all-gather" else operands
     sizes = [_bytes(match[1], match[2]) for match in _SHAPE.finditer(shapes)]
     if not sizes:
         raise ValueError(f"no shape found in this collective: {rest[:300]}")
-    if start and kind == "all-gather":  # (operands, results)
-        return sum(sizes[len(sizes) // 2 :])
-    if start and kind == "collective-permute":  # (operand, result, context)
-        return sizes[0]
-    return sum(sizes) * (_group(operands) if kind == "reduce-scatter" else 1)
+    return sum(sizes) * (group if kind == "reduce-scatter" and not start else 1)
+
+
+def _elements(shape: str) -> list[str]:
+    """Split a tuple's shape into those of its elements, which may be tuples. Raises ValueError for another shape."""
+    if not (shape.startswith("(") and shape.endswith(")")):
+        raise ValueError(f"not a tuple: {shape[:300]}")
+    elements, depth = [""], 0
+    for letter in shape[1:-1]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            elements.append("")
+        else:
+            elements[-1] += letter
+    return elements
 
 
 def _bytes(kind: str, dimensions: str) -> int:
@@ -189,16 +263,48 @@ def _bytes(kind: str, dimensions: str) -> int:
     return math.prod(int(size) for size in dimensions.split(",") if size) * bits // 8
 
 
-def _group(rest: str) -> int:
-    """Count the devices of one group, in any of XLA's forms. Raises ValueError for another one."""
+def _groups(rest: str) -> list[list[int]]:
+    """List the devices of every group, or every pair, in any of XLA's forms. Raises ValueError for another one."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
-        return 1 if all(len(set(pair.split(","))) == 1 for pair in re.findall(r"\d+,\d+", pairs[1])) else 2
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
-        return len(listed[1].split(","))
-    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
-        return int(iota[2])
-    if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\](?:[^{]*?)\{([^}]*)\}", rest):
-        sizes = dict(re.findall(r"'?([\w.-]+)'?=(\d+)", named[1]))
-        parts = re.findall(r"'([\w.-]+)'(?::\(\d+\)(\d+))?", named[2])
-        return math.prod(int(part or sizes[axis]) for axis, part in parts)
+        return [[int(device) for device in pair.split(",")] for pair in re.findall(r"\d+,\d+", pairs[1])]
+    if listed := re.search(r"replica_groups=\{(\{[\d,{} ]+?\})\}", rest):
+        return [[int(device) for device in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", rest):
+        return [[*group] for group in _iota(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2])).tolist()]
+    if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\]([^{]*?)\{([^}]*)\}", rest):
+        return _mesh_groups(*named.groups())
     raise ValueError(f"no device groups found in this collective: {rest[:300]}")
+
+
+def _iota(shape: str, order: str | None) -> np.ndarray:
+    """Return the devices that a text such as [4,2]T(1,0) lists, as a flat array."""
+    sizes = [int(size) for size in shape.split(",")]
+    devices = np.arange(math.prod(sizes)).reshape(sizes)
+    return devices.transpose([int(axis) for axis in order.split(",")] if order else None).reshape(-1)
+
+
+def _mesh_groups(axes: str, assignment: str, chosen: str) -> list[list[int]]:
+    """List the groups along some of a mesh's axes. axes: "'a'=2,'b'=4"; assignment: "" or ", device_ids=(…)".
+
+    chosen: "'a','b':(1)2", where (1)2 stands for a part of the axis: of size 2, after parts whose sizes multiply to 1.
+    """
+    named = re.findall(r"'?([\w.-]+)'?=(\d+)", axes)
+    names, sizes = [name for name, _ in named], [int(size) for _, size in named]
+    devices = np.arange(math.prod(sizes))
+    if iota := re.search(rf"device_ids=\({_IOTA}\)", assignment):
+        devices = _iota(iota[1], iota[2])
+    elif listed := re.search(r"device_ids=\(([\d,]+)\)", assignment):
+        devices = np.array([int(device) for device in listed[1].split(",")])
+    elif assignment.strip():
+        raise ValueError(f"an unknown order of devices: {assignment}")
+    at = np.indices(sizes).reshape(len(sizes), -1)
+    place = at.copy()  # less the part along the chosen axes: the same for all of a group
+    for name, before, part in re.findall(r"'?([\w.-]+)'?(?::\((\d+)\)(\d+))?", chosen):
+        axis = names.index(name)
+        size = int(part or sizes[axis])
+        below = sizes[axis] // (int(before or 1) * size)
+        place[axis] -= at[axis] // below % size * below
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for device, key in zip(devices.tolist(), place.T.tolist(), strict=True):
+        groups.setdefault(tuple(key), []).append(device)
+    return [*groups.values()]

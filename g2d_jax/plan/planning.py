@@ -96,7 +96,7 @@ class Compiler:
             far = f" ({self._begun} of {self._expected})" if self._begun <= self._expected else ""
             self.say(f"compiling {program.stage}, {program.name}{far}")
             try:
-                self._results[key] = compiled = target.compile_program(lowered, program.dynamic)
+                self._results[key] = compiled = target.compile_program(lowered, program.dynamic, self.topology.near)
                 peak = f"{compiled.peak / GIB:.2f} GiB, compiled in {compiled.seconds:.0f} s"
             except DoesNotFit as error:
                 self._results[key] = error
@@ -117,7 +117,7 @@ class Compiler:
                 yield Entry(program, why=str(error))
                 continue
             outputs[program.name] = compiled.outputs
-            time = roofline(program.work, compiled.sent, self.topology.device)
+            time = roofline(program.work, compiled.sent, self.topology.device, compiled.far)
             yield Entry(program, compiled, program.beside(outputs), time)
 
 
@@ -147,6 +147,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             "mesh": mesh,
             "stop_ids": tuple(range(STOPS)),
             "device_memory": compiler.topology.device.usable,  # those devices do not report it
+            "near": compiler.topology.near,  # nor do GPUs their hosts
             "reward_bytes": sum(meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)),
         }
         if path := config.model.path:

@@ -46,7 +46,7 @@ def as_arguments(overrides: Sequence[str]) -> str:
 def choices(config: Config, topology: Topology) -> list[Config]:
     """List the config with all `CHOSEN` settings to try, quickest first by formula: little computed again, few
     micro-batches, no tensor split."""
-    devices, own = topology.devices, config.compute
+    devices, slices, own = topology.devices, topology.slices, config.compute
     tensors = [ways for ways in (1, 2, 4, 8) if ways <= devices // topology.hosts]
     tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
 
@@ -58,7 +58,7 @@ def choices(config: Config, topology: Topology) -> list[Config]:
     candidates = [
         replace(
             config,
-            mesh=replace(config.mesh, data=1, fsdp=devices // tensor, tensor=tensor),
+            mesh=replace(config.mesh, data=slices, fsdp=devices // slices // tensor, tensor=tensor),
             compute=replace(own, microbatch_tokens=count, remat=remat),
         )
         for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat))
@@ -77,7 +77,7 @@ def train_bytes(model: ModelConfig, config: Config, row_length: int, stages: Seq
     """
     mesh, compute = config.mesh, config.compute
     size = 2 if config.dtype == "bfloat16" else 4
-    tokens = max(compute.microbatch_tokens // row_length // mesh.fsdp, 1) * row_length
+    tokens = max(compute.microbatch_tokens // row_length // (mesh.data * mesh.fsdp), 1) * row_length
     saved = saved_per_token(model, compute.remat, mesh.tensor) * tokens * size
     layer = saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)

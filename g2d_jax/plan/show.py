@@ -158,6 +158,7 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
         if compiled is None or entry.time is None:
             continue
         sent = f"{sum(compiled.sent.values()) / 1e9:.3g}"
+        sent += f", {compiled.far / 1e9:.3g} to other {between}" if (between := plan.topology.between) else ""
         sent += f" and {compiled.unknown} unknown" if compiled.unknown else ""
         least = f"{1e3 * entry.time.seconds:.3g}"
         calls.append([*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"])

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from g2d_jax.plan.hlo import bytes_sent, collectives
@@ -26,13 +26,14 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # libtpu wants one; the topology's own name decides
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs.
+# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs; of the L40S, which is not there, CUDA's
+# properties of compute capability 8.9.
 _GPU_CONFIG = """gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared} threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {fpus}
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: {bandwidth:.0f} l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: {memory:.0f}
-  shared_memory_per_block_optin: 232448 cuda_compute_capability {{ major: 9 }}
+  memory_bandwidth: {bandwidth:.0f} l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory:.0f}
+  shared_memory_per_block_optin: {optin} cuda_compute_capability {{ {capability} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
@@ -40,6 +41,38 @@ runtime_version {{ major: 12 minor: 8 }}
 dnn_version_info {{ major: 9 minor: 10 }}
 device_description_str: "{name}"
 """
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU's figures in XLA's description; bytes and GHz. capability: CUDA's, as the text of its message."""
+
+    name: str
+    capability: str
+    cores: int
+    clock: float
+    l2: int
+    shared: int = 233_472
+    optin: int = 232_448
+    threads: int = 2048
+    fpus: int = 128
+
+
+_A100 = _Gpu("NVIDIA A100-SXM4-80GB", "major: 8", 108, 1.41, 41_943_040, shared=167_936, optin=166_912, fpus=64)
+_L40S = _Gpu("NVIDIA L40S", "major: 8 minor: 9", 142, 2.52, 100_663_296, shared=102_400, optin=101_376, threads=1536)
+_GPUS = {
+    "a100-80": _A100,
+    "h100": _Gpu("NVIDIA H100", "major: 9", 132, 1.98, 52_428_800),
+    "h200": _Gpu("NVIDIA H200", "major: 9", 132, 1.98, 52_428_800),
+    "l40s": _L40S,
+}
+
+
+def gpu_config(topology: Topology) -> str:
+    """Write XLA's description of a machine's GPU, the text form of its GpuTargetConfigProto."""
+    device = topology.device
+    memory = int(device.hbm / 0.9)
+    return _GPU_CONFIG.format(bandwidth=device.bandwidth, memory=memory, **asdict(_GPUS[topology.kind]))
 
 
 class DoesNotFit(ValueError):
@@ -51,12 +84,13 @@ class Compiled:
     """The compiler's report on one program.
 
     peak: bytes a device, arguments and results included. sent: bytes each device sends in one call, by kind of
-    collective; unknown: collectives of which that is not known. seconds: of compiling. outputs: the results' tree with
-    shapes and shardings.
+    collective; far: what of it goes to other slices or hosts of GPUs; unknown: collectives of which that is not known.
+    seconds: of compiling. outputs: the results' tree with shapes and shardings.
     """
 
     peak: int
     sent: Mapping[str, float]
+    far: float
     unknown: int
     seconds: float
     outputs: Any
@@ -80,22 +114,24 @@ def devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     device = topology.device
-    if device.platform == "cuda":
-        memory = int(device.hbm / 0.9)
-        config = _GPU_CONFIG.format(bandwidth=device.bandwidth, memory=memory, name=f"NVIDIA {topology.kind.upper()}")
-        units = topologies.get_topology_desc(platform="cuda", target_config=config, topology=topology.grid).devices
+    if device.platform == "gpu":
+        config, grid = gpu_config(topology), topology.grid
+        units = topologies.get_topology_desc(platform="cuda", target_config=config, topology=grid).devices
     else:
-        # One host for all chips, where that is how it is sold: the compiler's own default is hosts of four.
-        bounds = tuple(map(int, f"{topology.grid}x1x1".split("x")))[:3] if topology.hosts == 1 else ()
-        options: dict[str, Any] = {"chips_per_host_bounds": bounds} if bounds else {}
+        options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
+        if topology.hosts == topology.slices:
+            # One host for all chips, where that is how it is sold: the compiler's own default is hosts of four.
+            options["chips_per_host_bounds"] = tuple(map(int, f"{topology.grid}x1x1".split("x")))[:3]
         units = topologies.get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **options).devices
     if len(units) != topology.devices:
         raise ValueError(f"{topology.compiler_name} has {len(units)} devices here, {topology.devices} were expected")
     return list(units)
 
 
-def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
+def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> Compiled:
     """Compile a lowered program. dynamic: trips of its outermost loop, where they are known at run time only.
+
+    near: devices of a slice or host, None: all; those of the mesh follow each other slice by slice, host by host.
 
     Raises DoesNotFit when it needs more memory than there is.
     """
@@ -111,10 +147,11 @@ def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
             raise
         raise DoesNotFit(_needed(str(error))) from error
     outputs = placed(lowered.out_info, compiled.output_shardings)
-    sending = collectives(compiled.as_text(), dynamic)
+    sending = collectives(compiled.as_text(), dynamic, near)
     return Compiled(
         peak=_peak(compiled.memory_analysis()),
         sent=bytes_sent(sending),
+        far=sum(collective.far for collective in sending),
         unknown=sum(collective.sent is None for collective in sending),
         seconds=time.perf_counter() - started,
         outputs=outputs,

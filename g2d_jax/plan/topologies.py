@@ -1,22 +1,28 @@
 """The machines that a plan can be made for: their names, the compiler's names for them, and their chips' rates.
 
 Names count as Google's do. v5e-16 and v6e-16 are 16 chips; v5p is named by TensorCores, two to a chip, so that v5p-16
-is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. h100x8 and h200x1 are GPUs of one host. v4 is left out:
-ahead of time its compiler makes two devices of a chip, where a run has one.
+is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. 2xv5e-16 is two slices of v5e-16, joined by the data
+centre's network. h100x8 and h200x1 are GPUs of one host, h100x64 of eight hosts. v4 is left out: ahead of time its
+compiler makes two devices of a chip, where a run has one.
 
 Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A chip's inter-chip
-bandwidth is stated there for both directions together; half of it is one direction. What of the memory a program may
-use is what the compiler of libtpu 0.0.42 states when it refuses one (November 2026). GPUs: NVIDIA's data sheets of the
-H100 SXM and the H200 SXM, dense bfloat16, NVLink 900 GB/s both directions; memory as in XLA's target_config/specs.
+bandwidth is stated there for both directions together; half of it is one direction. The data centre's network is
+stated for a chip, for v5e for a pod of 256 (6.4 Tbit/s). What of the memory a program may use is what the compiler of
+libtpu 0.0.42 states when it refuses one (November 2026). GPUs: NVIDIA's data sheets of the A100 80GB SXM, the H100 SXM,
+the H200 SXM and the L40S, dense bfloat16, NVLink 600 and 900 GB/s both directions, PCIe 4.0 x16 for the L40S; memory as
+in XLA's target_config/specs, of the L40S as CUDA tells of it (44.39 GiB). Between hosts of eight GPUs, assumed: a
+network adapter for each GPU as in NVIDIA's DGX, 200 Gbit/s beside an A100 and 400 beside an H100 or H200; 400 Gbit/s
+for all eight L40S, as in AWS's g6e.48xlarge.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from g2d_jax.mesh import USABLE
+from g2d_jax.mesh import usable
 
 GIB = 2**30
 
@@ -25,8 +31,9 @@ GIB = 2**30
 class Device:
     """One device as JAX counts them.
 
-    hbm: bytes that programs may use. flops: dense bfloat16 operations/s. bandwidth: of its memory, bytes/s. link:
-    bytes/s to other devices in one direction, over all links. per_chip: how many of them a chip is. name_counts: what a
+    platform: as JAX names it. hbm: bytes that programs may use. flops: dense bfloat16 operations/s. bandwidth: of its
+    memory, bytes/s. link: bytes/s to other devices in one direction, over all links. network: its share of what leaves
+    its slice, or its host of GPUs, bytes/s in one direction. per_chip: how many of them a chip is. name_counts: what a
     chip adds to the number in a name. host: the chips of one host.
     """
 
@@ -35,6 +42,7 @@ class Device:
     flops: float
     bandwidth: float
     link: float
+    network: float
     per_chip: int = 1
     name_counts: int = 1
     host: int = 4
@@ -42,50 +50,60 @@ class Device:
     @property
     def usable(self) -> int:
         """The bytes that a plan may use: the same that runs use."""
-        return int(USABLE * self.hbm) if self.platform == "tpu" else self.hbm
+        return usable(self.platform, self.hbm)
 
 
-def _tpu(hbm_gib: float, tflops: float, gbps: float, link_gbps: float, **changes: int) -> Device:
-    return Device("tpu", int(hbm_gib * GIB), tflops * 1e12, gbps * 1e9, link_gbps * 1e9, **changes)
+def _tpu(hbm_gib: float, tflops: float, gbps: float, link_gbps: float, network_gbps: float, **changes: int) -> Device:
+    return Device("tpu", int(hbm_gib * GIB), tflops * 1e12, gbps * 1e9, link_gbps * 1e9, network_gbps * 1e9, **changes)
 
 
-def _gpu(memory: int, gbps: float) -> Device:
+def _gpu(memory: float, tflops: float, gbps: float, link_gbps: float, network_gbps: float) -> Device:
     # The allocator leaves a tenth to the driver and to libraries, see flags.take_memory.
-    return Device("cuda", int(0.9 * memory), 989e12, gbps * 1e9, 450e9, host=8)
+    pool = int(0.9 * memory)
+    return Device("gpu", pool, tflops * 1e12, gbps * 1e9, link_gbps * 1e9, network_gbps * 1e9, host=8)
 
 
 DEVICES: dict[str, Device] = {
-    "v5e": _tpu(15.75, 197, 819, 200),
-    "v5p": _tpu(95.74, 459, 2765, 600, name_counts=2),
-    "v6e": _tpu(31.25, 918, 1638, 400),
-    "tpu7x": _tpu(94.75, 1153.5, 3690, 300, per_chip=2),
-    "h100": _gpu(84_942_979_072, 3352),
-    "h200": _gpu(151_397_597_184, 4800),
+    "v5e": _tpu(15.75, 197, 819, 200, 3.125),
+    "v5p": _tpu(95.74, 459, 2765, 600, 6.25, name_counts=2),
+    "v6e": _tpu(31.25, 918, 1638, 400, 12.5),
+    "tpu7x": _tpu(94.75, 1153.5, 3690, 300, 6.25, per_chip=2),
+    "a100-80": _gpu(85_100_068_864, 312, 2039, 300, 25),
+    "h100": _gpu(84_942_979_072, 989, 3352, 450, 50),
+    "h200": _gpu(151_397_597_184, 989, 4800, 450, 50),
+    "l40s": _gpu(44.39 * GIB, 362, 864, 32, 6.25),
 }
 
 # Chips -> the compiler's grid.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
-_ONE_HOST = {chips: f"1x1x{chips}" for chips in (1, 2, 4, 8)}
+_GPUS = {gpus: f"1x{-(-gpus // 8)}x{min(gpus, 8)}" for gpus in (1, 2, 4, 8, 16, 32, 64)}  # partitions, hosts, of a host
 GRIDS: dict[str, dict[int, str]] = {
     "v5e": _FLAT,
     "v5p": _CUBES,
     "v6e": _FLAT,
     "tpu7x": _CUBES,
-    "h100": _ONE_HOST,
-    "h200": _ONE_HOST,
+    "a100-80": _GPUS,
+    "h100": _GPUS,
+    "h200": _GPUS,
+    "l40s": _GPUS,
 }
+MOST_SLICES = 64
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A named machine. kind: key of DEVICES. grid: its chips as the compiler has them. hosts: processes of a run."""
+    """A named machine. kind: key of DEVICES. chips: of all slices. grid: the chips of a slice as the compiler has them.
+
+    hosts: of all slices; a run has a process on each.
+    """
 
     name: str
     kind: str
     chips: int
     grid: str
     hosts: int
+    slices: int = 1
 
     @property
     def device(self) -> Device:
@@ -99,39 +117,61 @@ class Topology:
 
     @property
     def compiler_name(self) -> str:
-        """The name in libtpu, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
-        return self.grid if self.device.platform == "cuda" else f"{self.kind}:{self.grid}"
+        """The name of a slice in libtpu, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
+        return self.grid if self.device.platform == "gpu" else f"{self.kind}:{self.grid}"
+
+    @property
+    def near(self) -> int:
+        """The number of devices that fast links join: those of a slice, or of a host of GPUs."""
+        return self.devices // (self.hosts if self.device.platform == "gpu" else self.slices)
+
+    @property
+    def between(self) -> str:
+        """What the network is between: "hosts" or "slices", "" where fast links join all devices."""
+        if self.near == self.devices:
+            return ""
+        return "hosts" if self.device.platform == "gpu" else "slices"
 
     def describe(self) -> str:
         """Spell the name's meaning out in words."""
         device = self.device
         several = f" ({self.devices} devices)" if device.per_chip > 1 else ""
+        slices = f" in {self.slices} slices" if self.slices > 1 else ""
+        network = f", {device.network / 1e9:,.3g} GB/s to other {self.between}" if self.between else ""
         return (
             f"{self.name}: {self.chips} chip{'s' * (self.chips > 1)}{several} on {self.hosts} "
-            f"host{'s' * (self.hosts > 1)}; each device {device.hbm / GIB:.2f} GiB, "
+            f"host{'s' * (self.hosts > 1)}{slices}; each device {device.hbm / GIB:.2f} GiB, "
             f"{device.flops / 1e12:,.0f} TFLOP/s bf16, {device.bandwidth / 1e9:,.0f} GB/s memory, "
-            f"{device.link / 1e9:,.0f} GB/s to others"
+            f"{device.link / 1e9:,.0f} GB/s to others{network}"
         )
 
 
 def _topologies() -> Iterator[Topology]:
-    """Yield all machines, by kind and size."""
+    """Yield all machines of one slice, by kind and size."""
     for kind, grids in GRIDS.items():
         device = DEVICES[kind]
         for chips, grid in grids.items():
-            name = f"{kind}x{chips}" if device.platform == "cuda" else f"{kind}-{chips * device.name_counts}"
+            name = f"{kind}x{chips}" if device.platform == "gpu" else f"{kind}-{chips * device.name_counts}"
             # A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four.
             host = 8 if kind in ("v5e", "v6e") and chips == 8 else device.host
             yield Topology(name, kind, chips, grid, hosts=-(-chips // host))
 
 
 TOPOLOGIES = {machine.name: machine for machine in _topologies()}
+"""The machines of one slice by name."""
 
 
 def topology(name: str) -> Topology:
-    """Return the machine of a name such as v5e-16, v5p-16 or h100x8. Raises ValueError with the valid names."""
+    """Return the machine of a name such as v5e-16, 2xv5e-16 or h100x8. Raises ValueError with the valid names."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
+    several = re.fullmatch(r"(\d+)x(.+)", name)
+    one = TOPOLOGIES.get(several[2]) if several else None
+    if several and one and one.device.platform == "tpu" and 2 <= (count := int(several[1])) <= MOST_SLICES:
+        return replace(one, name=name, chips=count * one.chips, hosts=count * one.hosts, slices=count)
     near = difflib.get_close_matches(name, TOPOLOGIES, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise ValueError(f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}")
+    raise ValueError(
+        f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for two slices, up to "
+        f"{MOST_SLICES}, of any TPU's name"
+    )

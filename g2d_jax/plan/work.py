@@ -22,21 +22,22 @@ ASSUMED = 1000  # held-out problems of a file whose length no setting gives
 
 
 class Roofline(NamedTuple):
-    """The least seconds of one call, and the resource that takes so long: compute, memory or links."""
+    """The least seconds of one call, and the resource that takes so long: compute, memory, links or network."""
 
     seconds: float
     bound: str
 
 
-def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
-    """Compute the roofline of one call: all three resources work at once, so the longest of their times counts.
+def roofline(work: Work, sent: Mapping[str, float], device: Device, far: float = 0.0) -> Roofline:
+    """Compute the roofline of one call: all resources work at once, so the longest of their times counts.
 
-    sent: bytes a device sends in it, by kind of collective.
+    sent: bytes a device sends in it, by kind of collective. far: what of it leaves its slice, or its host of GPUs.
     """
     return max(
         Roofline(work.flops / device.flops, "compute"),
         Roofline(work.moved / device.bandwidth, "memory"),
         Roofline(sum(sent.values()) / device.link, "links"),
+        Roofline(far / device.network, "network"),
     )
 
 

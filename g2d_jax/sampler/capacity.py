@@ -99,10 +99,12 @@ class Split:
         return (self.itemsize * params - bytes_saved(self.config, self.itemsize)) / self.ways
 
 
-def best_ways(split: Split, longest: int, memory: int | None, beside: int, samples: int) -> int:
+def best_ways(split: Split, longest: int, memory: int | None, beside: int, samples: int, most: int) -> int:
     """Choose over how many devices weights are split: the least power of two that draws a call about as soon as any.
 
     split: its ways do not matter. longest, samples: see `Split.quickest_rows`. memory, beside: `Split.rows_that_fit`.
+    most: ways that are taken where any of them leaves room for rows, the devices of a slice or of a host of GPUs: every
+    layer waits twice a step for those that share the weights, over a network much longer than by fast links.
     """
     if memory is None:
         return 1
@@ -114,4 +116,6 @@ def best_ways(split: Split, longest: int, memory: int | None, beside: int, sampl
 
     powers = (2**power for power in range(split.devices.bit_length()))
     rates = {ways: rate(ways) for ways in powers if split.devices % ways == 0}
+    inside = {ways: rate for ways, rate in rates.items() if most % ways == 0}
+    rates = inside if any(inside.values()) else rates
     return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))

@@ -206,7 +206,7 @@ class Runtime:
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
             samples = min(map(self._samples, stages), default=1)
             split = capacity.Split(model.base, self.dtype.itemsize, 1, self.mesh.size, columns)
-            tensor = capacity.best_ways(split, longest, self.device_memory, beside, samples)
+            tensor = capacity.best_ways(split, longest, self.device_memory, beside, samples, self.near)
         return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
 
     def _samples(self, stage: Stage) -> int:
@@ -215,6 +215,11 @@ class Runtime:
         if not isinstance(stage, Online):
             return most
         return min(most, window_at(0, stage).batches * stage.prompts_per_step * stage.num_generations)
+
+    @cached_property
+    def near(self) -> int:
+        """The devices that fast links join, see `meshes.near`."""
+        return meshes.near(self.mesh)
 
     @cached_property
     def device_memory(self) -> int | None:

@@ -12,6 +12,9 @@ import pytest
 import yaml
 from stand import LAUNCH, ROOT, environment, starts
 
+from g2d_jax import cli
+from g2d_jax.config_load import resolve
+
 SCHEMAS = Path(__file__).parent / "schemas"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMAGES = ("tpu", "cuda")
@@ -68,6 +71,18 @@ def test_jobset_has_a_pod_for_each_host_of_the_slice(jobset: dict) -> None:
     assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     workdir = container["args"][container["args"].index("--workdir") + 1]
     assert container["args"][0] == "run" and workdir.startswith("gs://")
+
+
+def test_jobset_of_two_slices_is_valid_and_its_mesh_goes_over_them(jobset: dict) -> None:
+    """As its comment and docs/launch.md say: every job is a slice, and GKE tells the pods which."""
+    (slices,) = jobset["spec"]["replicatedJobs"]
+    slices["replicas"] = 2
+    (container,) = slices["template"]["spec"]["template"]["spec"]["containers"]
+    container["args"].append("--config.mesh.data=2")
+    valid(jobset, "jobset.json")
+    assert jobset["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]  # a node pool for each
+    _, overrides = cli.parse(container["args"])
+    assert resolve("demo", overrides).mesh.data == slices["replicas"]
 
 
 @pytest.mark.parametrize(("plan", "status"), [("0", 0), ("1", 1), ("2", 2), ("75", 75), ("kill", 75), ("130", 130)])

@@ -71,6 +71,13 @@ def test_dry_run_of_xpk(tmp_path: Path) -> None:
     )
 
 
+def test_dry_run_of_xpk_with_two_slices(tmp_path: Path) -> None:
+    env = environment(tmp_path, CLUSTER="c", PROJECT="p", ZONE="z", TYPE="v5litepod-16", IMAGE="i", SLICES="2")
+    done = launch("xpk.sh", "--dry-run", "mine", *ARGUMENTS, "--config.mesh.data=2", env=env)
+    assert " --tpu-type=v5litepod-16 --num-slices=2 " in done.stdout
+    assert done.stdout.strip().endswith("runs/demo\\ --config.mesh.data=2")
+
+
 def test_dry_run_of_the_workstation(tmp_path: Path) -> None:
     env = environment(tmp_path, G2D_COMMAND="")
     done = launch("workstation.sh", "--dry-run", "--config", "demo", "--workdir=runs/a b", env=env)

@@ -311,6 +311,49 @@ def test_a_train_step_compiled_for_a_tpu():
     assert rows["sft"][2].strip() == "train step" and "fits: yes, 0.0 h on v5e-4" in text
 
 
+SLICES = """
+from g2d_jax.plan import target, planning
+from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.topologies import topology
+from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
+machine = topology("2xv5e-4")
+target.prepare(machine)
+compiler = planning.Compiler(machine)
+config = Config.of(resolve({tiny!r}, ["mesh.data=2"]))
+with planning.planned(config, compiler) as context:
+    print("mesh", *context.mesh.shape.values(), *(device.slice_index for device in context.mesh.devices.flat))
+    for stage in config.stages:
+        for entry in compiler.entries(programs_of(context, stage)):
+            compiled = entry.compiled
+            sent = sum(compiled.sent.values())
+            print("program", stage, entry.program.name, compiled.far, sent, compiled.unknown, sep=",")
+"""
+
+
+@needs_libtpu
+def test_every_stage_on_two_tpu_slices():
+    """Gradients go over the network between them, sampled tokens and weights do not, but for a few flags."""
+    lines = run_apart("-c", SLICES.format(tiny=TINY)).splitlines()
+    assert [line for line in lines if line.startswith("mesh")] == ["mesh 2 4 1 0 0 0 0 1 1 1 1"]
+    rows = [line.split(",")[1:] for line in lines if line.startswith("program")]
+    assert {stage for stage, *_ in rows} == set(resolve(TINY).stages)
+    assert all(unknown == "0" for *_, unknown in rows)
+    with planned_on(1, resolve(TINY)) as context:
+        parameters = 4 * count_params(context.model_config)
+    for _, name, far, sent, _ in rows:
+        if name == "train step":  # each device sends its share of the gradients, twice, of which the slice keeps a half
+            assert parameters / 4 < float(far) < float(sent)
+        else:
+            assert float(far) < 4096, (name, far)
+
+
+@needs_libtpu
+def test_a_mesh_that_cannot_go_over_tpu_slices_is_refused_with_the_setting():
+    with pytest.raises(AssertionError, match=r"8 devices are 2 slices.*set mesh.data=2"):
+        run_apart("-m", "g2d_jax", "plan", "--config", TINY, "--topology", "2xv5e-4")
+
+
 SAMPLER = """
 from g2d_jax.plan import target, planning
 from g2d_jax.plan.programs import programs_of

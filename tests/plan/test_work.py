@@ -20,10 +20,12 @@ from g2d_jax.stages.programs.program import Work, device_bytes
 from g2d_jax.stages.programs.training import saved_per_token
 
 
-def test_the_roofline_is_the_longest_of_three():
+def test_the_roofline_is_the_longest_of_four():
     work = Work(1, 197e12, 819e9 / 2, {})  # a v5e: 197 TFLOP/s, 819 GB/s, 200 GB/s
     assert roofline(work, {"all-gather": 300e9, "all-reduce": 100e9}, DEVICES["v5e"]) == (2.0, "links")
     assert roofline(work, {}, DEVICES["v5e"]) == (1.0, "compute")
+    # Of 40 GB 25 leave the slice, at 3.125 GB/s a chip.
+    assert roofline(work, {"all-reduce": 40e9}, DEVICES["v5e"], 25e9) == (8.0, "network")
     # Decoding Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB of cache.
     moved = 2 * 1.544e9 + 256 * 1024 * 28_672
     seconds, bound = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
@@ -71,6 +73,16 @@ def test_what_a_train_step_needs_by_formula():
     assert whole - needs() == 8 * parameters
 
 
+def test_a_slice_takes_its_share_of_the_rows_and_all_of_the_parameters():
+    model, config = shapes.shape("Qwen2.5-7B"), settings.base()
+    config.dtype, config.mesh.fsdp = "bfloat16", 16
+    config.compute.update(microbatch_tokens=65_536, remat="full")
+    one = train_bytes(model, Config.of(config), 4096)
+    config.mesh.data = 2
+    config.compute.microbatch_tokens *= 2
+    assert train_bytes(model, Config.of(config), 4096) == one
+
+
 def test_what_saves_memory_and_changes_the_result():
     config = settings.base()
     config.stages.sft, config.stages.dpo, config.stages.test = settings.sft(), settings.offline(), settings.evaluate()
@@ -100,6 +112,9 @@ def test_choices_are_those_a_config_can_take_quickest_first():
     assert {choice.mesh.tensor for choice in tried} == {1, 2, 4}  # within a host
     assert all(choice.mesh.fsdp * choice.mesh.tensor == 16 for choice in tried)
     assert dataclasses.replace(tried[0], mesh=config.mesh, compute=config.compute) == config
+    assert {(one.mesh.data, one.mesh.fsdp * one.mesh.tensor) for one in choices(config, topology("2xv5e-16"))} == {
+        (2, 16)
+    }
 
 
 def test_counts():

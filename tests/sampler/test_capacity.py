@@ -48,14 +48,14 @@ def test_codes_leave_room_for_rows():
     ],
 )
 def test_weights_are_split_where_it_is_worth_the_sending(gib: int, beside: int, samples: int, ways: int):
-    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, gib * GIB, beside * GIB, samples) == ways
+    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, gib * GIB, beside * GIB, samples, 8) == ways
 
 
 def test_few_samples_are_not_given_room_they_cannot_use():
     """With 8 rows the weights are all that is read: the more ways the better; a cache's room does not matter."""
-    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, 90 * GIB, 0, 8) == 8
+    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, 90 * GIB, 0, 8, 8) == 8
     assert 2 * matmul_params(SEVEN) > 100 * 8 * 1536 * 57_344 / 8
-    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, None, 0, 8) == 1
+    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, None, 0, 8, 8) == 1
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(250, 256), (512, 256), (5120, 800), (16_384, 1600)])
@@ -66,3 +66,15 @@ def test_a_call_has_as_many_rows_as_draw_it_soonest(samples: int, rows: int):
     800 and 400 rows take 2,355, 3,174, 4,813 and 8,090 steps, so 36, 28, 28 and 34 s, without what is sent.
     """
     assert Split(SEVEN, 2, 2, 8, 3072).quickest_rows(2048, 3200, samples) == rows
+
+
+@pytest.mark.parametrize(("devices", "most", "ways"), [(16, 16, 16), (16, 8, 8), (64, 8, 8), (16, 4, 4), (8, 1, 1)])
+def test_a_copy_of_the_weights_lies_within_a_host_or_slice(devices: int, most: int, ways: int):
+    """With few samples by formula all devices would share one."""
+    assert best_ways(Split(SEVEN, 2, 1, devices, 3072), 2048, 90 * GIB, 0, 8, most) == ways
+
+
+def test_weights_that_fill_a_host_go_over_several():
+    """14.2 GiB of weights on hosts of one device of 10 GiB; those of two leave room."""
+    assert best_ways(Split(SEVEN, 2, 1, 4, 3072), 2048, 10 * GIB, 0, 8, 1) > 1
+    assert best_ways(Split(SEVEN, 2, 1, 4, 3072), 2048, 10 * GIB, 0, 8, 2) == 2
