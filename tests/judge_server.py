@@ -15,7 +15,8 @@ from typing import Any
 class Judge:
     """reply(content, number): a text, or (status, body) for anything else; content is the first message's.
 
-    asked: the bodies of all requests. again: Retry-After, else attempts come at once. headers: those of the last one. busiest: most requests under way at once.
+    asked: the bodies of all requests. headers: those of the last one. busiest: most requests under way at once.
+    again: the seconds of Retry-After; without it attempts come at once.
     """
 
     def __init__(self, reply: Callable[[str, int], str | tuple[int, str]], seconds: float = 0.0) -> None:

@@ -27,8 +27,8 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import safe_text
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
-"""No connection; no answer in time; 408, 409, 425, 429 or 5xx; 401, 404 or a redirect, which every request will get; any
-other status; an answer that is no chat completion, or too long for one."""
+"""No connection; no answer in time; 408, 409, 425, 429 or 5xx; 401, 404 or a redirect, which every request will get;
+any other status; an answer that is no chat completion, or too long for one."""
 
 NO_REPLY = ("unreachable", "timeout", "unavailable")
 PATIENCE = 8
