@@ -252,8 +252,4 @@ def check_endpoint(settings: Judge) -> None:
     endpoints.check_url(settings.url)
     if not settings.model:
         raise ValueError("name the model that the endpoint serves; GET <url>/models lists them")
-    if settings.max_tokens < 1 or settings.concurrency < 1 or settings.retries < 0:
-        raise ValueError("max_tokens and concurrency must be at least 1, and retries not negative")
-    if not (math.isfinite(settings.timeout) and settings.timeout > 0):
-        raise ValueError(f"timeout must be positive seconds, got {settings.timeout}")
     endpoints.api_key(settings.url, settings.api_key_env)
