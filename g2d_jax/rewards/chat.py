@@ -238,7 +238,7 @@ def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
     usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
-    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     return Reply(text or "", (finish or "")[:100]), {name: n for name, n in counts.items() if _is_count(n)}
 
 

@@ -230,7 +230,7 @@ def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float 
     rewards: list[float | None] = []
     for index, (value, problem) in enumerate(zip(result, problems, strict=True)):
         number = None if value is None else _number(value)
-        if value is not None and not is_reward(number):
+        if number is not None and not is_reward(number):
             raise RewardFailed(
                 f"{name} returned {value!r:.80} for completion {index}, of problem {problem.id} "
                 f"({problem.prompt!r:.80}); return a finite number of at most {MOST_REWARD:g} in size, or None for one "

@@ -66,7 +66,7 @@ async def coroutine(**columns: Any) -> Any:
         (lambda **_: 1.0, "got float"),
         (
             lambda **_: [1.0, float("nan")],
-            r"returned nan for completion 1, of problem a \('1\+1=\?'\); return a finite",
+            r"returned nan for completion 1, of problem a \('1\+1\?'\); return a finite",
         ),
         (lambda **_: [float("inf"), 0.0], "returned inf for completion 0, of problem a"),
         (lambda **_: [0.0, -np.inf], r"returned (np\.float64\()?-inf\)? for completion 1, of problem a"),
