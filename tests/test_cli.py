@@ -776,14 +776,12 @@ def test_help_is_fast_and_light() -> None:
 
 CONFIG = """
 from g2d_jax import config as settings
-from g2d_jax.config_load import shipped
 
 
 def get_config(arg=""):
     config = settings.base()
     config.data.train = settings.source("problems.jsonl")
-    config.data.dev = settings.source("problems.jsonl")
-    config.stages.warmup = settings.online(steps=1, optimizer=settings.optimizer(1e-3))
+    config.stages.warmup = settings.online(policy="init", steps=1, optimizer=settings.optimizer(1e-3))
     config.tokenizer.path = "procedural:slips"
     config.reward.function = "REWARD:graded"
     return config
@@ -803,7 +801,7 @@ def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
 @pytest.mark.parametrize(
     ("config", "reward", "told"),
     [
-        (CONFIG + "import sys; sys.exit(0)", "", "my_config.py, line 16: SystemExit: 0"),
+        (CONFIG + "import sys; sys.exit(0)", "", "my_config.py, line 12: SystemExit: 0"),
         (CONFIG, "raise SystemExit", "line 1, in <module>: it exits (SystemExit: )"),
         (CONFIG, "def __getattr__(name):\n    raise SystemExit(0)", "line 2, in __getattr__: SystemExit: 0: code that"),
         (CONFIG, "def graded(completions):\n    raise SystemExit(0)", "line 2, in graded: it exits (SystemExit: 0)"),
@@ -829,7 +827,15 @@ def is_harmless(text: str) -> bool:
     return not any(unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in text.replace("\n", ""))
 
 
-def test_what_a_reward_and_an_id_hold_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [f"tensor {STEERING} of shape [{'1, ' * 200_000}]", "\ud800" * 10**6, "\x1b" * 10**5])
+def test_whatever_a_command_says_is_cleaned_and_has_an_end(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    processes.say(text)
+    said = capsys.readouterr().err
+    assert said.startswith("g2d: ") and said.count("\n") == 1 and len(said) < 12_000 and is_harmless(said)
+    assert "characters left out" in said
+
+
+def test_what_a_reward_raises_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_path: Path) -> None:
     said = as_typed(
         g2d, tmp_path, CONFIG, f"def graded(completions):\n    raise ValueError({STEERING!r} + 'long ' * 200_000)"
     )
