@@ -148,6 +148,6 @@ def test_a_setting_that_no_machine_can_hold_is_refused_with_the_bound_and_why(na
     config.tasks.other = settings.task(settings.source(""), settings.source(""), settings.source(""))
     apply(config, f"{name}={value}")
     with pytest.raises(
-        FieldError, match=rf"^{name} must be (at least|more than) .* and at most [^:]*, got [^:]+: \w+ "
+        FieldError, match=rf"^{name} must be (at least|more than) .* and at most [^:]*, got [^:]+: \w+,? "
     ):
         Config.of(config)
