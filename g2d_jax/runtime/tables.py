@@ -17,16 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax.records import (
-    MOST_REWARD,
-    Preference,
-    Prompt,
-    Rollout,
-    Score,
-    ScoredRollout,
-    Verdict,
-    is_reward,
-)
+from g2d_jax.records import Preference, Prompt, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime.storage import PathLike, naming, read_bytes, read_json, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -132,8 +123,6 @@ def read_rollouts(path: PathLike) -> list[ScoredRollout]:
 def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
     if row["stop_reason"] not in ("stop", "length"):
         raise ValueError(f"stop_reason must be 'stop' or 'length', got {row['stop_reason']!r:.100}")
-    if row["reward"] is not None and not is_reward(row["reward"]):
-        raise ValueError(f"a reward is null or a number of at most {MOST_REWARD:g} in size, got {row['reward']}")
     rollout = Rollout(**{name: row[name] for name in _OF_A_ROLLOUT})
     score = Score(row["reward"], Verdict(row["verdict"]), row["answer"])
     return ScoredRollout(rollout, row["text"], score, row["policy"])
