@@ -6,11 +6,15 @@ import base64
 import gzip
 import http.client
 import json
+import shutil
+import socket
+import ssl
+import subprocess
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +332,60 @@ def test_https_goes_through_the_proxy_and_says_no_more_there_than_the_host(
     monkeypatch.setenv("HTTPS_PROXY", "socks5://me:secret@127.0.0.1:1")
     reply = fails("https://judge.example/v1", tmp_path / "new")
     assert "HTTPS_PROXY names no proxy that is spoken to by http" in reply.detail and "secret" not in reply.detail
+
+
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """The server's side of TLS, of a name that this process trusts: judge.example."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=judge.example"]
+    subprocess.run([*command, "-addext", "subjectAltName=DNS:judge.example"], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+@contextmanager
+def tunnel(context: ssl.SSLContext, asked: list[bytes]) -> Iterator[str]:
+    """A proxy that is the server behind it, too: what it was told before and after TLS began."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            asked.append(connection.recv(1 << 16))
+            connection.sendall(b"HTTP/1.1 200 here you are\r\n\r\n")
+            with context.wrap_socket(connection, server_side=True) as secure:
+                asked.append(secure.recv(1 << 16))
+                secure.sendall(OK + b"Content-Length: %d\r\n\r\n" % len(WHOLE) + WHOLE)
+                secure.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    thread.join(10)
+
+
+def test_https_is_spoken_with_the_server_behind_the_proxy_if_it_is_the_one_it_says(
+    tmp_path: Path, certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    with tunnel(certified, asked) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        replies, _ = ask("https://judge.example/v1", tmp_path / "journal", "a")
+    assert [reply.text for reply in replies] == ["yes"]
+    assert asked[0].startswith(b"CONNECT judge.example:443 ") and KEY.encode() not in asked[0]
+    assert asked[1].startswith(b"POST /v1/chat/completions ") and b"\r\nHost: judge.example\r\n" in asked[1]
+    asked.clear()
+    with tunnel(certified, asked) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        reply = fails("https://another.example/v1", tmp_path / "other")
+    assert reply.failure == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in reply.detail
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\n", f" {KEY}", f"{KEY}\r\nX-Other: 1", "sk-\u00fc", "sk-\x7f"])
