@@ -189,6 +189,19 @@ def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path):
     assert storage.finished(tmp_path) == {"steps": 40, "done": True}
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"b":'])
+def test_json_that_is_nested_too_deeply_is_named(tmp_path, opening):
+    (tmp_path / "a.json").write_text(opening * 100_000)
+    with pytest.raises(ValueError, match=r"a\.json is not valid JSON.*recursion"):
+        storage.read_json(tmp_path / "a.json")
+    (tmp_path / "00000.jsonl").write_text(f'{{"a": 1}}\n{opening * 100_000}\n{{"b": 2}}\n')
+    damaged = []
+    assert storage.read_segments(tmp_path, damaged.append) == [{"a": 1}, {"b": 2}]
+    assert len(damaged) == 1 and "line 2" in damaged[0]
+    with pytest.raises(ValueError, match="line 2: not valid JSON"):
+        storage.read_segments(tmp_path)
+
+
 # Logs
 
 

@@ -229,7 +229,7 @@ def read_json(path: PathLike) -> Any:
     data = read_bytes(path)
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deeply
         raise ValueError(f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}") from error
 
 
@@ -395,7 +395,7 @@ def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = No
         for number, line in enumerate([*lines, tail], 1):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if number > len(lines):  # no newline after it: empty, or torn
                     break
                 refuse(f"{path}, line {number}: not valid JSON, the log is damaged: {error}", error)

@@ -125,7 +125,7 @@ STOPS = {
     "generation": ("_Session._refill", 1, "warmup", 0),
     "scoring, Ctrl-C": ("even", 0, "warmup", 0),
     "training online, SIGHUP": ("Trainer.update", 1, "warmup", 2),
-    "log-probabilities of the reference": ("score_pairs", 0, "", 0),
+    "log-probabilities of the reference": ("reference_logprobs", 0, "", 0),
     "evaluation": ("HeldOut.answers", 1, "", 0),
 }
 
