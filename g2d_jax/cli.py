@@ -20,7 +20,7 @@ from g2d_jax import __version__
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve, take_apart
 from g2d_jax.graph import plan
-from g2d_jax.runtime import failures, flags, processes, storage
+from g2d_jax.runtime import failures, flags, processes, storage, terminal
 
 if TYPE_CHECKING:
     from etils import epath
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0 done, 1 stopped with a message, 130 interrupted.
 
-    A run that got SIGTERM, or lost another of its processes, exits with `processes.RESTART`.
+    A run that got SIGTERM or SIGHUP, or lost another of its processes, exits with `processes.RESTART`.
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
     if not os.environ.get("G2D_TRACEBACK"):
         failures.hush()
+    terminal.clean_tracebacks()
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
@@ -48,9 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
     continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
+    stack = contextlib.ExitStack()
     if continues:
         processes.forget()
-        before = signal.signal(signal.SIGTERM, processes.on_terminate)  # before JAX is imported, which takes seconds
+        stack.enter_context(processes.hearing_stops())  # before JAX is imported, which takes seconds
     try:
         return int(arguments.command(arguments, overrides) or 0)
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
@@ -59,27 +61,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stopped(error, failures.line(error) or str(error))
     except processes.Preempted as stopped:
         return processes.leave(int(stopped.code or 0))
+    except SystemExit as error:  # of a user's code, or a library's: a run that is not done never says that it is
+        if os.environ.get("G2D_TRACEBACK"):
+            terminal.print_traceback(error)
+        return _stopped(error, _exited(error))
     except Exception as error:
         if not os.environ.get("G2D_TRACEBACK") and (told := failures.line(error)):
             return _stopped(error, told)
         if processes.count() == 1:
             raise
-        traceback.print_exc()
+        terminal.print_traceback(error)
         return processes.leave(processes.status_of(error))
     except KeyboardInterrupt:
-        print(f"g2d: interrupted; {processes.AGAIN}", file=sys.stderr)
+        processes.say(f"interrupted; {processes.AGAIN}")
         return processes.leave(processes.INTERRUPTED)
     finally:
         if heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if continues:
-            signal.signal(signal.SIGTERM, before)
+        stack.close()
 
 
-def _stopped(error: Exception, told: str) -> int:
+def _print(line: object) -> None:
+    """Print a line to standard output, as `terminal.shown`."""
+    print(terminal.shown(str(line)), flush=True)
+
+
+def _exited(error: SystemExit) -> str:
+    """Tell of code that a command called, and that tried to end the process."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"{last.filename}, line {last.lineno}, in {last.name}: SystemExit: {error}: code that a command calls must "
+        f"return or raise an exception. Mend it, and for a run {processes.AGAIN}"
+    )
+
+
+def _stopped(error: BaseException, told: str) -> int:
     """Print why a command stopped, and leave."""
     where = f"{processes.name()}: " if processes.count() > 1 else ""
-    print(f"g2d: {where}{told}", file=sys.stderr)
+    processes.say(f"{where}{told}")
     return processes.leave(processes.status_of(error))
 
 
@@ -342,9 +361,9 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir = arguments.workdir or processes.on_leader(lambda: chosen)
     if processes.leader():
-        print(f"work directory: {workdir}", flush=True)
+        _print(f"work directory: {workdir}")
         if not arguments.workdir:
-            print(f"to continue this run, add: --workdir {workdir}", flush=True)
+            _print(f"to continue this run, add: --workdir {workdir}")
     pipeline.run(Config.of(config), workdir, until=arguments.until)
 
 
@@ -354,7 +373,7 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from g2d_jax.plan import plan, ready
 
     for line in ready(arguments.config, arguments.topology):
-        print(line, flush=True)
+        _print(line)
     return 0 if plan(**{**_options(arguments, plan), "config": config, "name": arguments.topology}) else 1
 
 
@@ -373,7 +392,7 @@ def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
         ]
         planned += [] if arguments.price is None else [f"--price={arguments.price}"]
     workdir = arguments.workdir or f"runs/{config.name}-forecast-{time.strftime('%Y%m%d-%H%M%S')}"
-    print(f"work directory: {workdir}", flush=True)
+    _print(f"work directory: {workdir}")
     forecast.forecast(config, workdir, probe=arguments.probe, plan_arguments=planned)
 
 
@@ -415,7 +434,7 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
         for path in write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
     ]
     for path in written or write_run(arguments.workdir):
-        print(path)
+        _print(path)
 
 
 def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[str], None]) -> dict[str, Rates]:
@@ -482,7 +501,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     written = commands.export(**_options(arguments, commands.export))
     if processes.leader():
-        print(written)
+        _print(written)
 
 
 def _push(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -491,7 +510,7 @@ def _push(arguments: argparse.Namespace, _: list[str]) -> None:
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     url = push.push(**_options(arguments, push.push))
     if url and processes.leader():
-        print(url)
+        _print(url)
 
 
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -511,7 +530,7 @@ def _typed() -> Iterator[str]:
 def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import outputs
 
-    print(outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs)))
+    _print(outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs)))
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:

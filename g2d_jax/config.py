@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 from ml_collections import ConfigDict
 
 from g2d_jax.gone import find, refuse
-from g2d_jax.records import SamplingParams
+from g2d_jax.records import MOST_REWARD, SamplingParams
 from g2d_jax.section import Bounds, FieldError, NotNegative, Place, Positive, Section, Share, editable, record
 
 RUNTIME = (
@@ -45,6 +45,11 @@ Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
 
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
+
+# Of servers that are asked: beyond these a run would hang, or take all connections of this machine, and not say why.
+Timeout = Annotated[float, Bounds(above=0, most=86_400, why="seconds, a day at most, after which a server is given up")]
+Retries = Annotated[int, Bounds(least=0, most=100, why="further attempts of one request")]
+Concurrency = Annotated[int, Bounds(least=1, most=4096, why="each request under way takes a thread and a connection")]
 
 # Texts that may name a file or folder: places.py makes them absolute.
 FilePath = Annotated[str, Place("path")]
@@ -165,10 +170,10 @@ class Judge(Section):
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
     prompt: str = ""  # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
     pattern: str = r"\[\[(-?\d+(?:\.\d+)?)\]\]"  # its last match in the reply, first group, is the reward
-    max_tokens: int = 1024
-    timeout: float = 120.0  # seconds of one attempt
-    retries: int = 5
-    concurrency: int = 16
+    max_tokens: Annotated[int, Bounds(least=1, most=1_048_576, why="tokens of one reply")] = 1024
+    timeout: Timeout = 120.0  # seconds of one attempt
+    retries: Retries = 5
+    concurrency: Concurrency = 16
 
 
 class Reward(Section):
@@ -183,10 +188,14 @@ class Reward(Section):
     function: str = "verify"
     folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
     verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
-    correct_above: float = 0.5
-    cpu_seconds: float = 5.0
-    memory_mb: int = 2048
-    workers: Positive = 1
+    correct_above: Annotated[float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")] = 0.5
+    cpu_seconds: Annotated[
+        float, Bounds(above=0, most=3600, why="seconds of one answer; one that hangs the verifier takes them all")
+    ] = 5.0
+    memory_mb: Annotated[
+        int, Bounds(least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300")
+    ] = 2048
+    workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
 
@@ -267,9 +276,9 @@ class Engine(Section):
     sync: Literal["none", "folder", "adapter"] = "none"
     folder: FilePath = ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
     api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
-    timeout: Annotated[float, Bounds(above=0, below=math.inf)] = 600.0  # seconds of one attempt
-    retries: NotNegative = 5
-    concurrency: Positive = 64  # requests under way, of each process
+    timeout: Timeout = 600.0  # seconds of one attempt
+    retries: Retries = 5
+    concurrency: Concurrency = 64  # requests under way, of each process
 
     @property
     def is_server(self) -> bool:

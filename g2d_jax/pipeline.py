@@ -28,7 +28,6 @@ from g2d_jax.graph import Plan, check_inputs, check_names, made_from_ends, plan,
 from g2d_jax.models import quantise
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.report.result import Result
-from g2d_jax.rewards.chat import check_client
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import flags, processes, program_cache, storage
@@ -111,8 +110,6 @@ def check(config: Config, until: str | None = None) -> Plan:
 def check_packages(config: Config) -> None:
     """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and that is missing."""
     check_services(config.logging.services())
-    if any(task.reward.function == "judge" for task in config.all_tasks.values()):
-        check_client()
 
 
 def _check_reward(reward: Reward) -> None:

@@ -144,6 +144,15 @@ class Verdict(enum.StrEnum):
         return 1.0 if self is Verdict.CORRECT else 0.0
 
 
+MOST_REWARD = 1e12
+"""The largest absolute value of a reward: sums of squares over any batch are finite in float32 too."""
+
+
+def is_reward(value: float) -> bool:
+    """Return whether a number can be a reward: not NaN, nor beyond MOST_REWARD."""
+    return -MOST_REWARD <= value <= MOST_REWARD
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A response's reward and verdict. reward None is unscorable: left out of means, baselines and pairs, and counted.

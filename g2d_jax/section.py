@@ -25,12 +25,13 @@ S = TypeVar("S", bound="Section")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a number: at least, more than, at most, less than these."""
+    """The bounds of a number: at least, more than, at most, less than these. why: of a bound that is not plain."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
+    why: str = ""
 
     @property
     def _limits(self) -> dict[str, tuple[Any, float | None]]:
@@ -118,7 +119,8 @@ class Section:
                 choices = ", ".join(choice or repr(choice) for choice in hint.choices)
                 raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
             if not hint.bounds.hold(value):
-                raise FieldError(name, f"must be {hint.bounds}, got {value}")
+                why = f": {hint.bounds.why}" if hint.bounds.why else ""
+                raise FieldError(name, f"must be {hint.bounds}, got {value!s:.40}{why}")
         self.check()
 
     def check(self) -> None:

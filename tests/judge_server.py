@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ class Judge:
     """reply(content, number): a text, or (status, body) for anything else; content is the first message's.
 
     asked: the bodies of all requests. headers: those of the last one. busiest: most requests under way at once.
+    again: the seconds of Retry-After; without it attempts come at once.
     """
 
     def __init__(self, reply: Callable[[str, int], str | tuple[int, str]], seconds: float = 0.0) -> None:
         self.reply, self.seconds = reply, seconds
         self.asked: list[dict[str, Any]] = []
         self.headers: dict[str, str] = {}
-        self.url = ""
+        self.url, self.again = "", ""
         self.busiest = self._busy = 0
         self._lock = threading.Lock()
 
@@ -58,7 +60,7 @@ def serving(reply: Callable[[str, int], str | tuple[int, str]], seconds: float =
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text.encode())))
-            self.send_header("retry-after-ms", "1")
+            self.send_header(*(("retry-after", judge.again) if judge.again else ("retry-after-ms", "1")))
             self.end_headers()
             self.wfile.write(text.encode())
 
@@ -82,3 +84,44 @@ def serving(reply: Callable[[str, int], str | tuple[int, str]], seconds: float =
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class Raw(str):
+    """The url of a server that answers with bytes as they are. asked: what the last client sent first."""
+
+    asked = b""
+
+
+@contextmanager
+def answering(*pieces: bytes, pause: float = 0.0, reads: bool = True) -> Iterator[Raw]:
+    """A server that sends pieces of bytes, whatever is asked, and ends the connection: of every client, one at a time.
+
+    pause: seconds after each piece. reads: it waits for a request first.
+    """
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            with suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.settimeout(5)
+                    url.asked = connection.recv(1 << 16) if reads else b""
+                    for piece in pieces:
+                        connection.sendall(piece)
+                        if ended.wait(pause):
+                            break
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1 << 16):  # until the client ends too: nothing is reset that it has not read
+                        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.05)
+        url = Raw(f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield url
+        finally:
+            ended.set()
+            thread.join()

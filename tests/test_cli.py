@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -207,6 +209,53 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
         assert process.stderr.read() == "g2d: interrupted; the same command with the same --workdir continues\n"
 
 
+HANGING_UP = """
+import fcntl, os, sys, termios, time
+from pathlib import Path
+from g2d_jax.runtime import processes, heartbeat
+if os.isatty(0):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # it is this session's from now on, which hears when it is closed
+try:
+    with heartbeat.watched(peer_timeout=60, hang_timeout=60):
+        print("waiting", flush=True)
+        for _ in range(int(sys.argv[2])):
+            time.sleep(0.01)
+            processes.check_stop()
+except processes.Preempted as stopped:
+    print("saved", flush=True)
+    print("saved", file=sys.stderr, flush=True)
+    Path(sys.argv[1]).write_text(stopped.cause)
+    raise
+print("went on", flush=True)
+"""
+
+
+def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), "3000"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        assert b"waiting" in os.read(ours, 100)
+        os.close(ours)
+        assert process.wait(20) == 75
+    assert (tmp_path / "saved").read_text() == "SIGHUP"
+
+
+def test_sighup_is_heard_unless_it_is_ignored_as_under_nohup(tmp_path: Path) -> None:
+    for ignored, steps in (("", 3000), ("trap '' HUP; ", 50)):
+        command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), str(steps)]
+        command = ["sh", "-c", ignored + 'exec "$@"', "sh", *command]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGHUP)
+            out, err = process.communicate(timeout=20)
+        if ignored:
+            assert (process.returncode, out, err) == (0, "went on\n", "")
+        else:
+            assert (process.returncode, out) == (75, "saved\n") and "g2d: stopped by SIGHUP: the same command" in err
+
+
 def test_a_process_that_a_reward_forks_is_deaf_to_what_its_parent_hears() -> None:
     """The terminal interrupts both: the parent is to hear one Ctrl-C, not two; and the child ends as children do."""
     code = """
@@ -221,12 +270,13 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     os.kill(child, signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
     assert os.waitpid(child, 0)[1]
-    child = os.fork()
-    if not child:
-        time.sleep(60)
-    time.sleep(0.5)
-    os.kill(child, signal.SIGTERM)
-    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+        time.sleep(0.5)
+        os.kill(child, number)
+        assert os.waitpid(child, 0)[1] == number
     processes.check_stop()
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}  # of forks in a process with threads
@@ -723,3 +773,91 @@ def test_help_is_fast_and_light() -> None:
     code = "import sys; from g2d_jax.cli import parse; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+# Code that exits, and text that steers
+
+CONFIG = """
+from g2d_jax import config as settings
+
+
+def get_config(arg=""):
+    config = settings.base()
+    config.data.train = settings.source("problems.jsonl")
+    config.stages.warmup = settings.online(policy="init", steps=1, optimizer=settings.optimizer(1e-3))
+    config.tokenizer.path = "procedural:slips"
+    config.reward.function = "REWARD:graded"
+    return config
+"""
+
+
+def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
+    """What the dry run says when it stops, of a config and a reward beside it."""
+    (folder / "my_config.py").write_text(config.replace("REWARD", f"my_reward_of_{folder.name}"))
+    (folder / f"my_reward_of_{folder.name}.py").write_text(reward)
+    problems = [json.dumps({"problem": f"{i}+1=?", "answer": str(i + 1)}) for i in range(64)]
+    (folder / "problems.jsonl").write_text("\n".join(problems))
+    place = folder / "work"
+    return g2d("run", "--config", str(folder / "my_config.py"), "--workdir", place, "--dry-run", refused=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "reward", "told"),
+    [
+        (CONFIG + "import sys; sys.exit(0)", "", "my_config.py, line 12: SystemExit: 0"),
+        (CONFIG, "raise SystemExit", "line 1, in <module>: it exits (SystemExit: )"),
+        (CONFIG, "def __getattr__(name):\n    raise SystemExit(0)", "line 2, in __getattr__: SystemExit: 0: code that"),
+        (CONFIG, "def graded(completions):\n    raise SystemExit(0)", "line 2, in graded: it exits (SystemExit: 0)"),
+        (
+            CONFIG,
+            "class Own(list):\n    def __len__(self): raise SystemExit(0)\n"
+            "def graded(completions):\n    return Own([1.0 for _ in completions])",
+            "line 2, in __len__: SystemExit: 0: code that a command calls must return",
+        ),
+    ],
+)
+def test_code_that_exits_is_told_and_never_ends_with_status_0(
+    g2d: G2D, tmp_path: Path, config: str, reward: str, told: str
+) -> None:
+    assert told in as_typed(g2d, tmp_path, config, reward)
+
+
+STEERING = "\x1b[2J\x9b31m\r\u202e\u2066\ue000\x07"
+
+
+def is_harmless(text: str) -> bool:
+    """Whether nothing in a text steers a terminal."""
+    return not any(unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in text.replace("\n", ""))
+
+
+@pytest.mark.parametrize("text", [f"tensor {STEERING} of shape [{'1, ' * 200_000}]", "\ud800" * 10**6, "\x1b" * 10**5])
+def test_whatever_a_command_says_is_cleaned_and_has_an_end(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    processes.say(text)
+    said = capsys.readouterr().err
+    assert said.startswith("g2d: ") and said.count("\n") == 1 and len(said) < 12_000 and is_harmless(said)
+    assert "characters left out" in said
+
+
+def test_what_a_reward_raises_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_path: Path) -> None:
+    said = as_typed(
+        g2d, tmp_path, CONFIG, f"def graded(completions):\n    raise ValueError({STEERING!r} + 'long ' * 200_000)"
+    )
+    assert "\\x1b[2J" in said and "\\u202e" in said and "characters left out" in said
+    assert len(said) < 40_000 and is_harmless(said)
+
+
+def test_the_traceback_of_an_error_that_nobody_expected_is_printed_cleaned() -> None:
+    code = """
+import sys, threading
+from g2d_jax.runtime import terminal
+terminal.clean_tracebacks()
+def fail():
+    raise LookupError(STEERING + "x" * 10**6)
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+fail()
+""".replace("STEERING", repr(STEERING))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("LookupError: \\x1b[2J") == 2
+    assert done.stderr.count("characters left out") == 2 and len(done.stderr) < 250_000 and is_harmless(done.stderr)

@@ -12,6 +12,7 @@ import pytest
 
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config
+from g2d_jax.config_load import apply
 from g2d_jax.places import walk
 from g2d_jax.section import Bounds, FieldError, Section, editable, record
 
@@ -121,3 +122,32 @@ def test_every_setting_that_may_name_a_file_is_found():
     stages |= {"stages.sft.data.path", "stages.online.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
     single = {"model.path", "tokenizer.path", "engine.folder", "compute.compilation_cache"}
     assert set(found) == reward | sources | stages | single
+
+
+NO_MACHINE_HAS = {
+    "reward.cpu_seconds": ("1e300", "0", "nan", "inf", "3601"),
+    "reward.memory_mb": ("100", "1048577", "9" * 30),
+    "reward.workers": ("0", "1025", "9" * 30),
+    "reward.correct_above": ("nan", "inf", "-1e13"),
+    "tasks.other.reward.workers": ("100000",),
+    "reward.judge.timeout": ("0", "1e12", "nan"),
+    "reward.judge.retries": ("-1", "101"),
+    "reward.judge.concurrency": ("0", "4097"),
+    "reward.judge.max_tokens": ("0", "9" * 12),
+    "engine.timeout": ("0", "1e12"),
+    "engine.retries": ("101",),
+    "engine.concurrency": ("4097",),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in NO_MACHINE_HAS for value in NO_MACHINE_HAS[name]]
+)
+def test_a_setting_that_no_machine_can_hold_is_refused_with_the_bound_and_why(name: str, value: str) -> None:
+    config = settings.base()
+    config.tasks.other = settings.task(settings.source(""), settings.source(""), settings.source(""))
+    apply(config, f"{name}={value}")
+    with pytest.raises(
+        FieldError, match=rf"^{name} must be (at least|more than) .* and at most [^:]*, got [^:]+: \w+,? "
+    ):
+        Config.of(config)

@@ -6,8 +6,10 @@ import dataclasses
 import enum
 import errno
 import json
+import math
 import os
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,6 +144,62 @@ def test_a_stage_is_finished_by_its_manifest(folder):
     storage.write_json(folder / "manifest.json", ["done"])
     with pytest.raises(ValueError, match=r"manifest\.json must hold a JSON object"):
         storage.finished(folder)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=5))
+def test_a_manifest_s_checksum_is_that_of_its_content_and_hidden_from_readers(value):
+    with tempfile.TemporaryDirectory() as place:
+        storage.finish(place, value)
+        written = storage.read_json(f"{place}/manifest.json")
+        assert storage.finished(place) == {name: x for name, x in written.items() if name != storage.CHECKSUM}
+
+
+CHANGES = {
+    "a digit": (b'"reward": 0.125', b'"reward": 0.625'),
+    "a digit far behind the point": (b"0.30000000000000004", b"0.30000000000000010"),
+    "a sign": (b'"steps": 40', b'"steps": -40'),
+    "a name": (b'"steps"', b'"stepz"'),
+    "what is nested": (b"warmup@20", b"warmup@21"),
+    "the checksum": (b'"checksum": "', b'"checksum": "0'),
+    "a bit": (b"accuracy", b"accurac\x78"),
+    "true for a number": (b'"steps": 40', b'"steps": true'),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_manifest_that_was_changed_is_named_with_what_to_do(tmp_path, change):
+    how = {"reward": 0.125, "accuracy": 0.1 + 0.2, "steps": 40, "result": [{"policy": "warmup@20", "x": math.nan}]}
+    storage.finish(tmp_path, how)
+    file = tmp_path / "manifest.json"
+    before, after = CHANGES[change]
+    assert before in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(before, after))
+    with pytest.raises(
+        ValueError, match=r"manifest.json is not what its stage wrote .* Put back a copy of it, or delete"
+    ):
+        storage.finished(tmp_path)
+
+
+def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path):
+    storage.write_json(tmp_path / "manifest.json", {"steps": 40, "done": True})
+    assert storage.finished(tmp_path) == {"steps": 40, "done": True}
+    storage.finish(tmp_path, {"steps": 40})
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items()))))  # laid out in another way
+    assert storage.finished(tmp_path) == {"steps": 40, "done": True}
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"b":'])
+def test_json_that_is_nested_too_deeply_is_named(tmp_path, opening):
+    (tmp_path / "a.json").write_text(opening * 100_000)
+    with pytest.raises(ValueError, match=r"a\.json is not valid JSON.*recursion"):
+        storage.read_json(tmp_path / "a.json")
+    (tmp_path / "00000.jsonl").write_text(f'{{"a": 1}}\n{opening * 100_000}\n{{"b": 2}}\n')
+    damaged = []
+    assert storage.read_segments(tmp_path, damaged.append) == [{"a": 1}, {"b": 2}]
+    assert len(damaged) == 1 and "line 2" in damaged[0]
+    with pytest.raises(ValueError, match="line 2: not valid JSON"):
+        storage.read_segments(tmp_path)
 
 
 # Logs

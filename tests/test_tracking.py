@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from g2d_jax import config_load, dryrun, pipeline
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.tracking import Screen, Tracker, check_services, clean, read_metrics
+from g2d_jax.runtime.terminal import clean
+from g2d_jax.runtime.tracking import Screen, Tracker, check_services, read_metrics
 
 
 class Terminal(io.StringIO):

@@ -30,7 +30,7 @@ from etils import epath
 from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
-from g2d_jax.records import Prompt
+from g2d_jax.records import MOST_REWARD, Prompt, is_reward
 
 MOST_LOGPROB = 1e-3  # what rounding may add to 0
 _EXPECTED = (
@@ -256,8 +256,8 @@ def _reward(path: str, value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise BrokenRow(f"its {path} {value!r:.100} is not a number or null") from error
-    if not math.isfinite(number):
-        raise BrokenRow(f"its {path} {value!r:.100} is not finite")
+    if not is_reward(number):
+        raise BrokenRow(f"its {path} {value!r:.100} is not finite, or beyond {MOST_REWARD:g}")
     return number
 
 

@@ -14,7 +14,7 @@ from g2d_jax.accounting import TIMES, TOKENS, cost, shares
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, Written, number, policy_name, words
-from g2d_jax.runtime.tracking import clean
+from g2d_jax.runtime.terminal import clean
 
 Manifest = Mapping[str, Any]
 NOT_MEASURED = (math.nan, math.nan)

@@ -9,9 +9,10 @@ missing and gets the same answers for the rest. Failures are logged there too, f
 
 from __future__ import annotations
 
-import importlib.util
+import http.client
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,16 +23,24 @@ from typing import Any, Literal, TypeAlias
 from g2d_jax.config import Judge
 from g2d_jax.records import Message
 from g2d_jax.runtime import endpoint as endpoints
-from g2d_jax.runtime import extras, processes, storage
+from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import safe_text
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
-"""No connection; no answer in time; 408, 409, 429 or 5xx; 401 or 404, which every request will get; any other status;
-an answer that is no chat completion."""
+"""No connection; no answer in time; 408, 409, 425, 429 or 5xx; 401, 404 or a redirect, which every request will get;
+any other status; an answer that is no chat completion, or too long for one."""
 
 NO_REPLY = ("unreachable", "timeout", "unavailable")
 PATIENCE = 8
 """So many requests without a reply in a row, or `concurrency` if that is more, and the server counts as down."""
+PAUSE = 0.5
+"""Seconds before the second attempt; they double with each further one."""
+MOST_PAUSE = 60.0
+"""Seconds that no pause exceeds, whatever the server asks for."""
+BYTES_A_TOKEN = 2048
+"""Most bytes of an answer for each token of it, and of a thousand beside."""
+MOST_BYTES = 64 << 20
+"""Most bytes of any answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,9 @@ class Reply:
 class Chat:
     """Asks an endpoint at temperature 0. For one thread, which sends from several; close it at the end.
 
-    retries of the settings are the openai package's own, with its backoff; concurrency: requests under way at a time.
+    retries of the settings: further attempts of a request without a reply, after pauses that double, or as long as the
+    server asks for, MOST_PAUSE at most. concurrency: requests under way at a time. Each request has the guards of
+    `endpoint.exchange`: a deadline, a limit of bytes, no redirects.
 
     counts, since it was made: requests "sent", those that the "journal" answered (or an equal one beside them),
     "failed" (and by kind of failure) and "cut" at max_tokens, and the "prompt_tokens" and "completion_tokens" that the
@@ -65,27 +76,17 @@ class Chat:
     def __init__(self, endpoint: Judge, journal: storage.PathLike) -> None:
         """journal: a folder, local or on an object store.
 
-        Raises ImportError naming the extra without the package openai, and ValueError as `check_endpoint`.
+        Raises ValueError as `check_endpoint`.
         """
         check_endpoint(endpoint)
-        check_client()
-        import openai
-
         self.endpoint = endpoint
         self.counts: Counter[str] = Counter()
         self._key = endpoints.api_key(endpoint.url, endpoint.api_key_env)
-        self._client = openai.OpenAI(
-            base_url=endpoint.url,
-            api_key=self._key or "none",  # the package insists on one
-            timeout=endpoint.timeout,
-            max_retries=endpoint.retries,
-        )
         self._journal = storage.Segments(journal)
         self._lost = 0  # requests without a reply in a row
 
     def close(self) -> None:
-        """End connections and make the journal durable."""
-        self._client.close()
+        """Make the journal durable."""
         self._journal.close()
 
     @cached_property
@@ -114,8 +115,9 @@ class Chat:
     def _send(self, requests: dict[str, Any]) -> dict[str, Reply]:
         """Ask and journal; return the requests that failed."""
         failed: dict[str, Reply] = {}
+        stopped = threading.Event()
         pool = ThreadPoolExecutor(self.endpoint.concurrency)
-        waiting = {pool.submit(self._request, messages): name for name, messages in requests.items()}
+        waiting = {pool.submit(self._request, messages, stopped): name for name, messages in requests.items()}
         try:
             for done, future in enumerate(processes.patiently_completed(waiting), 1):
                 reply, usage = future.result()
@@ -124,6 +126,7 @@ class Chat:
                     failed[waiting[future]] = reply
                     self._check_alive(reply, len(failed), done == len(requests))
         finally:
+            stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
         return failed
 
@@ -156,29 +159,72 @@ class Chat:
                 f"{self.endpoint.api_key_env or 'api_key_env'}"
             )
 
-    def _request(self, messages: list[dict[str, str]]) -> tuple[Reply, dict[str, int]]:
-        """Send one request with its retries, in a thread: touches nothing but the client."""
-        import openai
+    def _request(self, messages: list[dict[str, str]], stopped: threading.Event) -> tuple[Reply, dict[str, int]]:
+        """Send one request, again where that may help, in a thread. stopped: no further attempt is wanted."""
+        attempt = 0
+        while True:
+            reply, usage, pause = self._attempt(messages)
+            if reply.failure not in NO_REPLY or attempt == self.endpoint.retries:
+                return reply, usage
+            if stopped.wait(min(PAUSE * 2**attempt, MOST_PAUSE) if pause is None else pause):
+                return reply, usage
+            attempt += 1
 
-        asked: Any = {"model": self.endpoint.model, "messages": messages, "max_tokens": self.endpoint.max_tokens}
+    def _attempt(self, messages: list[dict[str, str]]) -> tuple[Reply, dict[str, int], float | None]:
+        """Send one request once; with the seconds after which the server wants the next attempt, if it says so."""
+        asked = {"model": self.endpoint.model, "messages": messages, "max_tokens": self.endpoint.max_tokens}
+        pause = None
         kind: Failure
         try:
-            answer = self._client.chat.completions.with_raw_response.create(**asked, temperature=0.0)
-            return parse_completion(answer.text)
-        except openai.APITimeoutError:
+            answer = endpoints.exchange(
+                "POST",
+                f"{self.endpoint.url.rstrip('/')}/chat/completions",
+                {**asked, "temperature": 0.0},
+                key=self._key,
+                timeout=self.endpoint.timeout,
+                most_bytes=min(BYTES_A_TOKEN * (self.endpoint.max_tokens + 1000), MOST_BYTES),
+            )
+            if answer.status == 200:
+                return *parse_completion(answer.body), None
+            kind = _kind(answer.status)
+            detail = f"status {answer.status}: {answer.body.decode('utf-8', 'replace')}"
+            pause = _wanted_pause(answer.headers)
+            if kind == "rejected" and answer.status < 400:
+                detail = f"status {answer.status}: redirects are not followed, give the url of the server itself"
+        except TimeoutError:
             kind, detail = "timeout", f"no answer in {self.endpoint.timeout:g} s"
-        except openai.APIConnectionError as error:
-            kind, detail = "unreachable", f"{error} {error.__cause__ or ''}"
-        except openai.APIStatusError as error:
-            code, detail = error.status_code, f"status {error.status_code}: {error}"
-            kind = "rejected" if code in (401, 404) else "refused"
-            kind = "unavailable" if code >= 500 or code in (408, 409, 429) else kind
-        except (openai.OpenAIError, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
+            kind, detail = "unreachable", f"{type(error).__name__}: {error}"
+        except ValueError as error:
             kind, detail = "malformed", str(error)
-        return Reply(failure=kind, detail=endpoints.shown(detail, self._key)), {}
+        return Reply(failure=kind, detail=endpoints.shown(detail, self._key)), {}, pause
 
 
-def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
+def _kind(status: int) -> Failure:
+    """Return the kind of failure that a status other than 200 is."""
+    if status >= 500 or status in (408, 409, 425, 429):
+        return "unavailable"
+    if 300 <= status < 400 or status in (401, 404):
+        return "rejected"
+    return "refused"
+
+
+def _wanted_pause(headers: http.client.HTTPMessage) -> float | None:
+    """Return the seconds, MOST_PAUSE at most, that a server asks to wait before the next attempt; None if it does not.
+
+    In retry-after-ms, or in Retry-After as a number; as a date it counts as not asked.
+    """
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) / unit
+        except ValueError:
+            continue
+        if 0 <= seconds < math.inf:
+            return min(seconds, MOST_PAUSE)
+    return None
+
+
+def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
     """Parse the reply in the JSON of a chat completion, and its token counts. Raises ValueError for any other body.
 
     A missing text is "": the model called a tool or refused.
@@ -192,14 +238,13 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
     usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
-    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    return Reply(text or "", finish or ""), {name: n for name, n in counts.items() if type(n) is int}
+    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    return Reply(text or "", (finish or "")[:100]), {name: n for name, n in counts.items() if _is_count(n)}
 
 
-def check_client() -> None:
-    """Raise ImportError naming the extra where the package openai is not installed."""
-    if importlib.util.find_spec("openai") is None:
-        raise extras.missing("a judge needs the package openai", "judge")
+def _is_count(value: Any) -> bool:
+    """Return whether a server's number can be a number of tokens."""
+    return type(value) is int and 0 <= value < 1 << 32
 
 
 def check_endpoint(settings: Judge) -> None:
@@ -207,8 +252,4 @@ def check_endpoint(settings: Judge) -> None:
     endpoints.check_url(settings.url)
     if not settings.model:
         raise ValueError("name the model that the endpoint serves; GET <url>/models lists them")
-    if settings.max_tokens < 1 or settings.concurrency < 1 or settings.retries < 0:
-        raise ValueError("max_tokens and concurrency must be at least 1, and retries not negative")
-    if not (math.isfinite(settings.timeout) and settings.timeout > 0):
-        raise ValueError(f"timeout must be positive seconds, got {settings.timeout}")
     endpoints.api_key(settings.url, settings.api_key_env)

@@ -29,9 +29,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from g2d_jax.config_load import beside
-from g2d_jax.records import Problem, Score, Verdict
+from g2d_jax.records import MOST_REWARD, Problem, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.pool import Begun, VerifierPool
+from g2d_jax.runtime import processes
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 """`f(prompts, completions, completion_ids, **columns)`, one number or None per completion."""
@@ -60,7 +61,9 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
             f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or put the folder it lies in on "
             "PYTHONPATH; of a file beside the config g2d run, plan and sweep know where it is"
         ) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not _is_told(error):
+            raise
         raise ValueError(f"reward {path!r}: importing {module_name!r} failed{_origin(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -92,6 +95,8 @@ def _import_file(name: str, file: Path) -> ModuleType:
 def _origin(error: BaseException) -> str:
     """Say where the code raised that this file called, and what: " at FILE, line N, in FUNCTION: KeyError: 'label'"."""
     what = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        what = f"it exits ({what}), where it must return or raise an exception"
     if isinstance(error, SyntaxError):
         return f" at {error.filename}, line {error.lineno}: {what}"
     frames = [*traceback.extract_tb(error.__traceback__)]
@@ -108,8 +113,8 @@ def call_reward(
     """Call a reward function as TRL does and check what it returns.
 
     Columns that the function does not name are left out when it takes no `**columns`. Raises RewardFailed when it
-    raises, naming the place and the first response that it raises for by itself, and for a result of the wrong length
-    or type, or one that is not finite.
+    raises or exits, naming the place and the first response that it does so for by itself, and for a result of the
+    wrong length or type, or one that is not finite or beyond MOST_REWARD, naming its problem.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
@@ -117,14 +122,16 @@ def call_reward(
     arguments = _arguments(function, problems, texts, token_ids)
     try:
         result = function(**arguments)
-    except Exception as error:
+    except BaseException as error:
+        if not _is_told(error):
+            raise
         culprit = next((i for i in range(len(texts)) if _raises_for(function, arguments, i)), None)
         of = ""
         if culprit is not None:
             problem = problems[culprit]
             of = f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response {texts[culprit]!r:.200}"
         raise RewardFailed(f"{name} failed{_origin(error)}{of}") from error
-    return _checked(name, result, len(texts))
+    return _checked(name, result, problems)
 
 
 def _arguments(
@@ -155,9 +162,17 @@ def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], in
     """Tell whether the function raises for a response by itself."""
     try:
         function(**{name: values[index : index + 1] for name, values in arguments.items()})
-    except Exception:
+    except BaseException as error:
+        if not _is_told(error):
+            raise
         return True
     return False
+
+
+def _is_told(error: BaseException) -> bool:
+    """Return whether an exception of a user's code is told as its failure, sys.exit included, which would end the run
+    as if it were done. Not told is that the run itself is stopped."""
+    return not isinstance(error, KeyboardInterrupt | processes.Preempted)
 
 
 @dataclass(frozen=True)
@@ -203,17 +218,33 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5)
     return scorer
 
 
-def _checked(name: str, result: Any, expected: int) -> list[float | None]:
+def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float | None]:
+    """Return the rewards of the problems' responses. Raises RewardFailed for a result that is none."""
+    expected = len(problems)
     if inspect.iscoroutine(result):
         result.close()
         raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
     if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str) or len(result) != expected:
         size = f"{len(result)} values" if hasattr(result, "__len__") else type(result).__name__
         raise RewardFailed(f"{name} must return a list of {expected} numbers, one per completion, got {size}")
-    for index, value in enumerate(result):
-        if value is not None and not (isinstance(value, numbers.Real | np.bool_) and math.isfinite(value)):
+    rewards: list[float | None] = []
+    for index, (value, problem) in enumerate(zip(result, problems, strict=True)):
+        number = None if value is None else _number(value)
+        if number is not None and not is_reward(number):
             raise RewardFailed(
-                f"{name} returned {value!r} for completion {index}; "
-                "return a finite number, or None for one that cannot be scored"
+                f"{name} returned {value!r:.80} for completion {index}, of problem {problem.id} "
+                f"({problem.prompt!r:.80}); return a finite number of at most {MOST_REWARD:g} in size, or None for one "
+                "that cannot be scored"
             )
-    return [None if value is None else float(value) for value in result]
+        rewards.append(number)
+    return rewards
+
+
+def _number(value: Any) -> float:
+    """Return a number as a float, NaN for what is none and what no float can hold."""
+    if not isinstance(value, numbers.Real | np.bool_):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

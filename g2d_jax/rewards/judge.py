@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from g2d_jax.config import Judge
-from g2d_jax.records import Problem, Prompt, Score, Verdict
+from g2d_jax.records import Problem, Prompt, Score, Verdict, is_reward
 from g2d_jax.rewards.chat import Chat, Reply, check_endpoint
 from g2d_jax.runtime import storage
 
@@ -45,8 +45,8 @@ class JudgeScorer:
     """A Scorer by the judge of `config.reward().judge`. journal: the folder its replies are kept in.
 
     The reward is the first group of the last match of settings.pattern in the reply: Score(x, SCORED). Without a match
-    or a finite number, or when the request failed after all retries: Score(None, UNSCORABLE). Raises as `check_judge`
-    and `Chat`. Close the scorer at the end. rated: replies with a rating.
+    or a number that can be a reward, or when the request failed after all retries: Score(None, UNSCORABLE). Raises as
+    `check_judge` and `Chat`. Close the scorer at the end. rated: replies with a rating.
     """
 
     def __init__(self, settings: Judge, journal: storage.PathLike) -> None:
@@ -138,13 +138,13 @@ def fill(template: str, values: Mapping[str, str | None]) -> str:
 
 
 def rating(text: str, pattern: re.Pattern[str]) -> float | None:
-    """Read the number in the pattern's first group at its last match; None without one, or if it is not finite."""
+    """Read the number in the pattern's first group at its last match; None without one, or if it is no reward."""
     matches = list(pattern.finditer(text))
     try:
         value = float(matches[-1][1]) if matches else math.nan
     except (TypeError, ValueError):  # the group took no part in the match, or is no number
         return None
-    return value if math.isfinite(value) else None
+    return value if is_reward(value) else None
 
 
 def conversation_text(prompt: Prompt) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import ipaddress
 import json
 import os
 import socket
+import ssl
 import threading
-import time
-from collections.abc import Iterator
-from typing import Any
-from urllib.parse import urlsplit
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
 
 ERROR_CHARACTERS = 300
 
@@ -36,10 +38,16 @@ def check_url(url: str) -> None:
 def api_key(url: str, variable: str) -> str:
     """Return the key in an environment variable, "" if no variable is named.
 
-    Raises ValueError where it is needed and not set: a server on this machine may want none.
+    Raises ValueError where it is needed and not set (a server on this machine may want none), and for a key that no
+    header can hold.
     """
     key = os.environ.get(variable, "") if variable else ""
-    if key or not variable or _is_this_machine(urlsplit(url).hostname or ""):
+    if not (key.isascii() and key.isprintable() and " " not in key):  # the key itself is told to nobody
+        raise ValueError(
+            f"the key in the environment variable {variable} holds a space, a line's end or another character that no "
+            "key has: set it anew, without what stands around the key"
+        )
+    if key or not variable or is_this_machine(urlsplit(url).hostname or ""):
         return key
     raise ValueError(
         f"{url} needs a key: set the environment variable {variable}, name another one with "
@@ -47,7 +55,8 @@ def api_key(url: str, variable: str) -> str:
     )
 
 
-def _is_this_machine(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
+    """Return whether a url's host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -60,20 +69,44 @@ def shown(text: str, key: str) -> str:
     return hidden[:ERROR_CHARACTERS].encode("unicode_escape").decode("ascii")
 
 
+class Answer(NamedTuple):
+    """An answer of a server: its status, body, and headers, which are found by names of any case."""
+
+    status: int
+    body: bytes
+    headers: http.client.HTTPMessage
+
+
 def send(
     method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int
 ) -> tuple[int, bytes]:
-    """Send a request, with JSON unless the body is None; return status and body of the answer. Redirects are not
-    followed: they could lead the key elsewhere.
+    """Send a request as `exchange` does; return status and body of the answer."""
+    answer = exchange(method, url, body, key=key, timeout=timeout, most_bytes=most_bytes)
+    return answer.status, answer.body
 
-    timeout: seconds to connect, and until the whole answer is there. Raises TimeoutError, another OSError or
-    HTTPException without an answer, and ValueError for one of more than most_bytes.
+
+def exchange(method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int) -> Answer:
+    """Send a request, with JSON unless the body is None; return the answer. Redirects are not followed: they could
+    lead the key elsewhere. Compressed answers are not asked for and not expanded.
+
+    timeout: seconds to connect, and until the whole answer is there. https goes through the proxy of HTTPS_PROXY.
+    Raises TimeoutError, another OSError or HTTPException without an answer, and ValueError for one of more than
+    most_bytes and for a proxy that cannot be used.
     """
-    parts, deadline = urlsplit(url), time.monotonic() + timeout
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+    parts = urlsplit(url)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    with contextlib.closing(connection), _connected(connection, deadline):
+    connection = _connection(parts, timeout)
+    with contextlib.closing(connection), _deadline(connection, timeout) as check:
+        connection.connect()
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            # Without the handshake, so that the deadline reaches the new socket before the server says anything.
+            connection.sock = context.wrap_socket(
+                connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False
+            )
+            check()
+            connection.sock.do_handshake()
+        check()
         connection.request(method, parts.path or "/", None if body is None else json.dumps(body), headers)
         data = bytearray()
         with connection.getresponse() as response:
@@ -83,32 +116,63 @@ def send(
                     raise ValueError(f"the answer has more than {most_bytes:,} bytes")
             if response.length:  # read1 does not tell a connection that ended too soon
                 raise http.client.IncompleteRead(bytes(data), response.length)
-            return response.status, bytes(data)
+            return Answer(response.status, bytes(data), response.headers)
+
+
+def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnection:
+    """Return a connection, not yet made, to the host of a url or to the proxy in front of it."""
+    host = parts.hostname or ""
+    proxy = urllib.request.getproxies().get("https", "")
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(host, parts.port or http.client.HTTP_PORT, timeout=timeout)
+    port = parts.port or http.client.HTTPS_PORT
+    if not proxy or is_this_machine(host) or urllib.request.proxy_bypass(host):
+        connection = http.client.HTTPConnection(host, port, timeout=timeout)
+        connection.default_port = http.client.HTTPS_PORT  # or else the header Host names it
+        return connection
+    through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if through.scheme != "http" or not through.hostname:
+        raise ValueError("HTTPS_PROXY names no proxy that is spoken to by http: write http://HOST:PORT, or unset it")
+    connection = http.client.HTTPConnection(through.hostname, through.port or http.client.HTTP_PORT, timeout=timeout)
+    connection.default_port = http.client.HTTPS_PORT
+    login = {}
+    if through.username is not None:
+        pair = f"{unquote(through.username)}:{unquote(through.password or '')}"
+        login = {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode('ascii')}"}
+    connection.set_tunnel(host, port, login)
+    return connection
 
 
 @contextlib.contextmanager
-def _connected(connection: http.client.HTTPConnection, deadline: float) -> Iterator[None]:
-    """Connect, and cut the connection off at a deadline: each byte that drips begins a socket's own timeout anew.
+def _deadline(connection: http.client.HTTPConnection, seconds: float) -> Iterator[Callable[[], None]]:
+    """Cut a connection off after so many seconds: each byte that drips begins a socket's own timeout anew.
 
-    deadline: on the monotonic clock. Raises TimeoutError for a block that was not through by then.
+    Yields what raises TimeoutError once the deadline is over, which the block calls where it has a new socket. Raises
+    TimeoutError for a block that was not through by then.
     """
-    connection.connect()
+    done = threading.Event()
     late = threading.Event()
 
-    def cut() -> None:
+    def watch() -> None:
+        if done.wait(seconds):
+            return
         late.set()
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(wire, socket.SHUT_RDWR)  # not TLS's own, which a reader in another thread trips over
+        while not done.is_set():  # a socket that comes later is cut off too
+            with contextlib.suppress(OSError, AttributeError, TypeError):
+                # Not TLS's own, which a reader in another thread trips over.
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+            done.wait(0.1)
 
-    wire, timer = connection.sock, threading.Timer(deadline - time.monotonic(), cut)
-    timer.daemon = True
-    timer.start()
+    def check() -> None:
+        if late.is_set():
+            raise TimeoutError(f"the answer was not complete after {seconds:g} s")
+
+    threading.Thread(target=watch, name="g2d-deadline", daemon=True).start()
     try:
-        yield
+        yield check
     except (OSError, http.client.HTTPException):
-        if not late.is_set():
-            raise
+        check()
+        raise
     finally:
-        timer.cancel()
-    if late.is_set():  # also where the cut looks like the answer's end
-        raise TimeoutError(f"the answer was not complete after {connection.timeout:g} s")
+        done.set()
+    check()  # also where the cut looks like the answer's end

@@ -1,6 +1,6 @@
 """Heartbeats, hang detection, and one coordinated end of several processes.
 
-SIGTERM or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
+SIGTERM, SIGHUP or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
 no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
 
 JAX's own heartbeats cannot do it: their timeout is set before the config is read, and after it JAX aborts the process
@@ -33,8 +33,9 @@ _HEED = 3.0  # seconds from another's leaving to this process's end, if it does 
 def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be continued.
 
-    So does the first Ctrl-C; the second ends a g2d command at once, and in a program of the user's own it is
-    KeyboardInterrupt. Signals are heard in the main thread; a handler for Ctrl-C that is not Python's own stays.
+    So do SIGHUP, which a terminal sends that is closed, and the first Ctrl-C; the second ends a g2d command at once,
+    and in a program of the user's own it is KeyboardInterrupt. Signals are heard in the main thread; a handler for
+    Ctrl-C that is not Python's own stays.
     A peer that gives no sign of life for peer_timeout seconds is lost; when no process has got any further for
     hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names the host. An error
     that leaves the block ends the others within seconds.
@@ -64,13 +65,12 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Hear SIGTERM and Ctrl-C, the latter also while the main thread is inside foreign code: a program that compiles,
-    say, where Python's own handlers wait for its end."""
+    """Hear SIGTERM, SIGHUP and Ctrl-C, the latter also while the main thread is inside foreign code: a program that
+    compiles, say, where Python's own handlers wait for its end."""
     state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
     command = interrupt is processes.on_interrupt  # of the g2d command, whose process may be ended
     with contextlib.ExitStack() as stack:
-        before = signal.signal(signal.SIGTERM, processes.on_terminate)
-        stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
+        stack.enter_context(processes.hearing_stops())
         if command or interrupt is signal.default_int_handler:  # else ignored, in the background; or a user's
             stack.enter_context(_listening(command))
             state.savable = True
@@ -104,7 +104,7 @@ def _forget_signals() -> None:
     """Give a forked process, as of a reward function's own pool, the usual handlers: it shares its parent's socket."""
     if processes.state.savable:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        processes.hear_no_stops()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -15,8 +15,8 @@ messages go through the key-value store of JAX's coordination service. JAX's pre
 agrees on a training step only, of several processes only, after SIGTERM only: a run stops as well while it samples,
 scores or waits for a lock, alone as well, and after Ctrl-C.
 
-Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or when another process is lost, and
-INTERRUPTED after Ctrl-C: then the same command continues.
+Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or SIGHUP, or when another process is
+lost, and INTERRUPTED after Ctrl-C: then the same command continues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from g2d_jax.runtime import flags, private
+from g2d_jax.runtime import flags, private, terminal
 
 T = TypeVar("T")
 
@@ -46,10 +46,12 @@ RESTART = 75
 INTERRUPTED = 130
 """128 and SIGINT: what shells say of a command that Ctrl-C ended."""
 
-SIGTERM, CTRL_C = "SIGTERM", "Ctrl-C"
+SIGTERM, SIGHUP, CTRL_C = "SIGTERM", "SIGHUP", "Ctrl-C"
 """What tells a run to stop where it can be continued."""
 
-_CAUSES = ("", SIGTERM, CTRL_C)
+_CAUSES = ("", SIGHUP, SIGTERM, CTRL_C)
+
+_STOPS = {getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)}  # not all are everywhere
 
 PREFIX = "g2d"
 """Of keys in the store."""
@@ -64,7 +66,10 @@ _PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNA
 
 
 class Preempted(SystemExit):
-    """The run was told to stop, what it has is saved, and the same command continues it. cause: SIGTERM or CTRL_C."""
+    """The run was told to stop, what it has is saved, and the same command continues it.
+
+    cause: SIGTERM, SIGHUP or CTRL_C.
+    """
 
     def __init__(self, cause: str = "") -> None:
         self.cause = cause or state.cause or SIGTERM
@@ -136,8 +141,8 @@ def name() -> str:
 
 
 def say(message: str) -> None:
-    """Print a line about this process to standard error."""
-    print(f"g2d: {message}", file=sys.stderr, flush=True)
+    """Print a line about this process to standard error, as `terminal.shown`."""
+    print(f"g2d: {terminal.shown(message)}", file=sys.stderr, flush=True)
 
 
 # Joining
@@ -372,7 +377,7 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
 
 
 def ask(cause: str) -> None:
-    """Tell this run to stop where it can be continued. cause: SIGTERM or CTRL_C, of whichever process."""
+    """Tell this run to stop where it can be continued. cause: SIGTERM, SIGHUP or CTRL_C, of whichever process."""
     if not state.cause:
         state.asked = time.monotonic()
         state.cause = cause
@@ -383,9 +388,46 @@ def forget() -> None:
     state.cause = ""
 
 
-def on_terminate(number: int, frame: Any) -> None:
-    """Handle SIGTERM: ask a run to stop where it can be continued."""
-    ask(SIGTERM)
+@contextlib.contextmanager
+def hearing_stops() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP ask a run to stop where it can be continued. In the main thread.
+
+    A SIGHUP that is ignored stays so: nohup starts a command in that way.
+    """
+    terminals = [file for file in (1, 2) if _is_terminal(file)]
+
+    def hear(number: int, frame: Any) -> None:
+        ask(_STOPS[signal.Signals(number)])
+        for file in terminals:
+            if not _is_terminal(file):  # it was closed: what is written there is an error from now on
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, file)
+                os.close(nothing)
+
+    before = {}
+    for number, name in _STOPS.items():
+        if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def hear_no_stops() -> None:
+    """Give a forked process the system's own handling of what `hearing_stops` hears."""
+    for number, name in _STOPS.items():
+        if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _is_terminal(file: int) -> bool:
+    """Return whether an open file is a terminal that is still there."""
+    try:
+        return os.isatty(file)
+    except OSError:
+        return False
 
 
 def check_stop() -> None:

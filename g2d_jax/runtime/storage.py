@@ -37,6 +37,8 @@ from g2d_jax.runtime import extras
 PathLike: TypeAlias = str | os.PathLike[str]
 
 MANIFEST = "manifest.json"
+CHECKSUM = "checksum"
+"""The field of a manifest that holds the `fingerprint` of all others."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
 _DRIVERS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages that raise errors of their own
@@ -227,7 +229,7 @@ def read_json(path: PathLike) -> Any:
     data = read_bytes(path)
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deeply
         raise ValueError(f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}") from error
 
 
@@ -246,7 +248,9 @@ def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
 
 def finish(stage_dir: PathLike, manifest: Mapping[str, Any]) -> None:
     """Mark a stage as finished. Call it when all else the stage writes is on disk."""
-    write_json(epath.Path(stage_dir) / MANIFEST, {**manifest, "done": True})
+    content = plain({**manifest, "done": True})
+    content.pop(CHECKSUM, None)  # of a manifest that was read as a file, and changed
+    write_json(epath.Path(stage_dir) / MANIFEST, {**content, CHECKSUM: fingerprint(content)})
 
 
 def unfinish(stage_dir: PathLike) -> None:
@@ -255,7 +259,11 @@ def unfinish(stage_dir: PathLike) -> None:
 
 
 def finished(stage_dir: PathLike) -> dict[str, Any] | None:
-    """Return the manifest of a finished stage, None if it is not finished. Raises ValueError for a damaged manifest."""
+    """Return the manifest of a finished stage, None if it is not finished.
+
+    Raises ValueError for a damaged manifest, such as one whose checksum is that of other content; one of an earlier
+    version has none.
+    """
     path = epath.Path(stage_dir) / MANIFEST
     try:
         manifest = read_json(path)  # not exists() first: an object store may list late
@@ -263,6 +271,12 @@ def finished(stage_dir: PathLike) -> dict[str, Any] | None:
         return None
     if not isinstance(manifest, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(manifest).__name__}")
+    checksum = manifest.pop(CHECKSUM, None)
+    if checksum is not None and checksum != fingerprint(manifest):
+        raise ValueError(
+            f"{path} is not what its stage wrote (its checksum is that of other content): it was edited or damaged. "
+            "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
+        )
     return manifest if manifest.get("done") is True else None
 
 
@@ -381,7 +395,7 @@ def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = No
         for number, line in enumerate([*lines, tail], 1):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if number > len(lines):  # no newline after it: empty, or torn
                     break
                 refuse(f"{path}, line {number}: not valid JSON, the log is damaged: {error}", error)

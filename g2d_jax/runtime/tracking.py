@@ -22,7 +22,6 @@ import os
 import secrets
 import sys
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -39,6 +38,7 @@ from rich.text import Text
 from g2d_jax.runtime import extras
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
+from g2d_jax.runtime.terminal import clean, shortened
 from g2d_jax.runtime.threads import repeating
 
 SHOWN = {
@@ -51,16 +51,8 @@ SHOWN = {
 }
 """Metrics beside a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a second."""
 
-_UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
-
-
-def clean(text: str, *, newlines: bool = True) -> str:
-    r"""Show every character that could steer a terminal as its escape, such as \x1b."""
-    keep = "\n" if newlines else ""
-    return "".join(
-        char if char == keep or unicodedata.category(char) not in _UNSAFE else char.encode("unicode_escape").decode()
-        for char in text
-    )
+MOST_SAID = 200_000
+"""Characters of one message on the screen, at most."""
 
 
 class Screen:
@@ -83,7 +75,13 @@ class Screen:
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a terminal alone."""
+        """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a terminal alone.
+
+        Of a message of more than MOST_SAID characters the middle is left out.
+        """
+        self._print(shortened(text, MOST_SAID), style)
+
+    def _print(self, text: str, style: str = "") -> None:
         encoding = getattr(self.console.file, "encoding", None) or "utf-8"
         shown = clean(text).encode(encoding, "backslashreplace").decode(encoding)
         self.console.print(Text(shown, style), soft_wrap=True)
@@ -102,7 +100,7 @@ class Screen:
         else:  # as wide as it is: a file has no width to wrap to
             text = io.StringIO()
             Console(file=text, width=1_000_000, force_terminal=False).print(table)
-            self.say("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
+            self._print("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
 
     @contextlib.contextmanager
     def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:

@@ -5,7 +5,6 @@ scores = RewardModel(config.reward.model, mesh).score(prompts, responses)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.records import Prompt, Score, Verdict
+from g2d_jax.records import Prompt, Score, Verdict, is_reward
 from g2d_jax.scoring.batches import BatchScorer
 from g2d_jax.scoring.conversation import Conversations
 
@@ -46,8 +45,8 @@ class RewardModel:
         """Score every response to its prompt: SCORED, or UNSCORABLE with reward None.
 
         Unscorable are conversations of more than max_length tokens, those that cannot be encoded or have no token to
-        read at, and scores that are not finite. Raises ValueError when the numbers of prompts and responses differ, and
-        when the chat template fails.
+        read at, and scores that are not finite or beyond MOST_REWARD. Raises ValueError when the numbers of prompts and
+        responses differ, and when the chat template fails.
         """
         pairs = list(zip(prompts, responses, strict=True))
         encoded = [self._encode(prompt, response) for prompt, response in pairs]
@@ -55,7 +54,7 @@ class RewardModel:
         values = self.scorer.score([ids for ids in encoded if ids is not None])
         scores = [_UNSCORABLE] * len(pairs)
         for row, value in zip(rows, values.tolist(), strict=True):
-            if math.isfinite(value):
+            if is_reward(value):
                 scores[row] = Score(value, Verdict.SCORED)
         return scores
 

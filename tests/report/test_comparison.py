@@ -65,7 +65,7 @@ def lines(runs: Study) -> list[dict[str, str]]:
 def change(folder: Path, **result) -> None:
     file = folder / "09-evaluate/manifest.json"
     manifest = read_json(file)
-    write_json(file, {**manifest, "result": {**manifest["result"], **result}})
+    finish(file.parent, {**manifest, "result": {**manifest["result"], **result}})
 
 
 def test_known_figures_over_common_problems_only(two):
@@ -136,7 +136,7 @@ def test_one_common_problem_has_no_interval(tmp_path):
 def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
     for folder in two:
         for file in folder.glob("0[0-3]-*/manifest.json"):
-            write_json(file, {**read_json(file), "device_seconds": 240.0, "verifier_cpu_seconds": 1.0})
+            finish(file.parent, {**read_json(file), "device_seconds": 240.0, "verifier_cpu_seconds": 1.0})
     first, second = (read_json(folder / "config.json")["config"] for folder in two)
     write_json(two[0] / "config.json", {"config": {**first, "compute": {"price_per_device_hour": 3.0}}})
     stages = {**STAGES, "warmup": {**STAGES["warmup"], "policy": "run:/far/away#sft"}}

@@ -24,6 +24,7 @@ from g2d_jax.report.run import CURVES, headline, report, write_run
 from g2d_jax.report.samples import PROBLEMS, Cell, Listing, Row, Sample, painter, read_samples
 from g2d_jax.report.tokens import Span
 from g2d_jax.runtime.storage import finish, read_json, write_json
+from g2d_jax.runtime.storage import finished as of_a_stage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts, write_preferences, write_rollouts
 from g2d_jax.runtime.tracking import Tracker
 
@@ -34,7 +35,7 @@ ROLLOUT = ("problem_id", "policy", "visit", "sample")
 def change(folder: Path, stage: str, **fields) -> None:
     """Overwrite fields of a stage's manifest."""
     (file,) = folder.glob(f"*-{stage}/manifest.json")
-    write_json(file, {**read_json(file), **fields})
+    finish(file.parent, {**read_json(file), **fields})
 
 
 def test_a_finished_run_has_everything_and_its_numbers(report_of):
@@ -319,7 +320,7 @@ def test_curves_are_of_what_was_logged_side_by_side_with_fresh_samples(tmp_path,
 def test_what_a_run_returns_has_its_manifests_accuracies_and_policies(finished, report_of):
     result, (folder, _) = Result(finished), report_of
     assert list(result) == ["sft", "warmup", "collect", "dpo", "evaluate"] and len(result) == 5
-    assert result["dpo"] == read_json(finished / "04-dpo/manifest.json")
+    assert result["dpo"] == of_a_stage(finished / "04-dpo")
     evaluated = {policy["name"]: policy for policy in result["evaluate"]["result"]["policies"]}
     assert result.accuracies["accuracy"].to_dict() == {name: policy["mean"] for name, policy in evaluated.items()}
     assert result.accuracies.loc["dpo", "greedy"] == evaluated["dpo"]["greedy"]

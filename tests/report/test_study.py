@@ -48,7 +48,7 @@ class Fake:
         table = {policy: {f"p{i}": [mark] for i, mark in enumerate(marks)} for policy, marks in answers.items()}
         folder = self.root / "stages" / f"{split}-{key}"
         evaluation(folder, table, {"split": split, "problems": 4, "samples": 1}, **measured)
-        write_json(folder / "manifest.json", {**cost(0), **read_json(folder / "manifest.json")})
+        finish(folder, {**cost(0), **read_json(folder / "manifest.json")})
         return folder.name
 
     def point(self, arm: str, seed: int, values: dict[str, str], stages: dict, links: dict[str, str]) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+import base64
+import gzip
+import http.client
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import completion, serving
+from judge_server import answering, completion, serving
 
 from g2d_jax.config import Judge
-from g2d_jax.rewards.chat import Chat, Reply, check_endpoint, parse_completion
+from g2d_jax.rewards.chat import Chat, Reply, _wanted_pause, check_endpoint, parse_completion
 
 KEY = "sk-very-secret-123"
 Replies = Callable[[str, int], str | tuple[int, str]]
@@ -175,12 +184,213 @@ def test_settings_that_cannot_work(wrong: dict[str, Any], message: str) -> None:
 
 
 def test_a_reply_without_text_or_cut_short() -> None:
-    assert parse_completion(completion(None))[0] == Reply("", "stop")
-    cut, usage = parse_completion(completion("[[5", "length"))
+    assert parse_completion(completion(None).encode())[0] == Reply("", "stop")
+    cut, usage = parse_completion(completion("[[5", "length").encode())
     assert not cut.complete and usage == {"prompt_tokens": 7, "completion_tokens": 3}
 
+    hostile = json.dumps({"choices": [{"message": {"content": "a"}, "finish_reason": "f" * 9999}]}).encode()
+    assert len(parse_completion(hostile)[0].finish) <= 100
 
-def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[judge\]'"):
-        Chat(Judge(url="http://localhost/v1", model="m"), tmp_path)
+
+@pytest.mark.parametrize("count", [10**4000, -5, 1.5, True, "7", None])
+def test_a_count_of_tokens_that_cannot_be_one_is_left_out(count: Any) -> None:
+    told = json.loads(completion("yes")) | {"usage": {"prompt_tokens": count, "completion_tokens": 3}}
+    assert parse_completion(json.dumps(told).encode()) == (Reply("yes", "stop"), {"completion_tokens": 3})
+
+
+# Hostile servers
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+WHOLE = completion("yes").encode()
+
+
+def fails(url: str, journal: Path, **settings: Any) -> Reply:
+    """The failure of one request among others that the server answered before."""
+    with closing(Chat(Judge(**{"url": url, "model": "m", "retries": 0, "timeout": 5.0, **settings}), journal)) as chat:
+        chat._replies["answered before"] = Reply("yes", "stop")
+        (reply,) = chat.ask([[{"role": "user", "content": "a"}]])
+    assert reply.text == "" and not reply.complete
+    return reply
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed_and_stops_at_once(tmp_path: Path, status: int) -> None:
+    with (
+        serving(echo) as other,
+        answering(b"HTTP/1.1 %d See\r\nLocation: %s/chat/completions\r\n\r\n" % (status, other.url.encode())) as url,
+        pytest.raises(ValueError, match=rf"status {status}: redirects are not followed, give the url of the server"),
+    ):
+        ask(url, tmp_path, "a secret prompt", retries=3)
+    assert other.asked == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause"),
+    [
+        ([OK + b"Content-Length: 9999\r\n\r\n", *[b" "] * 999], 0.05),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 999], 0.05),
+        ([OK, *[b"a: b\r\n"] * 90], 0.05),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 99_999, 0.001),
+        ([OK + b"Content-Length: 9999\r\n\r\n", b" "], 30.0),
+    ],
+)
+def test_an_answer_that_drips_ends_at_the_deadline(tmp_path: Path, pieces: list[bytes], pause: float) -> None:
+    began = time.monotonic()
+    with answering(*pieces, pause=pause) as url:
+        reply = fails(url, tmp_path, timeout=0.4)
+    assert (reply.failure, reply.detail) == ("timeout", "no answer in 0.4 s") and time.monotonic() - began < 3
+
+
+def test_a_handshake_that_drips_ends_at_the_deadline(tmp_path: Path) -> None:
+    began = time.monotonic()
+    record = b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb"  # a ServerHello of 16 KB
+    with answering(record, *[b"\x00"] * 999, pause=0.05, reads=False) as url:
+        reply = fails(url.replace("http:", "https:"), tmp_path, timeout=0.4)
+    assert reply.failure == "timeout" and time.monotonic() - began < 3
+
+
+BOMB = gzip.compress(bytes(50 << 20))
+MOST = 2048 * (10 + 1000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure", "detail"),
+    [
+        (OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB, "malformed", "no chat"),
+        (OK + b"\r\n" + b" " * (MOST + 1), "malformed", f"the answer has more than {MOST:,} bytes"),
+        (OK + b"Content-Length: 99999999999\r\n\r\n" + b" " * (MOST + 1), "malformed", "the answer has more than"),
+        (OK + b"Content-Length: %d\r\n\r\n" % (len(WHOLE) + 1) + WHOLE, "unreachable", "IncompleteRead"),
+        (OK + b"Content-Length: %d\r\n\r\n" % (len(WHOLE) - 1) + WHOLE, "malformed", "no chat completion"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n" + WHOLE, "unreachable", "IncompleteRead"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + WHOLE, "unreachable", "IncompleteRead"),
+        (OK + b"a: b\r\n" * 200 + b"\r\n" + WHOLE, "unreachable", "HTTPException: got more than 100 headers"),
+        (OK + b"a: " + b"b" * 99_999 + b"\r\n\r\n" + WHOLE, "unreachable", "LineTooLong"),
+        (b"\x1b[2J" * 99, "unreachable", "BadStatusLine"),
+        (b"", "unreachable", "RemoteDisconnected"),
+    ],
+)
+def test_an_answer_that_lies_about_itself_is_a_failure(
+    tmp_path: Path, answer: bytes, failure: str, detail: str
+) -> None:
+    with answering(answer) as url:
+        reply = fails(url, tmp_path, max_tokens=10)
+    assert reply.failure == failure and detail in reply.detail and len(reply.detail) < 2000
+    assert "\x1b" not in reply.detail
+
+
+def test_memory_does_not_grow_with_what_a_server_sends(tmp_path: Path) -> None:
+    tracemalloc.start()
+    with answering(OK + b"\r\n", *[bytes(1 << 20)] * 64) as url:
+        assert fails(url, tmp_path, max_tokens=10).failure == "malformed"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_server_says_when_to_come_again_but_not_beyond_a_minute() -> None:
+    def wanted(**headers: str) -> float | None:
+        message = http.client.HTTPMessage()
+        for name, value in headers.items():
+            message[name.replace("_", "-")] = value
+        return _wanted_pause(message)
+
+    assert wanted(Retry_After="3") == 3.0 and wanted(retry_after_ms="250", retry_after="9") == 0.25
+    assert wanted(Retry_After="99999") == 60.0
+    for nothing in ("", "nan", "-1", "inf", "1e999", "Fri, 31 Dec 1999 23:59:59 GMT"):
+        assert wanted(retry_after=nothing) is None
+
+
+def test_a_request_that_waits_for_its_next_attempt_ends_with_the_others(tmp_path: Path) -> None:
+    def reply(content: str, number: int) -> tuple[int, str]:
+        time.sleep(0.2 * (content == "wrong"))
+        return (503, "{}") if content == "later" else (401, "{}")
+
+    with serving(reply) as judge:
+        judge.again = "60"
+        with pytest.raises(ValueError, match="answers no request"):
+            ask(judge.url, tmp_path, "later", "wrong", retries=3, concurrency=2)
+    for thread in threading.enumerate():
+        if thread.name.startswith("ThreadPoolExecutor"):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+# The way there
+
+
+def test_https_goes_through_the_proxy_and_says_no_more_there_than_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(b"HTTP/1.1 403 no\r\n\r\n") as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.removesuffix("/v1").replace("http://", "http://me:pass%40word@"))
+        reply = fails("https://judge.example/v1", tmp_path)
+    login = base64.b64encode(b"me:pass@word")
+    assert reply.failure == "unreachable" and "Tunnel connection failed: 403" in reply.detail
+    assert proxy.asked.startswith(b"CONNECT judge.example:443 HTTP/1.") and login in proxy.asked
+    assert KEY.encode() not in proxy.asked
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://me:secret@127.0.0.1:1")
+    reply = fails("https://judge.example/v1", tmp_path / "new")
+    assert "HTTPS_PROXY names no proxy that is spoken to by http" in reply.detail and "secret" not in reply.detail
+
+
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """The server's side of TLS, of a name that this process trusts: judge.example."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=judge.example"]
+    subprocess.run([*command, "-addext", "subjectAltName=DNS:judge.example"], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+@contextmanager
+def tunnel(context: ssl.SSLContext, asked: list[bytes]) -> Iterator[str]:
+    """A proxy that is the server behind it, too: what it was told before and after TLS began."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            asked.append(connection.recv(1 << 16))
+            connection.sendall(b"HTTP/1.1 200 here you are\r\n\r\n")
+            with context.wrap_socket(connection, server_side=True) as secure:
+                asked.append(secure.recv(1 << 16))
+                secure.sendall(OK + b"Content-Length: %d\r\n\r\n" % len(WHOLE) + WHOLE)
+                secure.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    thread.join(10)
+
+
+def test_https_is_spoken_with_the_server_behind_the_proxy_if_it_is_the_one_it_says(
+    tmp_path: Path, certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    with tunnel(certified, asked) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        replies, _ = ask("https://judge.example/v1", tmp_path / "journal", "a")
+    assert [reply.text for reply in replies] == ["yes"]
+    assert asked[0].startswith(b"CONNECT judge.example:443 ") and KEY.encode() not in asked[0]
+    assert asked[1].startswith(b"POST /v1/chat/completions ") and b"\r\nHost: judge.example\r\n" in asked[1]
+    asked.clear()
+    with tunnel(certified, asked) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        reply = fails("https://another.example/v1", tmp_path / "other")
+    assert reply.failure == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in reply.detail
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f" {KEY}", f"{KEY}\r\nX-Other: 1", "sk-\u00fc", "sk-\x7f"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ValueError, match="the key in the environment variable OPENAI_API_KEY holds a space") as caught:
+        check_endpoint(Judge(url="http://localhost/v1", model="m"))
+    assert KEY not in str(caught.value)

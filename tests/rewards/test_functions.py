@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from g2d_jax.rewards.functions import (
     load_reward,
 )
 from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.runtime import processes
 
 PLAIN = Problem(id="a", prompt="1+1?", answer="2", columns={"level": 3})
 CHAT = Problem(
@@ -62,8 +64,17 @@ async def coroutine(**columns: Any) -> Any:
     [
         (lambda **_: [1.0], "list of 2 numbers, one per completion, got 1 values"),
         (lambda **_: 1.0, "got float"),
-        (lambda **_: [1.0, float("nan")], "returned nan for completion 1"),
-        (lambda **_: [float("inf"), 0.0], "returned inf for completion 0"),
+        (
+            lambda **_: [1.0, float("nan")],
+            r"returned nan for completion 1, of problem a \('1\+1\?'\); return a finite",
+        ),
+        (lambda **_: [float("inf"), 0.0], "returned inf for completion 0, of problem a"),
+        (lambda **_: [0.0, -np.inf], r"returned (np\.float64\()?-inf\)? for completion 1, of problem a"),
+        (lambda **_: [1e308, 1e308], r"returned 1e\+308 for completion 0, of problem a .* at most 1e\+12"),
+        (lambda **_: np.array([0.0, -1.7e38], np.float32), r"returned .*-1.7e\+38.* for completion 1"),
+        (lambda **_: [10**400, 0.0], "returned 1000.* for completion 0"),
+        (lambda **_: [Fraction(10**400, 3), 0.0], "returned Fraction.* for completion 0"),
+        (lambda **_: [np.zeros(2), 0.0], r"returned array\(\[0\., 0\.\]\) for completion 0"),
         (lambda **_: [1.0, "0"], "returned '0' for completion 1"),
         (lambda **_: "ab", "must return a list"),
         (coroutine, "async"),
@@ -72,6 +83,58 @@ async def coroutine(**columns: Any) -> Any:
 def test_bad_results_are_named(reward: Any, message: str) -> None:
     with pytest.raises(RewardFailed, match=message):
         call_reward(reward, [PLAIN, PLAIN], ["a", "b"], IDS)
+
+
+def test_rewards_of_any_kind_of_number_within_the_limit_are_taken() -> None:
+    values = [np.True_, Fraction(1, 4), np.float32(-2.5), 10**12, None, -1e12]
+    rewards = call_reward(lambda **_: values, [PLAIN] * 6, ["a"] * 6, IDS[:1] * 6)
+    assert rewards == [1.0, 0.25, -2.5, 1e12, None, -1e12]
+    assert np.isfinite(np.square(np.array([1e12] * 4096, np.float32)).sum())
+
+
+EXITS = {
+    "sys.exit()": "",
+    "sys.exit(0)": "0",
+    "sys.exit('bye')": "bye",
+    "raise SystemExit": "",
+    "raise asyncio.CancelledError": None,
+    "raise type('Own', (BaseException,), {})('mine')": None,
+}
+
+
+@pytest.mark.parametrize("statement", EXITS)
+def test_a_reward_that_exits_is_named_with_its_line_and_the_response(tmp_path: Path, statement: str) -> None:
+    name = f"my_exit_{abs(hash(statement))}"
+    lines = [
+        "import asyncio, os, sys",
+        "def exact(completions):",
+        "    for text in completions:",
+        "        leave(text)",
+    ]
+    lines += ["    return [1.0 for _ in completions]", "def leave(text):", f"    if text == 'x': {statement}"]
+    (tmp_path / f"{name}.py").write_text("\n".join(lines))
+    problems = [Problem(id=str(i), prompt=f"{i}+1?") for i in range(3)]
+    with pytest.raises(RewardFailed) as failed:
+        call_reward(load_reward(f"{name}:exact", str(tmp_path)), problems, ["a", "x", "b"], IDS[:1] * 3)
+    assert f"failed at {tmp_path / name}.py, line 7, in leave: " in str(failed.value)
+    assert "it does so for problem 1 ('1+1?'), response 'x'" in str(failed.value)
+    if EXITS[statement] is not None:
+        assert f"it exits (SystemExit: {EXITS[statement]})" in str(failed.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, processes.Preempted])
+def test_what_stops_the_run_is_no_failure_of_the_reward(error: type[BaseException]) -> None:
+    def reward(**columns: Any) -> list[float]:
+        raise error
+
+    with pytest.raises(error):
+        call_reward(reward, [PLAIN], ["a"], IDS[:1])
+
+
+def test_a_reward_file_that_exits_when_it_is_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my_exiting.py").write_text("import sys\nsys.exit(0)\ndef exact(completions): return []\n")
+    with pytest.raises(ValueError, match=r"my_exiting.py, line 2, in <module>: it exits \(SystemExit: 0\)"):
+        load_reward("my_exiting:exact", str(tmp_path))
 
 
 def test_scorers_give_verdicts_by_threshold_or_by_the_answers_of_the_problems(pool: VerifierPool) -> None:

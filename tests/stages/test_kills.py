@@ -124,7 +124,7 @@ STOPS = {
     "between stages": ("finish", 0, "warmup", 0),
     "generation": ("_Session._refill", 1, "warmup", 0),
     "scoring, Ctrl-C": ("even", 0, "warmup", 0),
-    "training online": ("Trainer.update", 1, "warmup", 2),
+    "training online, SIGHUP": ("Trainer.update", 1, "warmup", 2),
     "log-probabilities of the reference": ("reference_logprobs", 0, "", 0),
     "evaluation": ("HeldOut.answers", 1, "", 0),
 }
@@ -143,11 +143,12 @@ def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(runs, fin
 def stop_and_continue(runs: Runs, whole: Path, workdir: Path, stops: list[str], **job: str) -> None:
     for what in stops:
         name, number, stage, step = STOPS[what]
-        pressed = what.endswith("Ctrl-C")
-        stopped = runs(workdir, 130 if pressed else 75, call=["INT" if pressed else "TERM", name, number], **job)
+        by = what.partition(", ")[2] or "SIGTERM"
+        pressed = by == "Ctrl-C"
+        sent = "INT" if pressed else by.removeprefix("SIG")
+        stopped = runs(workdir, 130 if pressed else 75, call=[sent, name, number], **job)
         assert stopped["seconds"] < 30, (what, stopped)
         said = " ".join(stopped["text"].split())
-        by = "Ctrl-C" if pressed else "SIGTERM"
         assert f"stopped by {by}: the same command with the same --workdir continues" in said, what
         assert ("g2d: saving; Ctrl-C again ends at once" in said) == pressed, what
         if stage:

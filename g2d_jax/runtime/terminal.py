@@ -1,0 +1,68 @@
+"""Text from files, models and servers as a terminal may see it: nothing in it steers, and it has an end.
+
+All that a command prints goes through here: its lines (`processes.say`, `cli`), what a run says and its tables
+(`tracking.Screen`), and the tracebacks of errors that nobody expected (`clean_tracebacks`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import unicodedata
+from types import TracebackType
+
+MOST = 10_000
+"""Characters of a message, at most."""
+
+MOST_TRACED = 50_000
+"""Characters of a traceback, at most."""
+
+_UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
+
+
+def clean(text: str, *, newlines: bool = True) -> str:
+    r"""Show every character that could steer a terminal as its escape, such as \x1b."""
+    keep = "\n" if newlines else ""
+    return "".join(
+        char if char == keep or unicodedata.category(char) not in _UNSAFE else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def shortened(text: str, most: int = MOST) -> str:
+    """Leave out the middle of a text of more than so many characters, and say how much that is."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    tail = most - head
+    return f"{text[:head]} … ({len(text) - most:,} characters left out) … {text[-tail:]}"
+
+
+def shown(text: str, most: int = MOST) -> str:
+    """Clean a text and shorten it to about so many characters."""
+    return shortened(clean(shortened(text, most)), most)
+
+
+def clean_tracebacks() -> None:
+    """Have this process print tracebacks cleaned: exceptions hold what files and servers said."""
+    sys.excepthook = _print_traceback
+    threading.excepthook = _print_of_thread
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback of an error to standard error, cleaned."""
+    _print_traceback(type(error), error, error.__traceback__)
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(shown(text, MOST_TRACED), end="", file=sys.stderr, flush=True)
+
+
+def _print_of_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_type is SystemExit or arguments.exc_value is None:
+        return
+    name = arguments.thread.name if arguments.thread is not None else "a thread"
+    print(f"Exception in {clean(name)}:", file=sys.stderr)
+    _print_traceback(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
