@@ -47,6 +47,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             if processes.count() == 1:
                 yield
                 return
+            processes.meet_before_programs()  # of those, too, that were joined by a program of the user's own
             watcher = _Watcher(peer_timeout, hang_timeout)
             calls = (_PAUSE, watcher.give_and_take), (_PAUSE, watcher.judge)
             with repeating(*calls, patience=5 * _PAUSE), _leaving_together(watcher):
@@ -163,7 +164,7 @@ class _Watcher:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
         self._own_error: tuple[Any, ...] = ()  # its description and exit status
         now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
-        unheard = {"host": "?", "place": "starting", "gathers": 0, "marks": -1}
+        unheard = {"host": "?", "place": "starting", "met": 0, "marks": -1}
         self._signs: list[dict[str, Any]] = [unheard] * processes.count()
         self._heard = [now] * processes.count()  # when the sign came
         self._moved = self._answered = now
@@ -197,7 +198,8 @@ class _Watcher:
 
     def _beat(self) -> None:
         state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
-        progress = {"place": state.place, "gathers": state.gathers, "marks": state.marks, "cause": state.cause}
+        met = state.gathers + state.met  # of those that wait for one another, who met least often is waited for
+        progress = {"place": state.place, "met": met, "marks": state.marks, "cause": state.cause}
         sign = json.dumps({**here, **progress, "error": self._own_error})
         processes.store().key_value_set(f"{self._prefix}{processes.index()}", sign, allow_overwrite=True)
 
@@ -230,7 +232,7 @@ class _Watcher:
             if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
                 self._end(f"{left[0][0]}; it has left, so this process ends too", min(status for _, status in left))
         if now - self._moved > self._hang_timeout:
-            last = min(range(processes.count()), key=lambda number: self._signs[number]["gathers"])
+            last = min(range(processes.count()), key=lambda number: self._signs[number]["met"])
             everyone = ", ".join(self._peer(number) for number in range(processes.count()))
             faulthandler.dump_traceback()  # where this process's threads are
             self._end(
