@@ -107,7 +107,7 @@ def replaced(folder: epath.Path, damage: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, 31, 32, 33, 0.5, 0.99])
 def test_an_entry_that_is_cut_off_is_compiled_anew_and_replaced(tmp_path: Path, left: float, compression: None) -> None:
-    replaced(epath.Path(tmp_path), lambda data: data[: left if left > 1 else int(left * len(data))])
+    replaced(epath.Path(tmp_path), lambda data: data[: left if isinstance(left, int) else int(left * len(data))])
 
 
 @pytest.mark.parametrize("seed", range(12))
