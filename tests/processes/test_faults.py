@@ -139,7 +139,7 @@ def test_a_process_that_compiles_or_works_longer_is_waited_for(launch: Launch) -
     expected = [2 * numbers.reshape(4, 8).sum(axis=0)] * 2 + [numbers + 1]
     for each, *parts in zip(expected, *own, strict=True):
         assert np.concatenate(parts).tolist() == each.tolist()
-    assert launched.said(1, "waits for process 0, which may still compile, before scattered"), launched.told()
+    assert launched.said(1, "waits for process 0, which may still compile, before jit(scattered)"), launched.told()
 
 
 @pytest.mark.parametrize("killed", [[1], [0, 1]])
@@ -148,15 +148,15 @@ def test_a_run_continues_with_programs_that_one_process_has(
 ) -> None:
     """After a kill the first process finds its programs; the other one has none, and compiles for a minute."""
     workdir, cache = tmp_path / "one-sided", tmp_path / "compiled"
-    env = {"FIRST_WRITES": "1", "JAX_COMPILATION_CACHE_DIR": str(cache)}
-    launched = launch(2, 2, *command(workdir, "--config.faults.peer_timeout=5"), env=env)
+    env, kept = {"FIRST_WRITES": "1"}, f"--config.compute.compilation_cache={cache}"
+    launched = launch(2, 2, *command(workdir, "--config.faults.peer_timeout=5", kept), env=env)
     launched.wait_for(workdir, "02-warmup/checkpoints/1")
     for index in killed:
         launched.send(index, signal.SIGKILL)
     if len(killed) == 1:
         ends(launched, 0, "process 1 on ", "lost")
-    assert any(cache.glob("*train_step*"))
-    launched = launch(2, 2, *command(workdir), env=env | {"SKEW": "1:60:train_step"})
+    assert any(cache.glob("*/*train_step*"))
+    launched = launch(2, 2, *command(workdir, kept), env=env | {"SKEW": "1:60:train_step"})
     assert launched.statuses() == [0, 0], launched.told()
     assert "compiling " in launched.running[1].stdout  # as it was told to
     assert differences(whole, workdir) == []
