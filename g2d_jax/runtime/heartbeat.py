@@ -167,6 +167,7 @@ class _Watcher:
         unheard = {"host": "?", "place": "starting", "met": 0, "marks": -1}
         self._signs: list[dict[str, Any]] = [unheard] * processes.count()
         self._heard = [now] * processes.count()  # when the sign came
+        self._signs_of = [0] * processes.count()  # how many came
         self._moved = self._answered = now
         self._left_at: float | None = None
         self._said_silence = self.leaving = False
@@ -177,8 +178,11 @@ class _Watcher:
 
         Where one is gone, collectives fail before it is lost: then this process is ended with a message that names it.
         """
-        now, others = time.monotonic(), {*range(processes.count())} - {processes.index()}
-        while any(self._heard[number] < now for number in others):
+        waited_for = {*range(processes.count())} - {processes.index()}
+        before = [*self._signs_of]
+        while waited_for := waited_for - processes.state.left.keys():
+            # The first sign that is found now may be older than the error; another one is not.
+            waited_for = {number for number in waited_for if self._signs_of[number] < before[number] + 2}
             time.sleep(_PAUSE / 10)
         self._own_error = (processes.described(error), processes.status_of(error))
         with contextlib.suppress(Exception):
@@ -211,6 +215,7 @@ class _Watcher:
                 self._moved = now
             if sign != self._signs[number]:
                 self._heard[number], self._signs[number] = now, sign
+                self._signs_of[number] += 1
             if sign["cause"]:
                 processes.ask(sign["cause"])
             if sign["error"] and number != processes.index():

@@ -38,11 +38,15 @@ if "FIRST_WRITES" not in os.environ:  # as it is outside of tests
 
 
 def compile_slowly(event: str, duration: float, **fields: str | int) -> None:
-    """Make one process compile longer than the others. SKEW: its index, the seconds, and a part of programs' names."""
-    index, seconds, program = os.environ["SKEW"].split(":")
-    if event != "/jax/core/compile/backend_compile_duration" or int(index) != processes.index():
+    """Make one process compile longer than the others, once.
+
+    SKEW: its index, the seconds, and a part of the program's name.
+    """
+    if event != "/jax/core/compile/backend_compile_duration" or "SKEW" not in os.environ:
         return
-    if program in str(fields.get("fun_name", "")):
+    index, seconds, program = os.environ["SKEW"].split(":")
+    if int(index) == processes.index() and program in str(fields.get("fun_name", "")):
+        del os.environ["SKEW"]
         print(f"compiling {fields['fun_name']}", flush=True)
         time.sleep(float(seconds))
 
