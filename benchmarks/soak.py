@@ -3,11 +3,15 @@ that was never disturbed.
 
     python benchmarks/soak.py --minutes 60 --output soak.json
     python benchmarks/soak.py --minutes 5 --layouts 2 --seed 7 --latest 30
+    python benchmarks/soak.py --minutes 90 --layouts 1 2 4 --signals SIGTERM SIGHUP --skew 45
 
 A layout is a number of processes on this machine, one CPU device each. For each there is first an undisturbed run;
-then, in turn, runs that are disturbed until they end by themselves: kill -9 of one process or of all, SIGTERM of one,
-at a random time, and the same command again. What is compared is everything a run leaves, bit for bit but for what a
-clock measured (tests/stages/alike.py). At the first difference it stops, and both work directories stay.
+then, in turn, runs that are disturbed until they end by themselves: kill -9 of one process or of all, SIGTERM (or what
+--signals names) of one, at a random time, and the same command again. With --skew in half of the starts one process,
+drawn anew, takes so many seconds longer to compile one of its programs.
+
+What is compared is everything a run leaves, bit for bit but for what a clock measured (tests/stages/alike.py). At the
+first difference it stops, and both work directories stay.
 
 Everything is waited for with a limit, and every process is searched for at the end: one that is left counts as a
 difference. The figures are printed, and written after every run. Linux.
@@ -29,7 +33,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +57,23 @@ OVERRIDES = (  # about a minute on a core: many checkpoints, and a policy right 
     "config.faults.peer_timeout=10",
 )
 MOST_DISTURBED = 10  # times in one run; then it may end
+PROGRAMS = 30  # of a start, at least
 MARK = "G2D_SOAK"  # in the environment of all that is started
+SKEW = "G2D_SOAK_SKEW"  # in that of one that compiles longer: which of its programs, counted from 0, and seconds
+COMMAND = """
+import os, sys, time
+from g2d_jax import cli
+if "G2D_SOAK_SKEW" in os.environ:
+    import itertools, jax
+    which, seconds = os.environ["G2D_SOAK_SKEW"].split()
+    numbers = itertools.count()
+    def listen(event, duration, **fields):
+        if event == "/jax/core/compile/backend_compile_duration" and next(numbers) == int(which):
+            print("compiling longer:", fields.get("fun_name"), flush=True)
+            time.sleep(float(seconds))
+    jax.monitoring.register_event_duration_secs_listener(listen)
+sys.exit(cli.main(sys.argv[1:]))
+"""
 
 
 class Difference(Exception):
@@ -63,11 +82,13 @@ class Difference(Exception):
 
 @dataclass
 class Figures:
-    """What is counted. most_redone: steps, by one disturbance. to_exit: seconds from SIGTERM until all had ended."""
+    """What is counted. skewed: starts of which one process compiled longer. most_redone: steps, by one disturbance.
+    to_exit: seconds from a signal until all had ended."""
 
     reference_seconds: dict[str, float] = field(default_factory=dict)
     compared: Counter[str] = field(default_factory=Counter)
     disturbed: Counter[str] = field(default_factory=Counter)
+    skewed: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     resumes: int = 0
     steps: int = 0
@@ -80,7 +101,7 @@ class Figures:
 class Run:
     """The processes of one start of a run, ended when the block is left."""
 
-    def __init__(self, folder: Path, processes: int, mark: str, cache: Path) -> None:
+    def __init__(self, folder: Path, processes: int, mark: str, cache: Path, skew: tuple[int, str] | None) -> None:
         self.folder, self.mark = folder, mark
         arguments = ["run", "--config", CONFIG, "--workdir", str(folder), *(f"--{item}" for item in OVERRIDES)]
         place = f"localhost:{_free_port()}"
@@ -88,13 +109,16 @@ class Run:
         self._before = self._claimed()
         for index in range(processes):
             several = ["--coordinator", place, "--num-processes", str(processes), "--process-id", str(index)]
-            command = [sys.executable, "-m", "g2d_jax", *arguments, *(several if processes > 1 else [])]
+            command = [sys.executable, "-c", COMMAND, *arguments, *(several if processes > 1 else [])]
+            environment = _environment(mark, cache)
+            if skew is not None and skew[0] == index:
+                environment[SKEW] = skew[1]
             with open(f"{folder}.{index}.log", "ab") as log:
                 self.running.append(
                     subprocess.Popen(
                         command,
                         cwd=folder.parent,
-                        env=_environment(mark, cache),
+                        env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
@@ -189,8 +213,9 @@ def _kill(process_id: int) -> None:
 class Soak:
     """Runs in a folder of their own, and what was counted."""
 
-    def __init__(self, folder: Path, layouts: Sequence[int], seed: int, output: Path | None, latest: float) -> None:
-        self.folder, self.layouts, self.output, self.latest = folder, layouts, output, latest
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.layouts, self.output, self.latest = folder, options.layouts, options.output, options.latest
+        self.signals, self.skew, seed = options.signals, options.skew, options.seed
         self.random, self.seed, self.figures = random.Random(seed), seed, Figures()
         self.started, self.trials = time.time(), 0
         self.marks = f"{os.getpid()}-{int(self.started)}"
@@ -228,8 +253,12 @@ class Soak:
         print(f"{_name(processes)}: undisturbed in {seconds:.0f} s", flush=True)
 
     def begin(self, name: str, processes: int) -> Run:
-        """Start a run, or start it again."""
-        return Run(self.folder / name, processes, f"{self.marks}-{name}", self.folder / "compiled")
+        """Start a run, or start it again; half of those that may be disturbed with a process that compiles longer."""
+        skew = None
+        if self.skew and not name.startswith("whole") and self.random.random() < 0.5:
+            skew = self.random.randrange(processes), f"{self.random.randrange(PROGRAMS)} {self.skew}"
+            self.figures.skewed[_name(processes)] += 1
+        return Run(self.folder / name, processes, f"{self.marks}-{name}", self.folder / "compiled", skew)
 
     def end(self, run: Run, seconds: float) -> None:
         """Wait until all have ended, and nothing they started is left."""
@@ -253,7 +282,7 @@ class Soak:
             with self.begin(name, processes) as run:
                 latest = min(0.6 * usual, self.latest)
                 kind = "" if left_alone else self.disturb(run, self.random.uniform(1.0, latest))
-                self.end(run, 120 if kind else 10 * usual + 300)
+                self.end(run, 120 + self.skew if kind else 10 * usual + 300 + self.skew)
                 self.check(run, kind)
             again += self.count_redone(folder, again)
             if not any(run.statuses()):
@@ -285,22 +314,24 @@ class Soak:
             return ""
         count = len(run.running)
         index, begun = self.random.randrange(count), run.begun()
-        kind = self.random.choice(["kill -9", "SIGTERM"] if count == 1 else ["kill -9 of one", "kill -9", "SIGTERM"])
-        if kind == "SIGTERM" and begun:
-            self.terminate(run, index)
+        kill = ["kill -9"] if count == 1 else ["kill -9 of one", "kill -9"]
+        kind = self.random.choice([*kill, *self.signals])
+        number = signal.Signals[kind] if kind in self.signals else signal.SIGKILL
+        if kind in self.signals and begun:
+            self.terminate(run, index, number)
         else:
             for other in [index] if kind == "kill -9 of one" and begun else range(count):
-                run.send(signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL, other)
+                run.send(number, other)
         kind = kind if begun else f"{kind.removesuffix(' of one')} before it has begun"
         self.figures.disturbed[f"{_name(count)}: {kind}"] += 1
         return kind
 
-    def terminate(self, run: Run, index: int) -> None:
-        """SIGTERM to one process; all are to end, once what they compile side by side is compiled."""
-        sent, limit = time.monotonic(), 60 * len(run.running)
-        run.send(signal.SIGTERM, index)
+    def terminate(self, run: Run, index: int, number: signal.Signals) -> None:
+        """SIGTERM, say, to one process; all are to end, once what they compile side by side is compiled."""
+        sent, limit = time.monotonic(), 60 * len(run.running) + self.skew
+        run.send(number, index)
         if run.alive(limit):
-            raise Difference(f"{run.folder.name}: still running {limit} s after SIGTERM: {_said(run)}")
+            raise Difference(f"{run.folder.name}: still running {limit} s after {number.name}: {_said(run)}")
         self.figures.to_exit = max(self.figures.to_exit, time.monotonic() - sent)
 
     def check(self, run: Run, kind: str) -> None:
@@ -310,10 +341,11 @@ class Soak:
             allowed |= {-signal.SIGKILL}
         if kind == "kill -9 of one":
             allowed |= {RESTART, -signal.SIGABRT}  # JAX ends a process by SIGABRT whose coordinator is gone
-        if kind.startswith("SIGTERM"):
+        name, _, before = kind.partition(" ")
+        if name in self.signals:
             allowed |= {RESTART}
-        if kind == "SIGTERM before it has begun":
-            allowed |= {-signal.SIGTERM}
+        if name in self.signals and before:
+            allowed |= {-signal.Signals[name]}
         if not {*run.statuses()} <= allowed:
             told = f"{run.folder.name}: exit statuses {run.statuses()} after {kind or 'nothing'}"
             raise Difference(f"{told}: {_said(run)}")
@@ -334,6 +366,8 @@ class Soak:
             "undisturbed_seconds": figures.reference_seconds,
             "runs_compared": dict(figures.compared),
             "disturbed": dict(sorted(figures.disturbed.items())),
+            "starts_with_one_that_compiles_longer": dict(figures.skewed),
+            "skew_seconds": self.skew,
             "resumes": figures.resumes,
             "steps_done": figures.steps,
             "steps_redone": figures.redone,
@@ -371,6 +405,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--layouts", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of processes")
     parser.add_argument("--seed", type=int, default=0, help="of the times and kinds of kills")
+    parser.add_argument(
+        "--signals", nargs="+", default=["SIGTERM"], choices=["SIGTERM", "SIGHUP"], help="that ask a run to stop"
+    )
+    parser.add_argument("--skew", type=float, default=0.0, help="seconds that one of the processes compiles longer")
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     parser.add_argument("--folder", type=Path, help="for the work directories; default: a temporary one")
     parser.add_argument(
@@ -380,7 +418,7 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="g2d-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    soak = Soak(folder.resolve(), arguments.layouts, arguments.seed, arguments.output, arguments.latest)
+    soak = Soak(folder.resolve(), arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     well = soak.run(arguments.minutes)
     print(json.dumps(soak.told(), indent=2))

@@ -80,6 +80,11 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
         ),
         (RuntimeError("can't start new thread"), "the system starts no more threads: memory or the number"),
         (PermissionError(errno.EACCES, "Permission denied", "/w"), "Permission denied: '/w'; give this user the right"),
+        (
+            RuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue()\nmore"),
+            "what the processes compute together gave up: UNKNOWN: Gloo context initialization failed: DEADLINE_EXC",
+        ),
+        (RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"), "what the processes compute"),
         (RuntimeError("a fault of ours"), ""),
         (ValueError("data.train is not set"), ""),
     ],

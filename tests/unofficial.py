@@ -1,9 +1,9 @@
 """What tests alone need of names that JAX does not promise; test_private.py says when one of them is gone."""
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from jax._src import compiler
+from jax._src import compilation_cache, compiler
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 
@@ -16,3 +16,8 @@ def pretend_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowering for CUDA asks the installed plugin for cuDNN's version: answer where there is none."""
     if cudnn.cuda_versions is None:
         monkeypatch.setattr(cudnn, "cuda_versions", SimpleNamespace(cudnn_get_version=lambda: 91_000))
+
+
+def compress_with(package: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have JAX compress the programs that it keeps with zstandard, as where that is installed; None: with zlib."""
+    monkeypatch.setattr(compilation_cache, "zstandard", package)

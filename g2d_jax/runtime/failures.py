@@ -1,4 +1,4 @@
-"""Failures of the machine as one line: a full disk, no memory or threads, no device where one was asked for.
+"""Failures of the machine as one line: a full disk, no memory or threads, another process that is gone.
 
 error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -27,6 +28,7 @@ _ADVICE = {
     errno.ENOSPC: _MAKE_ROOM,
     errno.EDQUOT: _MAKE_ROOM,
 }
+_GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
 _LESS = (
     "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: reward.workers, "
     "compute.max_num_seqs, compute.microbatch_tokens"
@@ -43,6 +45,11 @@ def line(error: BaseException) -> str:
         said = " ".join(str(error).split())[:300]  # numpy's says how much, and for which array
         what = f" ({said})" if said else ""
         return f"this machine, or its limit for a process, has no more memory{what}: {_LESS}"
+    if isinstance(error, RuntimeError) and _GLOO.search(str(error)):
+        return (
+            f"what the processes compute together gave up: {str(error).splitlines()[0]:.300}. Another process is gone, "
+            "or came later than the others could wait; a run continues by the same command"
+        )
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return f"the system starts no more threads: memory or the number of processes is at its limit; {_LESS}"
     return ""

@@ -48,6 +48,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             if processes.count() == 1:
                 yield
                 return
+            processes.meet_before_programs()  # of those, too, that were joined by a program of the user's own
             watcher = _Watcher(peer_timeout, hang_timeout)
             calls = (_PAUSE, watcher.give_and_take), (_PAUSE, watcher.judge)
             with repeating(*calls, patience=5 * _PAUSE), _leaving_together(watcher):
@@ -163,9 +164,10 @@ class _Watcher:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
         self._own_error: tuple[Any, ...] = ()  # its description and exit status
         now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
-        unheard = {"host": "?", "place": "starting", "gathers": 0, "marks": -1}
+        unheard = {"host": "?", "place": "starting", "met": 0, "marks": -1}
         self._signs: list[dict[str, Any]] = [unheard] * processes.count()
         self._heard = [now] * processes.count()  # when the sign came
+        self._signs_of = [0] * processes.count()  # how many came
         self._moved = self._answered = now
         self._left_at: float | None = None
         self._said_silence = self.leaving = False
@@ -176,8 +178,11 @@ class _Watcher:
 
         Where one is gone, collectives fail before it is lost: then this process is ended with a message that names it.
         """
-        now, others = time.monotonic(), {*range(processes.count())} - {processes.index()}
-        while any(self._heard[number] < now for number in others):
+        waited_for = {*range(processes.count())} - {processes.index()}
+        before = [*self._signs_of]
+        while waited_for := waited_for - processes.state.left.keys():
+            # The first sign that is found now may be older than the error; another one is not.
+            waited_for = {number for number in waited_for if self._signs_of[number] < before[number] + 2}
             time.sleep(_PAUSE / 10)
         self._own_error = (processes.described(error), processes.status_of(error))
         with contextlib.suppress(Exception):
@@ -197,7 +202,8 @@ class _Watcher:
 
     def _beat(self) -> None:
         state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
-        progress = {"place": state.place, "gathers": state.gathers, "marks": state.marks, "cause": state.cause}
+        met = state.gathers + state.met  # of those that wait for one another, who met least often is waited for
+        progress = {"place": state.place, "met": met, "marks": state.marks, "cause": state.cause}
         sign = json.dumps({**here, **progress, "error": self._own_error})
         processes.store().key_value_set(f"{self._prefix}{processes.index()}", sign, allow_overwrite=True)
 
@@ -209,6 +215,7 @@ class _Watcher:
                 self._moved = now
             if sign != self._signs[number]:
                 self._heard[number], self._signs[number] = now, sign
+                self._signs_of[number] += 1
             if sign["cause"]:
                 processes.ask(sign["cause"])
             if sign["error"] and number != processes.index():
@@ -230,7 +237,7 @@ class _Watcher:
             if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
                 self._end(f"{left[0][0]}; it has left, so this process ends too", min(status for _, status in left))
         if now - self._moved > self._hang_timeout:
-            last = min(range(processes.count()), key=lambda number: self._signs[number]["gathers"])
+            last = min(range(processes.count()), key=lambda number: self._signs[number]["met"])
             everyone = ", ".join(self._peer(number) for number in range(processes.count()))
             faulthandler.dump_traceback()  # where this process's threads are
             self._end(

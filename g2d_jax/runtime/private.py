@@ -5,6 +5,9 @@ JAX has one store for what processes tell each other, and lets nobody at it in p
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -16,6 +19,58 @@ def coordination() -> Any:
     from jax._src import distributed
 
     return distributed.global_state
+
+
+@functools.cache
+def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]], None]) -> None:
+    """Have call(name, processes) made before each execution of a program over devices of several processes.
+
+    name: the program's. processes: whose devices it runs on, sorted. That is for programs of a platform, such as "cpu",
+    that are compiled from now on, in the thread that executes them. Calling it again with the same changes nothing.
+    """
+    from jax._src.interpreters import pxla
+
+    build = pxla.UnloadedMeshExecutable.build_unsafe_call
+
+    def built(executable: Any) -> Any:
+        execute, name = build(executable), executable.name
+        processes = tuple(sorted({device.process_index for device in executable.device_list}))
+        if len(processes) == 1 or executable.backend.platform != platform:
+            return execute
+
+        def after_call(*arguments: Any) -> Any:  # a function: JAX's dispatch in C++, which knows it not, stays away
+            call(name, processes)
+            return execute(*arguments)
+
+        return after_call
+
+    pxla.UnloadedMeshExecutable.build_unsafe_call = built  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def programs_kept_by(wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Have JAX keep compiled programs by wrap(its own cache) in this block, within others of this too.
+
+    JAX makes a cache when it compiles for the first time, and after compilation_cache.reset_cache(), which is the
+    caller's to call. Both have get(key), which returns bytes or None, put(key, bytes), and _path, the folder.
+    """
+    from jax._src import compilation_cache, lru_cache
+
+    before = compilation_cache.LRUCache
+
+    def make(path: str, *, max_size: int) -> Any:
+        return wrap(lru_cache.LRUCache(path, max_size=max_size))
+
+    compilation_cache.LRUCache = make  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        compilation_cache.LRUCache = before  # type: ignore[misc]
+
+
+def forget_program(cache: Any, key: str) -> None:
+    """Delete an entry of JAX's own cache, which else keeps the first that it was given."""
+    (cache.path / f"{key}-cache").unlink(missing_ok=True)
 
 
 def precision(value: Any) -> int:

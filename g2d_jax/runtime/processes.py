@@ -30,6 +30,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ PREFIX = "g2d"
 AGAIN = "the same command with the same --workdir continues"
 JOIN = 300  # seconds in which all processes must have started
 LINGER = 10.0  # seconds in which a process that is told to stop still waits for the others to come
+LATE = 30.0  # seconds after which it is said that another process is waited for
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
 _PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNAL", "UNKNOWN"}
@@ -94,6 +96,7 @@ class PeerFailed(RuntimeError):
 class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
+    meetings: calls of `meet`, by what for; met: of all of them, those that are over.
     run: times that it was watched. joining: waiting for the others to come. cause: what told the run to stop where it
     can be continued, `asked` on the monotonic clock; "" if nothing has. savable: Ctrl-C asks for that. interrupted:
     Ctrl-C was pressed here. Signal handlers set these: plain values, for a lock may be held where they are called.
@@ -102,6 +105,8 @@ class State:
 
     run: int = 0
     gathers: int = 0
+    meetings: Counter[str] = field(default_factory=Counter)
+    met: int = 0
     marks: int = 0
     place: str = "starting"
     joining: bool = False
@@ -157,6 +162,7 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
     cannot be joined; Unreachable when they did not all come in time.
     """
     if store() is not None:
+        meet_before_programs()
         return
     flags.take_memory()
     if flags.simulated() > 1:
@@ -233,6 +239,7 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
             f"the processes did not find each other ({place}): {reason:.300}. Check that all were started, with the "
             "same address and count and each with its own id, and that the port is free and reachable"
         ) from error
+    meet_before_programs()
 
 
 def _in_thread(call: Callable[[], None], place: str) -> None:
@@ -287,12 +294,50 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def _wait(key: str, peer: int) -> str:
-    """Return the value that a peer sets; the watcher ends this process if it never will."""
+def meet_before_programs() -> None:
+    """Have all processes on CPUs come to each program that they execute together before any of them begins it.
+
+    Gloo, which sends what CPU devices tell each other, gives up after 30 seconds: where a program's devices talk for
+    the first time, and in every reduce-scatter. One process may be minutes behind: it compiles what another finds in
+    its cache (of which only the first process's programs are: JAX's key has a process's own devices in it), or writes
+    to a slow disk. Accelerators wait for each other by themselves.
+    """
+    private.before_shared_programs("cpu", meet)
+
+
+def meet(program: str, peers: tuple[int, ...]) -> None:
+    """Wait until all these processes, of which this is one, have made this call as often as this process has.
+
+    program: what they meet for, so that threads that meet for different ones do not meet each other. Raises PeerFailed
+    when another process ends with an error instead.
+    """
+    group = program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}"
+    number = state.meetings[group]
+    state.meetings[group] += 1
+    client, key = store(), f"{PREFIX}/meet/{group.replace('/', ' ')}/{{}}/{{}}"
+    client.key_value_set(key.format(number, index()), "")
+    for peer in peers:
+        if peer != index():
+            late = f"{name()}: waits for process {peer}, which may still compile, before {program}"
+            _wait(key.format(number, peer), peer, late)
+    if number:  # all have come this far, so none waits for the one before
+        client.key_value_delete(key.format(number - 1, index()))
+    state.met += 1
+    mark(state.place)
+
+
+def _wait(key: str, peer: int, late: str = "") -> str:
+    """Return the value that a peer sets; the watcher ends this process if it never will.
+
+    late: what to say once if that takes long.
+    """
     import jax
 
-    client = store()
+    client, began = store(), time.monotonic()
     while True:
+        if late and time.monotonic() - began > LATE:
+            say(late)
+            late = ""
         try:
             return str(client.blocking_key_value_get(key, int(SLICE * 1000)))
         except jax.errors.JaxRuntimeError as error:

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,54 @@ from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import check_token, claim
 
-let_every_process_write_programs()
+if "FIRST_WRITES" not in os.environ:  # as it is outside of tests
+    let_every_process_write_programs()
+
+
+def compile_slowly(event: str, duration: float, **fields: str | int) -> None:
+    """Make one process compile longer than the others, once.
+
+    SKEW: its index, the seconds, and a part of the program's name.
+    """
+    if event != "/jax/core/compile/backend_compile_duration" or "SKEW" not in os.environ:
+        return
+    index, seconds, program = os.environ["SKEW"].split(":")
+    if int(index) == processes.index() and program in str(fields.get("fun_name", "")):
+        del os.environ["SKEW"]
+        print(f"compiling {fields['fun_name']}", flush=True)
+        time.sleep(float(seconds))
+
+
+if "SKEW" in os.environ:
+    jax.monitoring.register_event_duration_secs_listener(compile_slowly)
+
+
+def late(seconds: str) -> None:
+    """Execute programs of all devices for which the last process is late: it compiles, or does something else.
+
+    One adds up over a part of the devices first, so that these have not talked before.
+    """
+    processes.initialise()
+    mesh = jax.make_mesh((2, jax.device_count() // 2), ("pairs", "rest"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("pairs", "rest")))
+    numbers = np.arange(8 * jax.device_count(), dtype=np.float32)
+    array = jax.make_array_from_callback(numbers.shape, where, lambda index: numbers[index])
+    last = processes.index() == processes.count() - 1
+
+    def scattered(part: jax.Array) -> jax.Array:
+        return jax.lax.psum_scatter(jax.lax.psum(part, "pairs"), ("pairs", "rest"), tiled=True)
+
+    with watched(peer_timeout=60, hang_timeout=300):
+        spread = jax.jit(
+            jax.shard_map(scattered, mesh=mesh, in_specs=where.spec, out_specs=where.spec, check_vma=False)
+        )
+        found = []
+        for _ in range(2):
+            found.append(jax.block_until_ready(spread(array)))
+            time.sleep(float(seconds) * last)
+        found.append(jax.block_until_ready(array + 1))  # a program of JAX's own
+    own = [np.concatenate([shard.data for shard in each.addressable_shards]).tolist() for each in found]
+    print(json.dumps(own))
 
 
 def run(*arguments: str) -> int:
@@ -144,11 +192,22 @@ def agreement(folder: str) -> None:
     for number, status in ((signal.SIGTERM, "75"), (signal.SIGINT, "130")):
         with pytest.raises(processes.Preempted, match=status):
             stopped(last, number)
+    array, met = numbers_of_devices(), processes.state.met
+    total = jax.jit(lambda x: x.sum())
+    assert [int(total(array)) for _ in range(3)] == [sum(everyone)] * 3
+    assert processes.state.met == met + 3  # before each of them, not only the first
     with failure_of(0, "the leader's"), watched(peer_timeout=60, hang_timeout=60):
         if processes.leader():  # it leaves with an error while the others wait for it
             fail("the leader's")
         processes.gather(0)
     processes.leave(0)
+
+
+def numbers_of_devices() -> jax.Array:
+    """An array of every device's number, on that device."""
+    where = jax.sharding.NamedSharding(make_mesh(), jax.sharding.PartitionSpec("fsdp"))
+    numbers = np.arange(jax.device_count())
+    return jax.make_array_from_callback(numbers.shape, where, lambda index: numbers[index])
 
 
 @contextlib.contextmanager

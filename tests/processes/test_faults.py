@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from alike import differences
 from launched import ENDS, Launch, Launched, command
@@ -127,3 +128,35 @@ def test_a_process_that_is_held_is_lost(held: int, scoring: Launch) -> None:
     launched = scoring(5, 300, SLOW="3" if held else "1")
     launched.send(held, signal.SIGSTOP)
     ends(launched, 1 - held, f"process {held} on ", "lost")
+
+
+def test_a_process_that_compiles_or_works_longer_is_waited_for(launch: Launch) -> None:
+    """Gloo gives up after 30 s: where devices talk for the first time, and in every reduce-scatter."""
+    launched = launch(2, 2, "late", 40, env={"SKEW": "0:40:scattered"})
+    assert launched.statuses(240) == [0, 0], launched.told()
+    own = [json.loads(process.stdout.splitlines()[-1]) for process in launched.running]
+    numbers = np.arange(32.0)
+    expected = [2 * numbers.reshape(4, 8).sum(axis=0)] * 2 + [numbers + 1]
+    for each, *parts in zip(expected, *own, strict=True):
+        assert np.concatenate(parts).tolist() == each.tolist()
+    assert launched.said(1, "waits for process 0, which may still compile, before jit(scattered)"), launched.told()
+
+
+@pytest.mark.parametrize("killed", [[1], [0, 1]])
+def test_a_run_continues_with_programs_that_one_process_has(
+    whole: Path, launch: Launch, tmp_path: Path, killed: list[int]
+) -> None:
+    """After a kill the first process finds its programs; the other one has none, and compiles for a minute."""
+    workdir, cache = tmp_path / "one-sided", tmp_path / "compiled"
+    env, kept = {"FIRST_WRITES": "1"}, f"--config.compute.compilation_cache={cache}"
+    launched = launch(2, 2, *command(workdir, "--config.faults.peer_timeout=5", kept), env=env)
+    launched.wait_for(workdir, "02-warmup/checkpoints/1")
+    for index in killed:
+        launched.send(index, signal.SIGKILL)
+    if len(killed) == 1:
+        ends(launched, 0, "process 1 on ", "lost")
+    assert any(cache.glob("*/*checksum*"))  # the first program of all devices when a run continues
+    launched = launch(2, 2, *command(workdir, kept), env=env | {"SKEW": "1:60:checksum"})
+    assert launched.statuses() == [0, 0], launched.told()
+    assert "compiling " in launched.running[1].stdout  # as it was told to
+    assert differences(whole, workdir) == []

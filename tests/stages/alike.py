@@ -47,7 +47,9 @@ def redone(workdir: Path) -> int:
 
 
 def _metrics(one: Path, other: Path) -> Iterator[str]:
-    logs = [{(r["stage"], r["step"], r["kind"]): steady(r["metrics"]) for r in read_metrics(d)} for d in (one, other)]
+    """An error that a stage ended with, that of a lost process say, is no part of what it was to make."""
+    records = [[r for r in read_metrics(workdir) if r["kind"] != "error"] for workdir in (one, other)]
+    logs = [{(r["stage"], r["step"], r["kind"]): steady(r["metrics"]) for r in each} for each in records]
     for key in sorted({*logs[0], *logs[1]}):
         values = [log.get(key) for log in logs]
         if values[0] != values[1]:
