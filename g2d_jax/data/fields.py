@@ -15,6 +15,8 @@ Fields: TypeAlias = Mapping[str, str]
 """Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into nested objects)."""
 
 ROLES = ("system", "user", "assistant")
+MAX_TEXT = 2**20  # characters of a text: more than any model here reads
+MAX_MESSAGES = 4096
 
 
 _ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?""", re.DOTALL)
@@ -84,6 +86,8 @@ def as_messages(value: Any, path: str) -> tuple[Message, ...]:
     """Read at least one message with a role of system, user or assistant and a text; other keys are left out."""
     if not isinstance(value, list | tuple) or not value:
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(value).__name__}")
+    if len(value) > MAX_MESSAGES:
+        raise BrokenRow(f"{path!r} has {len(value):,} messages, {MAX_MESSAGES:,} at most are read")
     messages = []
     for i, message in enumerate(value):
         if not isinstance(message, Mapping):
@@ -147,6 +151,8 @@ def as_scalar(value: Any, path: str) -> str | None:
 
 
 def _clean(value: str, path: str) -> str:
+    if len(value) > MAX_TEXT:
+        raise BrokenRow(f"{path!r} has {len(value):,} characters, {MAX_TEXT:,} at most are read")
     if "\0" in value:
         raise BrokenRow(f"{path!r} holds a NUL character")
     try:

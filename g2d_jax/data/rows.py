@@ -1,7 +1,8 @@
 """Rows of JSONL, JSON and Parquet files and of hub data sets, each with the place it came from.
 
 Files are untrusted. A row that cannot be read is handed on with the reason, for the caller to stop at or to count; a
-file that cannot be read at all raises ValueError.
+file that cannot be read at all raises ValueError. What is held in memory at a time is bounded, also where a small file
+says a long text many times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from g2d_jax.data.fields import BrokenRow
 from g2d_jax.runtime import extras, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
-MAX_LINE_BYTES = 64 * 2**20
+MAX_ROW_BYTES = 64 * 2**20
+MAX_JSON_BYTES = 256 * 2**20  # Python's objects take several times as much
+BATCH_BYTES = 256 * 2**20  # of Parquet rows that are expanded together
 _BOM = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
@@ -90,12 +93,12 @@ def hub_rows(
 
 
 def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
-    for number, line in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), 1):
+    for number, line in enumerate(iter(lambda: handle.readline(MAX_ROW_BYTES + 1), b""), 1):
         where = f"{path}, line {number}"
-        if len(line) > MAX_LINE_BYTES:
-            yield Row(where, {}, f"the line is longer than {MAX_LINE_BYTES} bytes")
+        if len(line) > MAX_ROW_BYTES:
+            yield _too_long(where)
             while line and not line.endswith(b"\n"):
-                line = handle.readline(MAX_LINE_BYTES)
+                line = handle.readline(MAX_ROW_BYTES)
         elif line.removeprefix(_BOM).strip():
             try:
                 yield _checked(where, _loads(line))
@@ -104,8 +107,13 @@ def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
 
 
 def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
+    text = handle.read(MAX_JSON_BYTES + 1)
+    if len(text) > MAX_JSON_BYTES:
+        raise ValueError(
+            f"{path} has more than {MAX_JSON_BYTES:,} bytes: make it .jsonl, one object a line, or .parquet"
+        )
     try:
-        content = _loads(handle.read())
+        content = _loads(text)
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}. One object per line goes into a .jsonl file") from error
     if isinstance(content, dict) and isinstance(content.get("data"), list):
@@ -121,16 +129,28 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        batches = pq.ParquetFile(handle).iter_batches(batch_size=1024)
-        rows = (batch.slice(i, 1) for batch in batches for i in range(batch.num_rows))
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(_slices(pq.ParquetFile(handle)), 1):
             where = f"{path}, row {number}"
+            if row.nbytes > MAX_ROW_BYTES:
+                yield _too_long(where)
+                continue
             try:
                 yield _checked(where, row.to_pylist()[0])
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a date in the year 10000 …
                 yield Row(where, {}, f"it holds what Python cannot: {error}")
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
+
+
+def _slices(file: Any) -> Iterator[Any]:
+    """Yield each row of a pyarrow.parquet.ParquetFile as a batch of its own."""
+    for group in range(file.num_row_groups):
+        # A text is stored once, however many rows have it: each of them may be as long as all that is stored.
+        stored = max(file.metadata.row_group(group).total_byte_size, 1)
+        count = min(max(BATCH_BYTES // stored, 1), 1024)
+        for batch in file.iter_batches(batch_size=count, row_groups=[group]):
+            for i in range(batch.num_rows):
+                yield batch.slice(i, 1)
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
@@ -144,6 +164,10 @@ def _loads(text: bytes) -> Any:
         raise ValueError(f"not UTF-8 at byte {error.start}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _too_long(where: str) -> Row:
+    return Row(where, {}, f"the row is longer than {MAX_ROW_BYTES:,} bytes")
 
 
 def _checked(where: str, values: Any) -> Row:

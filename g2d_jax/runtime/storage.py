@@ -39,6 +39,8 @@ PathLike: TypeAlias = str | os.PathLike[str]
 MANIFEST = "manifest.json"
 CHECKSUM = "checksum"
 """The field of a manifest that holds the `fingerprint` of all others."""
+MOST_JSON = 256 << 20
+"""Bytes of a JSON file, of which Python's objects take several times as much."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
 _DRIVERS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages that raise errors of their own
@@ -225,8 +227,13 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def read_json(path: PathLike) -> Any:
-    """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged."""
+    """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged.
+
+    One of more than MOST_JSON bytes is refused: it is none of ours, nor of a model's.
+    """
     data = read_bytes(path)
+    if len(data) > MOST_JSON:
+        raise ValueError(f"{os.fspath(path)} has {len(data):,} bytes; JSON of {MOST_JSON:,} at most is read")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # the latter: nested too deeply

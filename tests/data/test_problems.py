@@ -10,8 +10,8 @@ from hub_server import hub_server
 from sources import load_problems
 
 from g2d_jax.config import Source
+from g2d_jax.data import fields, rows
 from g2d_jax.data import problems as reading
-from g2d_jax.data import rows
 from g2d_jax.data.problems import to_problem
 from g2d_jax.data.splits import problem_id
 from g2d_jax.rewards.verify import quick_verdict
@@ -138,11 +138,11 @@ def test_broken_rows_are_named_and_skipped_only_on_request(jsonl, line):
 
 
 def test_lines_of_all_kinds(jsonl, monkeypatch):
-    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 100)
     path = jsonl({"problem": "x" * 1000}, {"problem": "short"})
     problems, report = load_problems(path, on_error="skip")
     assert [problem.prompt for problem in problems] == ["short"]
-    assert "line 1: the line is longer than 100 bytes" in report.errors[0]
+    assert "line 1: the row is longer than 100 bytes" in report.errors[0]
     windows = b'\xef\xbb\xbf{"problem": "a"}\r\n\r\n{"problem": "b\xe2\x80\xa8c"}\r\n'
     assert [problem.prompt for problem in load_problems(jsonl(windows))[0]] == ["a", "b\u2028c"]
 
@@ -163,6 +163,50 @@ def test_json_and_parquet_read_alike(tmp_path, jsonl):
     problems, report = load_problems(str(table), on_error="skip")
     assert [problem.prompt for problem in problems] == ["good", "fine"]
     assert "row 2: it holds what Python cannot: 'utf-8'" in report.errors[0]
+
+
+def test_equal_long_texts_of_parquet_are_expanded_a_few_at_a_time(tmp_path, monkeypatch):
+    """Parquet stores a text once for all rows that have it."""
+    path = tmp_path / "small.parquet"
+    long = "x" * 200_000
+    pq.write_table(pa.table({"problem": [long] * 1000, "n": range(1000)}), path, compression="zstd")
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(rows, "BATCH_BYTES", 10**6)
+    before = pa.total_allocated_bytes()
+    count = 0
+    for row in rows.file_rows(str(path)):
+        assert row.values == {"problem": long, "n": count}
+        assert pa.total_allocated_bytes() - before < 5 * 10**6
+        count += 1
+    assert count == 1000
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", 199_999)
+    with pytest.raises(ValueError, match=r"1000 of them broken; .*row 1: the row is longer than 199,999 bytes"):
+        load_problems(str(path), on_error="skip")
+
+
+def test_texts_conversations_and_files_have_bounds(jsonl, tmp_path, monkeypatch):
+    message = {"role": "user", "content": "x"}
+    path = jsonl(
+        {"problem": "x" * (fields.MAX_TEXT + 1)},
+        {"problem": "x", "answer": "1" * (fields.MAX_TEXT + 1)},
+        {"problem": [{**message, "content": "x" * (fields.MAX_TEXT + 1)}]},
+        {"problem": [message] * (fields.MAX_MESSAGES + 1)},
+        {"problem": "x" * fields.MAX_TEXT},
+        {"problem": [message] * fields.MAX_MESSAGES},
+    )
+    problems, report = load_problems(path, on_error="skip")
+    assert (len(problems), report.broken) == (2, 4)
+    said = ("1,048,577 characters", "1,048,577 characters", "1,048,577 characters", "4,097 messages")
+    for number, (error, what) in enumerate(zip(report.errors, said, strict=True), 1):
+        assert f"line {number}: " in error and what in error
+    listed = tmp_path / "rows.json"
+    listed.write_text(json.dumps([{"problem": "x"}]))
+    size = listed.stat().st_size
+    monkeypatch.setattr(rows, "MAX_JSON_BYTES", size)
+    assert len(load_problems(str(listed))[0]) == 1
+    monkeypatch.setattr(rows, "MAX_JSON_BYTES", size - 1)
+    with pytest.raises(ValueError, match=r"rows\.json has more than .* bytes: make it \.jsonl"):
+        load_problems(str(listed))
 
 
 @pytest.mark.parametrize(
