@@ -29,6 +29,7 @@ from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.stages import inputs
 from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import check_token, claim
@@ -111,6 +112,7 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
         processes.on_leader(lambda: claim(Config.of(config), own))
         first = Runtime(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
+            first.contents = inputs.digests(inputs.contents_of(inputs.of_run(first)))
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
                 pipeline.run_stage(first.at(Config.of(config), folders, tracker), name, order)
