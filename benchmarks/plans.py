@@ -7,8 +7,7 @@ r"""Plans of the recipes for real models: compiled for each machine, then writte
 
 A row is a config on a machine, for G2D and for GRPO alone, whose programs are mostly the same. It is compiled in a
 process of its own and added to the table in docs/models.md when it is done, so that this may be stopped at any time. A
-row that is there stays unless --again; one that was compiled under another limit of the memory is marked. TPUs need
-the extra plan, GPUs the extra cuda.
+row that is there stays unless --again. TPUs need the extra plan, GPUs the extra cuda.
 """
 
 from __future__ import annotations
@@ -37,13 +36,6 @@ METHODS = ("g2d", "grpo")
 COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda12-plugin", "jax-cuda13-plugin"]}
 LORA = "lora=32"
 HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
-
-MARKED = " †"
-OLDER = """
-† Compiled when programs were to use that much, all that JAX takes of a GPU's memory. Now it is 93 % of it: where memory
-is full, fewer rows decode together. With several GPUs hours may be too long, too: asynchronous reduce-scatters and
-all-to-alls counted their bytes several times then. `g2d plan` counts both as they are now.
-"""
 
 HEAD = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone")
 
@@ -239,24 +231,12 @@ def read() -> tuple[Results, Stamps]:
     return results, stamps
 
 
-def marked(machine: str, cells: Sequence[str]) -> Sequence[str]:
-    """A row's cells, with a mark where the limit of memory that it was compiled under is not today's."""
-    from g2d_jax.plan.topologies import GIB, topology
-
-    *before, memory, g2d, grpo = cells
-    limit = memory.removesuffix(MARKED)
-    same = limit == f"{topology(machine).device.usable / GIB:.2f}"
-    return (*before, limit + MARKED * (not same), g2d, grpo)
-
-
 def write(results: Results, stamps: Stamps) -> None:
     """The table in docs/models.md, after its mark, and the plan in every config's docstring."""
     head = TABLE.read_text("utf-8").partition(MARK)[0]
-    results = {row.name: marked(row.machine, results[row.name]) for row in rows() if row.name in results}
     lines = [results[row.name] for row in rows() if row.name in results]
     table = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(cells)} |" for cells in lines)]
     body = "\n".join(["", stamps.line(), "", *table, ""]) if results else "\nNothing compiled yet.\n"
-    body += OLDER * any(cells[3].endswith(MARKED) for cells in lines)
     if results and (missing := [f"`{row.name}`" for row in rows() if row.name not in results]):
         body += f"\nNot compiled yet: {', '.join(missing)}.\n"
     TABLE.write_text(head + MARK + body, "utf-8")

@@ -5,10 +5,10 @@ Command:   g2d run --config llama-3.2-1b --workdir DIR                        G2
            g2d run --config llama-3.2-1b:method=grpo --workdir DIR            GRPO alone, 2000 updates
            g2d sweep --config sweep-k:preset=llama-3.2-1b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice  peak GiB          hours of G2D  of GRPO
-           v5e-4            13.91 of 14.49    18.3          63.9
-           v5e-8            6.99 of 14.49     9.6           33.8
-           h100x1           67.84 of 71.20 †  15.7          54.0
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO
+           v5e-4            13.91 of 14.49  18.3          63.9
+           v5e-8            6.99 of 14.49   9.6           33.8
+           h100x1           63.66 of 66.21  15.9          55.0
            (all responses at their greatest length, half of the roofline; see docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.

@@ -5,10 +5,10 @@ Command:   g2d run --config qwen2.5-1.5b --workdir DIR                        G2
            g2d run --config qwen2.5-1.5b:method=grpo --workdir DIR            GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen2.5-1.5b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice  peak GiB          hours of G2D  of GRPO
-           v5e-4            13.87 of 14.49    7.6           21.4
-           v5e-8            7.38 of 14.49     3.6           10.1
-           h100x1           68.03 of 71.20 †  6.5           17.7
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO
+           v5e-4            13.87 of 14.49  7.6           21.4
+           v5e-8            7.38 of 14.49   3.6           10.1
+           h100x1           63.41 of 66.21  6.6           18.1
            (all responses at their greatest length, half of the roofline; see docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.

@@ -5,10 +5,10 @@ Command:   g2d run --config qwen3-0.6b --workdir DIR                          G2
            g2d run --config qwen3-0.6b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-0.6b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice  peak GiB          hours of G2D  of GRPO
-           v5e-4            13.20 of 14.49    15.1          34.7
-           v5e-8            6.96 of 14.49     7.5           17.3
-           h100x1           66.82 of 71.20 †  14.2          32.2
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO
+           v5e-4            13.20 of 14.49  15.1          34.7
+           v5e-8            6.96 of 14.49   7.5           17.3
+           h100x1           61.57 of 66.21  14.4          32.9
            (all responses at their greatest length, half of the roofline; see docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
