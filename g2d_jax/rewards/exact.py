@@ -8,14 +8,39 @@ expressions are math-verify's, with so many digits in place of its few.
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 from typing import Any
 
-from sympy import Expr, FiniteSet, Float, I, Rational, UnevaluatedExpr, default_sort_key, nan, oo, zoo
+from sympy import (
+    Derivative,
+    Eq,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Integral,
+    Limit,
+    Poly,
+    PolynomialError,
+    Product,
+    Rational,
+    Sum,
+    UnevaluatedExpr,
+    default_sort_key,
+    nan,
+    oo,
+    zoo,
+)
+from sympy.core.function import AppliedUndef
 
 from g2d_jax.runtime import private
 
 DIGITS = 300
+MOST_SYMBOLS = 6
+POINTS = 12
+"""Points at which two functions are compared; at a quarter of them both must be real."""
+_OPERATORS = (AppliedUndef, Derivative, Integral, Limit, Product, Sum, UnevaluatedExpr)
 
 
 def numbers_equal(gold: Any, answer: Any) -> bool | None:
@@ -41,6 +66,48 @@ def sets_equal(gold: Any, answer: Any) -> bool | None:
     return len(a) == len(b) and all(_is_zero(x - y) for x, y in zip(a, b, strict=True))
 
 
+def equations_equal(gold: Any, answer: Any) -> bool | None:
+    """Tell whether two polynomial equations are the same but for a factor; None for anything else."""
+    if not (isinstance(gold, Eq) and isinstance(answer, Eq)):
+        return None
+    try:
+        a, b = (Poly(_exact(side.lhs - side.rhs).doit()) for side in (gold, answer))
+    except PolynomialError:
+        return None
+    if a.gens != b.gens or a.is_zero or b.is_zero or not all(value.is_Rational for value in (*a.coeffs(), *b.coeffs())):
+        return None
+    return bool(a.monic() == b.monic()) or None
+
+
+def same_function(gold: Any, answer: Any) -> bool:
+    r"""Tell whether two expressions have the same value at random points where both are real: `\sqrt{1/n}`, `1/\sqrt n`.
+
+    Symbolic rules hold for complex values, where these two differ. The points are negative too, so that |x| is not x.
+    """
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)) or gold.has(*_OPERATORS) or answer.has(*_OPERATORS):
+        return False
+    symbols = sorted(gold.free_symbols, key=str)
+    if not 0 < len(symbols) <= MOST_SYMBOLS or set(symbols) != answer.free_symbols:
+        return False
+    draw = random.Random(0)
+    seen = 0
+    for number in range(POINTS):
+        signs = (1, -1) if number % 2 else (1,)
+        point = {symbol: draw.choice(signs) * Rational(draw.randint(11, 399), 100) for symbol in symbols}
+        a, b = (_exact(side).xreplace(point).doit().evalf(30, maxn=DIGITS) for side in (gold, answer))
+        if not (a.is_real and b.is_real):
+            continue
+        if abs(a - b) > Float("1e-20") * max(abs(a), abs(b), 1):
+            return False
+        seen += 1
+    return seen >= POINTS // 4
+
+
+def _exact(expr: Any) -> Any:
+    """Return an expression with decimals as rationals."""
+    return expr.xreplace({atom: Rational(str(atom)) for atom in expr.atoms(Float)})
+
+
 def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) -> bool:
     """Tell whether a number rounded to so many places is the decimal, at a half either way.
 
@@ -62,7 +129,7 @@ def _number(expr: Any) -> Expr | None:
     symbols = expr.free_symbols
     if symbols and {symbol.name for symbol in symbols} != {"i"}:
         return None
-    exact = expr.xreplace({atom: Rational(str(atom)) for atom in expr.atoms(Float)} | dict.fromkeys(symbols, I)).doit()
+    exact = _exact(expr).xreplace(dict.fromkeys(symbols, I)).doit()
     if not isinstance(exact, Expr) or exact.has(nan, zoo, oo) or not exact.is_number:
         return None
     return exact

@@ -26,7 +26,7 @@ _FAR = 0.1
 
 _NAMED = re.compile(rf"{NAME}\s*(?:=|\\in(?![A-Za-z]))")
 _THOUSANDS = re.compile(r"\d,\s*\d{3}(?!\d)")
-_SEPARATOR = re.compile(r"\\(?:begin|end)\s*\{[bpvBV]?matrix\}|\\\\|\\cup(?![A-Za-z])|[;&]")
+_SEPARATOR = re.compile(r"\\(?:begin|end)\s*\{[bpvBV]?matrix\}|\\\\|[;&]")
 _UNREAD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\d_|\d\s*!")  # words, numerals with a base
 _INNERMOST = [
     (re.compile(pattern), replacement)
@@ -63,6 +63,8 @@ _OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.truediv}  # a/b
 
 def far_apart(gold: str, answer: str) -> bool:
     """Tell whether two cleaned answers differ for certain: one has a number that is far from all of the other's."""
+    if ("^\\circ" in gold) != ("^\\circ" in answer):
+        return False  # degrees, and perhaps radians
     a, b = values(gold), values(answer)
     return bool(a and b) and (_some_alone(a, b) or _some_alone(b, a))
 
@@ -80,11 +82,12 @@ def values(cleaned: str) -> list[complex]:
         return []
     named = _NAMED.match(cleaned)
     text = cleaned[named.end() :] if named else cleaned
+    text = text.removesuffix("^\\circ").rstrip()
     try:
         return [
             complex(value)
             for sign in ("+-" if "\\pm" in text else "+")
-            for value in evaluate(text.replace("\\pm", sign).replace("^\\circ", ""))
+            for value in evaluate(text.replace("\\pm", sign))
         ]
     except (ValueError, ArithmeticError):
         return []

@@ -6,13 +6,14 @@ A form is a plain number's exact value, a choice's letter, or the canonical stri
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from g2d_jax.rewards.expression import NAME
+from g2d_jax.rewards.names import assignment
 from g2d_jax.rewards.normalise import canonical
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, same_quantity
 
@@ -20,8 +21,9 @@ _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
 OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
-ASSIGNMENT = re.compile(rf"({NAME})\s*=\s*([^=<>]+)")
-"""`x = 5`: the name and the value."""
+_TUPLE = re.compile(r"\(([^()]*,[^()]*)\)\s*=\s*\((.*)\)")
+_SIGNS = re.compile(r"\\pm(?![A-Za-z])")
+_MOST_SIGNS = 4
 
 
 def elements(cleaned: str) -> list[str] | None:
@@ -55,24 +57,80 @@ def in_order(gold: str, answer: str) -> tuple[str, str]:
     If the other names the same, its values come in the gold's order; a list without names is taken as it stands. An
     answer such as `x_1=1, x_2=2` gives the values of one unknown: beside a gold without names it stays a list.
     """
-    a, b = elements(gold), elements(answer)
+    if "=" not in gold and "=" not in answer:
+        return gold, answer
+    a, b = _parts(gold), _parts(answer)
     expected, given = _values(a), _values(b)
     if expected and given:
         if expected.keys() != given.keys():
             return gold, answer
         return _tuple(expected.values()), _tuple(given[name] for name in expected)
+    if expected and _of_one_unknown(expected):
+        return ", ".join(expected.values()), _unnamed(b, answer)
     if expected:
         return _tuple(expected.values()), answer if b is None else _tuple(b)
-    if given and len({name.partition("_")[0] for name in given}) > 1:
+    if given and not _of_one_unknown(given):
         return gold if a is None else _tuple(a), _tuple(given.values())
-    return gold, answer
+    return _unnamed(a, gold), ", ".join(given.values()) if given else _unnamed(b, answer)
+
+
+def _parts(cleaned: str) -> list[str] | None:
+    """Split a list as `elements` does, `(a, b) = (1, 2)` as `a = 1, b = 2`."""
+    pair = _TUPLE.fullmatch(cleaned)
+    if pair is None:
+        return elements(cleaned)
+    names, values = elements(pair[1]), elements(pair[2])
+    if names is None or values is None or len(names) != len(values):
+        return None
+    return [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
 
 
 def _values(parts: Sequence[str] | None) -> dict[str, str]:
     """Return the values by name if each part gives one to a name of its own, else {}."""
-    assignments = [ASSIGNMENT.fullmatch(part) for part in parts or ()]
-    values = {assignment[1]: assignment[2].strip() for assignment in assignments if assignment}
-    return values if len(values) == len(assignments) > 1 else {}
+    found = [assignment(part) for part in parts or ()]
+    values = dict(each for each in found if each is not None)
+    return values if len(values) == len(found) > 1 else {}
+
+
+def _of_one_unknown(values: Iterable[str]) -> bool:
+    """Tell whether names differ in their index alone, as `x_1` and `x_2` do."""
+    return len({name.partition("_")[0] for name in values}) == 1 and all("_" in name for name in values)
+
+
+def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
+    """Return a list of values of one name, `x = 1, x = 3`, without it; another text as it stands."""
+    found = [assignment(part) for part in parts or ()]
+    named = [each for each in found if each is not None]
+    if len(named) != len(found) or len(found) < 2 or len({name for name, _ in named}) > 1:
+        return whole
+    return ", ".join(value for _, value in named)
+
+
+def signed(cleaned: str) -> str:
+    r"""Write every `\pm` of a list's elements out, as two; of a tuple's coordinates all combinations."""
+    count = len(_SIGNS.findall(cleaned))
+    if not 0 < count <= _MOST_SIGNS or "\\mp" in cleaned:
+        return cleaned
+    parts = elements(cleaned) or [cleaned]
+    if len(parts) == 1 and not parts[0].startswith("("):
+        return cleaned
+    written = []
+    for part in parts:
+        pieces = _SIGNS.split(part)
+        for signs in itertools.product("+-", repeat=len(pieces) - 1):
+            rest = "".join(sign + piece for sign, piece in zip(signs, pieces[1:], strict=True))
+            written.append((pieces[0] + rest).replace("(+", "(").replace(",+", ",").replace(", +", ", ").lstrip("+"))
+    return ", ".join(written)
+
+
+def mixed(gold: str, answer: str) -> bool:
+    r"""Tell whether one of two cleaned answers is a tuple and the other a set: `(1, 2)` is not `\{1, 2\}`."""
+    for one, other in ((gold, answer), (answer, gold)):
+        if one.startswith("\\{") and one.endswith("\\}") and other.startswith("(") and other.endswith(")"):
+            inside = elements(other[1:-1])
+            if len(elements(one) or ()) > 1 and inside is not None and len(inside) > 1:
+                return True
+    return False
 
 
 def _tuple(values: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 _SYMBOLS = str.maketrans(
     {
@@ -17,7 +18,9 @@ _SYMBOLS = str.maketrans(
         "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b0": r"^\circ ",
         "\u00b1": r"\pm ", "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}", "\u03b1": r"\alpha ",
         "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b8": r"\theta ", "\u03bb": r"\lambda ", "\u03c6": r"\phi ",
-        "\u3002": ".", "\u3001": ",", "\u2248": r"\approx ", "\u2032": "'",
+        "\u3002": ".", "\u3001": ",", "\u2248": r"\approx ", "\u2032": "'", "\u2200": r"\forall ",
+        "\u2124": r"\mathbb{Z}", "\u2115": r"\mathbb{N}", "\u211a": r"\mathbb{Q}", "\u2223": r"\mid ",
+        "\u03be": r"\xi ", "\u03c9": r"\omega ", "\u03c1": r"\rho ", "\u03b4": r"\delta ", "\u03b5": r"\epsilon ",
     }
 )  # fmt: skip
 _THIN_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2006\u2007\u2008\u2009\u200a\u202f\u205f", r"\,"))
@@ -26,25 +29,33 @@ _SUBSCRIPT = re.compile("[\u2080-\u2089\u208a\u208b]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[A-Za-z])|\\(([^()]*)\\))?")
 
-_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
         (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
         (r"(?<!\\)\$", " "),
         (r"\*\*|`", ""),  # Markdown
+        (r"\\[hv]?phantom(?![A-Za-z])\s*\{[^{}]*\}", ""),  # what nobody sees
+        (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"\\var(phi|epsilon|theta|rho|sigma)(?![A-Za-z])", r"\\\1"),
+        (r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
+        (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
         (r"\\(?:left|right)\s*\.", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
         (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
+        (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
+        (r"\\'", "'"),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
         (r"\\text\s*\{\s*\}", ""),
+        (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
         (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
-        (r",? ?\\text ?\{ ?(?:and|or) ?\} ?", ", "),
-        (r",? (?:and|or) ", ", "),
         (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
         (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
@@ -58,28 +69,41 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r" {2,}", " "),
     )
 )
+# "and" and "or" between values, and not beside other words in \text.
+_JOINED = re.compile(r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) ")
 _REPEATING = re.compile(
     r"(?<![\d.])(\d{1,60})\.(\d{0,60})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,60})\s*\}|(\d))(?![\d\\])"
 )
 # "0.333...": three equal digits before the dots say which one goes on.
 _ENDLESS = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))")
+_PERIOD = re.compile(r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$")
+_REVERSED = re.compile(r"(?<![\w)}\]])(\]|\[)([^][(){}]{1,100},[^][(){}]{1,100})(\[|\])(?![\w(])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _DIGIT_GAP = re.compile(r"(?<=\d) (?=\d)")
+_OF_ANGLES = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_MINUTES = re.compile(r"(\d{1,4})\^\\circ\s*(\d{1,2})'\s*(?:(\d{1,2})\s*'')?")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
 
-def clean(latex: str) -> str:
+def clean(latex: str, *, joined: bool = True) -> str:
     """Give one spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand, trailing period.
 
     The meaning is kept: units, signs, brackets and the order of elements stay. Repeating decimals become fractions.
+    joined: "and" and "or" between values become commas.
     """
     text = latex if latex.isascii() else _from_unicode(latex)
     if "\\\\" in text and not re.search(r"\\begin|\\cr", text):
         text = _DOUBLE_BACKSLASH.sub(r"\\", text)  # "\\frac" from a response that escaped twice
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
+    if joined:
+        text = _JOINED.sub(lambda found: found["words"] or ", ", text)
+    if "'" in text and "^\\circ" in text:
+        text = _MINUTES.sub(_degrees, text)
+    text = _PERIOD.sub(lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}", text)
+    text = _REVERSED.sub(_interval, text)
     text = _ENDLESS.sub(r"\1.\2\\overline{\3}", text)
     text = _REPEATING.sub(_repeating_fraction, text)
     return _trim(text)
@@ -92,7 +116,9 @@ def without_text(cleaned: str) -> str:
 
 def canonical(cleaned: str) -> str:
     r"""Return the key by which two cleaned answers are the same string: no spaces, `\text`, degrees, currency."""
-    text = without_text(cleaned).replace(r"^\circ", "").replace(r"\$", "").replace(r"\%", "%")
+    text = without_text(cleaned).replace(r"\$", "").replace(r"\%", "%")
+    if "^\\circ" in text and not _OF_ANGLES.search(text):  # a degree is a unit, but not of an argument
+        text = text.replace(r"^\circ", "")
     text = _DIGIT_GAP.sub("\x1f", text.strip())  # "1 2" is not "12"
     return _SHORT_SCRIPT.sub(r"\1\2", text.replace(" ", "")).rstrip(".")
 
@@ -128,6 +154,19 @@ def _vulgar_fraction(match: re.Match[str]) -> str:
 def _square_root(match: re.Match[str]) -> str:
     inside = match.group(1) or match.group(2)
     return rf"\sqrt{{{inside}}}" if inside else r"\sqrt "
+
+
+def _degrees(match: re.Match[str]) -> str:
+    """Write degrees, minutes and seconds as a fraction of degrees."""
+    seconds = 3600 * int(match.group(1)) + 60 * int(match.group(2)) + int(match.group(3) or 0)
+    return rf"\frac{{{seconds}}}{{3600}}^\circ "
+
+
+def _interval(match: re.Match[str]) -> str:
+    """Write an interval with reversed brackets, `]0, 1[`, with parentheses."""
+    opening = "(" if match.group(1) == "]" else "["
+    closing = ")" if match.group(3) == "[" else "]"
+    return f"{opening}{match.group(2)}{closing}"
 
 
 def _repeating_fraction(match: re.Match[str]) -> str:

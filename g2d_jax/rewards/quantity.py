@@ -18,16 +18,18 @@ APPROXIMATION_PLACES = 6
 """A decimal of at least so many places may stand for a number that has no finite decimal, such as 1/3 or sqrt(2)."""
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?)\s*(?P<dollar>\\?\$)?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
+    r"(?P<sign>[-+]?)\s*(?P<currency>\\?\$|\\pounds?(?![A-Za-z])|[£€¥₹])?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
     r"|\*|10\s*\^\s*\{?\s*-?(?=\d)|\d[eE][-+]?(?=\d)|\{\s*-|[\d.,/{}]|\s)+)"
 )
 _DECIMAL = re.compile(r"[-+]?\d+(?:\.(\d*))?\s*")
 _COMMAS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACES = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.,/])")
 _UNIT = re.compile(
-    r"(?:\\text\s*\{(?P<text>[^{}]*)\}|(?P<bare>[A-Za-z][A-Za-z ]*))\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?"
+    r"(?:\\text\s*\{(?P<text>[^{}]*)\}|(?P<bare>[A-Za-z][A-Za-z /]*)|(?P<foreign>[^\x00-\x7f]{1,12}))"
+    r"\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?"
 )
-_BASED = re.compile(r"(-?)([0-9A-Za-z]{1,200})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_SCIENTIFIC = re.compile(r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*|[eE])([-+]?\d{1,3})\s*\}?\s*")
+_BASED = re.compile(r"(-?)\(?([0-9A-Za-z]{1,200})\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UNIT_NAMES = {
@@ -39,9 +41,17 @@ _UNIT_NAMES = {
     "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit",
 }  # fmt: skip
 _UNITS = {name + plural: unit for unit, names in _UNIT_NAMES.items() for name in names.split() for plural in ("", "s")}
+_CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "$": "dollar"}
 _POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
-# Words after a number that change it or add another, and words that are mathematics where they stand bare.
-HEDGES = frozenset({"and", "or", "not"})
+# Words after a number that change it, doubt it or add another, and words that are mathematics where they stand bare.
+HEDGES = frozenset({
+    "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than", "more",
+    "less", "fewer", "least", "most", "about", "approximately", "roughly", "around", "nearly", "almost", "maybe",
+    "perhaps", "possibly", "probably", "likely", "anything", "other", "else", "wrong", "incorrect", "false",
+    "guess", "instead", "except", "either", "neither", "nor", "plus", "minus", "times", "half", "twice", "double", "zero",
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "thirty",
+    "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
+})  # fmt: skip
 _NOT_UNITS = frozenset({
     "mod", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "gcd", "lcm", "max", "min", "times",
     "plus", "minus", "over", "half", "pi", "choose", "to", "from", "base", "root", "per", "by", "of", "i", "e",
@@ -78,9 +88,19 @@ def parse_quantity(cleaned: str) -> Quantity | None:
     if not isinstance(value, Fraction):
         return None
     scale, unit, percent = tail
-    if match["dollar"] and not percent:
-        unit = unit or "dollar"
-    return Quantity(value * scale, unit, percent, len(decimal[1] or "") if decimal else 0)
+    if match["currency"] and not percent:
+        unit = unit or _CURRENCIES.get(match["currency"].replace("\\pound", "£")[:1].replace("\\", "$"), "")
+    return Quantity(value * scale, unit, percent, _places(number))
+
+
+def _places(number: str) -> int:
+    """Count the places of a plain decimal, and of one with a power of ten that is long by itself."""
+    if decimal := _DECIMAL.fullmatch(number):
+        return len(decimal[1] or "")
+    scientific = _SCIENTIFIC.fullmatch(number)
+    if scientific is None or len(scientific[1]) < APPROXIMATION_PLACES:
+        return 0
+    return max(len(scientific[1]) - int(scientific[2]), 0)
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
@@ -121,20 +141,36 @@ def terminates(value: Fraction) -> bool:
     return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
+def _is_word(word: str) -> bool:
+    """Tell whether a word, or each side of a `/`, is letters."""
+    return all(part.isalpha() for part in word.split("/"))
+
+
+def _unit(word: str) -> str:
+    """Return the canonical name of a unit such as "km" or "km/h", "" for one that is not known."""
+    parts = [_UNITS.get(part, "") for part in word.split("/")]
+    return "/".join(parts) if all(parts) else ""
+
+
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     """Read what follows the number: (scale, canonical unit, percent), or None when it is no harmless unit."""
     if tail in ("", "^\\circ"):
         return 1, "degree" if tail else "", False
+    if tail.lstrip("\\") in _CURRENCIES:
+        return 1, _CURRENCIES[tail.lstrip("\\")], False
     match = _UNIT.fullmatch(tail)
-    words = [word.strip(".,()").lower() for word in (match["text"] or match["bare"] or "").split()] if match else []
+    written = (match["text"] or match["bare"] or "").lower().replace(" per ", "/") if match else ""
+    words = [word.strip(".,()~") for word in written.split()]
     if tail in ("%", "\\%") or words[:1] in (["percent"], ["percentage"]):
         return 1, "", True
     scale = _SCALES.get(words[0], 1) if words else 1
     words = words[1:] if scale != 1 else words
-    if match is None or any(not word.isalpha() or word in _SCALES or word in HEDGES for word in words):
+    if match is None or any(not _is_word(word) or word in _SCALES or word in HEDGES for word in words):
         return None
+    if match["foreign"]:  # words of other scripts
+        return (scale, "", False) if match["foreign"].strip().isalpha() else None
     names = [word for word in words if word not in _POWER_WORDS]
-    unit = _UNITS.get(names[0], "") if len(names) == 1 else ""
+    unit = _unit(names[0]) if len(names) == 1 else ""
     if match["bare"]:  # "3ab" and "5m" are products, "5 m" and "18 eggs" are not
         is_word = (spaced or len(words[0]) > 1) if unit else spaced and all(len(word) > 3 for word in words)
         if not is_word or not _NOT_UNITS.isdisjoint(words):

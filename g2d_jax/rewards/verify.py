@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards import expression, lists
+from g2d_jax.rewards import angles, expression, lists, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
 from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, Quantity, based_number, parse_quantity, same_quantity
 
@@ -21,16 +21,18 @@ MAX_QUICK_CHARS = 100_000
 MAX_GOLD_CHARS = 10_000
 """No response but the same text is taken to equal a longer reference answer."""
 
+MAX_CASES = 10
+
 MAX_WORDS = 4
 """An answer of more words is a sentence, which no response is expected to repeat word by word."""
 
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
+_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
+_DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
-_CHOICE_WITH_TEXT = re.compile(
-    r"(?:\(([A-J])\)|([A-J])[.:)])(?:\s|\\|$)(?!.*(?<![A-Za-z])[A-J](?![A-Za-z])).*", re.DOTALL
-)
+_WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTER = re.compile(r"[A-Za-z<>]")
 # What is no prose for all its letters: commands with a name in braces, other commands, indices.
@@ -55,8 +57,11 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return False
     if a == b or canonical(a) == canonical(b):
         return True
-    verdicts = (rule(a, b) for rule in (_same_choice, _same_based, _same_number, _same_list, _same_words, _far_apart))
-    return next((verdict for verdict in verdicts if verdict is not None), None)
+    for rule in _RULES:
+        verdict = rule(a, b)
+        if verdict is not None:
+            return verdict
+    return None
 
 
 def can_be_read(gold: str) -> bool | None:
@@ -79,10 +84,12 @@ def can_be_read(gold: str) -> bool | None:
 
 def _value_can_be_read(text: str) -> bool | None:
     """Tell what `can_be_read` tells of a cleaned answer that is no list."""
-    assigned = lists.ASSIGNMENT.fullmatch(text)
-    if parse_quantity(assigned[2].strip() if assigned else text) is not None:
+    assigned = names.assignment(text)
+    if parse_quantity(assigned[1] if assigned else text) is not None:
         return True
-    if _CHOICE.fullmatch(without_text(text)) or based_number(text):
+    if shapes.choice(text) or shapes.time_of_day(text) or shapes.congruence(text) or shapes.cases(text):
+        return True
+    if based_number(text) or sets.can_be_read(text):
         return True
     if len(text) > 1 and (words := plain_text(text)):
         return len(words.split()) <= MAX_WORDS
@@ -94,7 +101,8 @@ def parses(gold: str) -> Verdict:
     """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For worker processes."""
     read = can_be_read(gold)
     if read is None:
-        a, _ = _keep_case(_without_unit(clean(gold)), "")
+        a, _ = _pair(gold, "")
+        a, _ = _keep_case(_without_unit(a), "")
         read = bool(_parse(a))
     return Verdict.CORRECT if read else Verdict.UNSCORABLE
 
@@ -106,12 +114,12 @@ def reading(gold: str) -> str:
         return "nothing: no answer can match it"
     if can_be_read(gold) is False:
         return "prose: no answer but the same text can match it"
-    if choice := _CHOICE.fullmatch(without_text(text)):
-        return f"the choice {choice[1]}"
+    if choice := shapes.choice(text):
+        return f"the choice {choice[0]}"
     if numeral := based_number(text):
         return f"the numeral {numeral[0]} in base {numeral[1]}"
-    assigned = lists.ASSIGNMENT.fullmatch(text)
-    if number := parse_quantity(assigned[2].strip() if assigned else text):
+    assigned = names.assignment(text)
+    if number := parse_quantity(assigned[1] if assigned else text):
         return f"the number {number.value}{' %' * number.percent}{f' ({number.unit})' if number.unit else ''}"
     if values := lists.elements(text):
         return f"{len(values)} values: {', '.join(values)}"
@@ -122,9 +130,8 @@ def reading(gold: str) -> str:
 def grade(gold: str, answer: str) -> Verdict:
     r"""Give the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
 
-    UNSCORABLE when the gold is neither the same string nor anything math-verify can parse: such a row says nothing
-    about the answer. An answer that does not parse is INCORRECT; NO_ANSWER is one with `\approx` that `_approximation`
-    refuses.
+    An answer that does not parse is INCORRECT, as is every other text than that of a gold which does not; NO_ANSWER is
+    one with `\approx` that `_approximation` refuses.
     """
     quick = quick_verdict(gold, answer)
     if quick is not None:
@@ -132,12 +139,48 @@ def grade(gold: str, answer: str) -> Verdict:
     a, b = _pair(gold, answer)
     if "\\approx" in b and "\\approx" not in a:
         return _approximation(a, b)
-    a, b = _keep_case(_without_unit(a), _without_unit(b))
-    golds = _parse(a)
-    if not golds:
-        return Verdict.UNSCORABLE
-    correct = any(_same_expression(x, y) or _approximates(x, a, y, b) for y in _parse(b) for x in golds)
+    a, b = _without_unit(a), _without_unit(b)
+    if _says_more(a) or _says_more(b):
+        return Verdict.INCORRECT
+    same_cases = _same_cases(a, b)
+    if same_cases is not None:
+        return Verdict.CORRECT if same_cases else Verdict.INCORRECT
+    correct = any(_same_by_parsing(x, y) for x, y in angles.readings(a, b))
     return Verdict.CORRECT if correct else Verdict.INCORRECT
+
+
+def _says_more(text: str) -> bool:
+    r"""Tell whether words in `\text` doubt an answer, change it or add another: `5 \text{ or more}`."""
+    return any(not HEDGES.isdisjoint(found[1].lower().split()) for found in _WORDS.finditer(text))
+
+
+def _same_cases(gold: str, answer: str) -> bool | None:
+    """Compare piecewise definitions row by row, in any order; None where neither is one."""
+    expected, given = shapes.cases(gold), shapes.cases(answer)
+    if expected is None and given is None:
+        return None
+    if expected is None or given is None or len(expected) != len(given) or len(expected) > MAX_CASES:
+        return False
+    rest = list(given)
+    for row in expected:
+        same = next((other for other in rest if _same_row(row, other)), None)
+        if same is None:
+            return False
+        rest.remove(same)
+    return True
+
+
+def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
+    if bool(gold[1]) != bool(answer[1]):
+        return not gold[0]  # "otherwise" may stand for a condition
+    return all(grade(x, y) is Verdict.CORRECT for x, y in zip(gold, answer, strict=True) if x or y)
+
+
+def _same_by_parsing(gold: str, answer: str) -> bool:
+    """Ask math-verify, with all in its own spelling."""
+    a, b = _keep_case(*(angles.with_arguments(names.primed(exactly(text))) for text in (gold, answer)))
+    given = _parse(b)
+    return any(_same_expression(x, y) or _approximates(x, gold, y, answer) for y in given for x in _parse(a))
 
 
 def _approximation(gold: str, answer: str) -> Verdict:
@@ -191,19 +234,72 @@ def _pair(gold: str, answer: str) -> tuple[str, str]:
     That is done where no letter is involved and the gold is no equation: in `x=2, y=3` nothing is a last result. Lists
     that give values to different names are tuples (lists.in_order).
     """
-    a, b = lists.in_order(clean(gold), clean(answer))
+    a, b = clean(gold), clean(answer)
+    if a == b:
+        return a, b
+    a, b = sets.as_set(gold, other=answer) or a, sets.as_set(answer, other=gold) or b
+    a, b = _system(a), _system(b)
+    a, b = lists.in_order(*_apart_from_letters(*names.alike(a, b)))
+    a, b = _unnamed(lists.signed(a), lists.signed(b))
     if "=" in b and "=" not in a and not _LETTER.search(_COMMAND.sub("", b)):
         b = b.rpartition("=")[2].strip()
     return a, b
 
 
+def _system(text: str) -> str:
+    r"""Write a system, `\begin{cases} x=1 \\ y=2 \end{cases}`, as a list."""
+    rows = shapes.cases(text) if "\\begin" in text else None
+    if rows is None or any(condition for _, condition in rows) or not all("=" in value for value, _ in rows):
+        return text
+    return ", ".join(value for value, _ in rows)
+
+
+def _apart_from_letters(gold: str, answer: str) -> tuple[str, str]:
+    """Take the text of a choice where the other side has no letter, or the same: `(D) 18` beside 18."""
+    expected, given = shapes.choice(gold), shapes.choice(answer)
+    if expected is not None and given is not None and expected[0] == given[0] and expected[1] and given[1]:
+        return expected[1], given[1]
+    if expected is not None and given is None and expected[1]:
+        return expected[1], answer
+    if given is not None and expected is None and given[1]:
+        return gold, given[1]
+    return gold, answer
+
+
+def _unnamed(gold: str, answer: str) -> tuple[str, str]:
+    """Take a name off where both have the same one, or where the other is a mere value."""
+    expected, given = names.assignment(gold), names.assignment(answer)
+    if expected and given and canonical(expected[0]) == canonical(given[0]):
+        return expected[1], given[1]
+    if expected and not given and not _RELATION.search(answer):
+        return expected[1], answer
+    if given and not expected and not _RELATION.search(gold):
+        return gold, given[1]
+    return gold, answer
+
+
 def _same_choice(gold: str, answer: str) -> bool | None:
     """Multiple choice: `C`, `(C)`, `\\text{(C)}` and `(C) 12` name the same letter."""
-    letter, text = _CHOICE.fullmatch(without_text(gold)), without_text(answer)
-    if letter is None:
+    expected = shapes.choice(gold)
+    if expected is None:
         return None
-    given = _CHOICE.fullmatch(text.upper()) or _CHOICE_WITH_TEXT.fullmatch(text)
-    return None if given is None else letter[1] == given[given.lastindex or 1]
+    letter = without_text(answer).upper()
+    given = shapes.choice(letter if _CHOICE.fullmatch(letter) else answer)
+    return None if given is None else expected[0] == given[0]
+
+
+def _same_shape(gold: str, answer: str) -> bool | None:
+    """Times of day and congruences; tuples are no sets."""
+    if lists.mixed(gold, answer):
+        return False
+    if ":" in gold and ":" in answer:
+        a, b = shapes.time_of_day(gold), shapes.time_of_day(answer)
+        if a and b and (a[1] or b[1]):
+            return a[0] == b[0] and (a[1] == b[1] or not (a[1] and b[1]))
+    if "mod" in gold and "mod" in answer:
+        x, y = shapes.congruence(gold), shapes.congruence(answer)
+        return None if x is None or y is None else x == y
+    return None
 
 
 def _same_based(gold: str, answer: str) -> bool | None:
@@ -215,12 +311,9 @@ def _same_based(gold: str, answer: str) -> bool | None:
 
 
 def _same_number(gold: str, answer: str) -> bool | None:
-    """Plain numbers with harmless units; `x =` in front counts only if both have it."""
-    left, right = lists.ASSIGNMENT.fullmatch(gold), lists.ASSIGNMENT.fullmatch(answer)
-    if left is not None and right is not None and left[1] != right[1]:
-        return None
-    a = parse_quantity(left[2].strip() if left else gold)
-    b = parse_quantity(right[2].strip() if right else answer)
+    """Plain numbers with harmless units."""
+    a = parse_quantity(gold)
+    b = parse_quantity(answer) if a is not None else None
     return None if a is None or b is None else same_quantity(a, b)
 
 
@@ -253,6 +346,18 @@ def _far_apart(gold: str, answer: str) -> bool | None:
         if words.startswith("\\text") and plain_text(words) and re.search(r"\d", number) and expression.values(number):
             return False
     return False if expression.far_apart(a, b) else None
+
+
+def exactly(text: str) -> str:
+    """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
+    return text if parse_quantity(text) is not None else _DECIMAL.sub(_fraction, text)
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
+
+
+_RULES = (_same_shape, _same_choice, _same_based, _same_number, _same_list, _same_words, _far_apart)
 
 
 def _without_unit(cleaned: str) -> str:
@@ -292,13 +397,15 @@ def _parse(cleaned: str) -> list[object]:
 def _same_expression(gold: object, answer: object) -> bool:
     from math_verify import verify
 
-    from g2d_jax.rewards.exact import DIGITS, numbers_equal, sets_equal
+    from g2d_jax.rewards.exact import DIGITS, equations_equal, numbers_equal, same_function, sets_equal
 
-    for exactly in (numbers_equal, sets_equal):
+    for exactly in (numbers_equal, sets_equal, equations_equal):
         equal = exactly(gold, answer)
         if equal is not None:
             return equal
-    return bool(verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None))
+    if verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
+        return True
+    return same_function(gold, answer)
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:

@@ -1,0 +1,92 @@
+r"""Take names off answers: `x = 5` and `P(0 < \xi < 6) = 0.6` give values, `f(n) = n^2 \quad \forall n` a function.
+
+All of it works on cleaned answers (normalise.clean), is linear, and changes no value.
+"""
+
+from __future__ import annotations
+
+import re
+
+_INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|\w)|'")
+_ARGUMENTS = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)")
+_BARS = re.compile(r"\|\s*([A-Za-z]{1,3})\s*\||\\(?:overline|overrightarrow|vec|overarc|widehat|bar)\s*(?:\{\s*([A-Za-z]{1,3})\s*\}|\s([A-Za-z]))")
+_SETS = re.compile(r"\\(?:cap|cup|setminus|complement)(?![A-Za-z])")
+_BEFORE = re.compile(r"\\(?:angle|triangle|max|min|sup|inf|deg|operatorname\s*\{[A-Za-z]+\}|text\s*\{[^{}]*\})(?![A-Za-z])")
+_NAME = re.compile(r"\s*(?:[A-Za-z]{1,4}|\\(?!pi(?![A-Za-z])|infty|frac|sqrt)[a-z]+)?\s*")
+_FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*")
+_LETTERS = r"[A-Za-z](?:\s*,\s*[A-Za-z])*"
+_NUMBERS = r"\\(?:mathbb|mathbf|text)\s*\{\s*[RQZNC]\s*\}(?:\s*[\^_]\s*(?:\{[^{}]*\}|[-+*\w]|\\[a-z]+))*|[RQZN](?![A-Za-z])"
+_KINDS = r"(?:(?:real|integer|natural|rational|positive|nonnegative|numbers?|integers|reals|values|of)\s*)*"
+_FOR_ALL = re.compile(
+    rf"[,;]?\s*\(?(?:\\text\s*\{{\s*,?\s*for (?:all|any|every|each)\s*{_KINDS}\}}|for (?:all|any|every|each)\s+{_KINDS}"
+    rf"|\\forall(?![A-Za-z])\s*)\s*(?:{_LETTERS})\s*(?:\\in\s*(?:{_NUMBERS}))?(?![A-Za-z+*/^<>=\\])\)?"
+)
+_PARAMETER = re.compile(
+    rf"[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*(?:{_NUMBERS})\s*\)?\s*$"
+)
+_PRIMES = re.compile(r"([A-Za-z])('+)")
+_COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+
+
+def primed(text: str) -> str:
+    """Write `y'` and `f''` with an index, since math-verify drops primes."""
+    return _PRIMES.sub(lambda found: f"{found[1]}_{{97{len(found[2])}}}", text) if "'" in text else text
+
+
+def is_name(text: str) -> bool:
+    r"""Tell whether a text names a quantity, a function or a set: `x_1`, `m_{\max}`, `f(x)`, `M \cap N`, `|AB|`."""
+    if len(text) > 100 or not text.strip():
+        return False
+    bare = _BARS.sub(lambda found: found[1] or found[2] or found[3], _INDEX.sub("", text))
+    bare = _ARGUMENTS.sub("", bare)
+    return all(_NAME.fullmatch(part) for part in _SETS.split(_BEFORE.sub("", bare)))
+
+
+def assignment(text: str) -> tuple[str, str] | None:
+    """Split `name = value`; None for anything else, such as an equation."""
+    left, sign, value = text.rpartition("=")
+    name, value = left.strip(), value.strip()
+    if not sign or not value or re.search(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])", value) or not is_name(name):
+        return None
+    if "=" in _ARGUMENTS.sub("", _INDEX.sub("", name)):
+        return None
+    return name.replace(" ", ""), value
+
+
+def without_quantifiers(text: str) -> str:
+    r"""Drop `for all x \in R` behind the definition of a function."""
+    return _FOR_ALL.sub("", text) if "for " in text or "\\forall" in text else text
+
+
+def alike(gold: str, answer: str) -> tuple[str, str]:
+    r"""Return two answers with the names of bound variables alike: those of `f(t) = t` and of `n\pi, n \in \mathbb{Z}`."""
+    gold, answer = without_quantifiers(gold), without_quantifiers(answer)
+    if "\\in" in gold or "\\in" in answer:
+        gold, answer = _without_parameter(gold, answer)
+    if "(" in gold and "=" in gold and "=" in answer:
+        a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
+        if a and b and a[1] == b[1] and a[2] != b[2]:
+            answer = renamed(answer, b[2], a[2])
+    return gold, answer
+
+
+def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
+    """Drop `k \\in \\mathbb{Z}` behind values that depend on k, and call it alike in both."""
+    heads, letters = [], []
+    for text in (gold, answer):
+        found = _PARAMETER.search(text)
+        head = text[: found.start()].strip() if found else ""
+        value = head.rpartition("=")[2]
+        is_parameter = bool(found) and found[1] in _COMMAND_OR_LETTER.findall(value) and head != value.strip() + "="
+        heads.append(head if found and is_parameter else text)
+        letters.append(found[1] if found and is_parameter else "")
+    if letters[0] and letters[1] and letters[0] != letters[1]:
+        heads[1] = renamed(heads[1], letters[1], letters[0])
+    return heads[0], heads[1]
+
+
+def renamed(text: str, old: str, new: str) -> str:
+    """Rename a variable; a text that has the new one already stays as it is."""
+    if new in _COMMAND_OR_LETTER.findall(text):
+        return text
+    return _COMMAND_OR_LETTER.sub(lambda found: new if found[0] == old else found[0], text)

@@ -1,0 +1,252 @@
+r"""Write inequalities and set-builders as intervals: `x < -1 \text{ or } x > 1` is `(-\infty,-1)\cup(1,\infty)`.
+
+Text in, text out: bounds stay as they stand, and are compared in size only where they are plain numbers. Linear, safe on
+hostile text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from g2d_jax.rewards import expression
+from g2d_jax.rewards.normalise import clean
+
+MAX_CHARS = 400
+MAX_INTEGERS = 100
+"""A set-builder over integers with more elements stays one."""
+
+_RELATION = re.compile(r"(<|>|\\(?:lt|gt|leqslant|leq|le|geqslant|geq|ge|neq|ne|in|notin)(?![A-Za-z])|=)")
+_SPELLED = {"<": "<", ">": ">", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\ge": ">=", r"\leq": "<=", r"\geq": ">=", r"\leqslant": "<=",
+            r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", "=": "=", r"\in": "in", r"\notin": "notin"}  # fmt: skip
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
+_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
+_BUILDER = re.compile(
+    r"\\\{\s*(?P<name>(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*(?:\\in\s*(?P<domain>[^|:]{1,40}?))?\s*"
+    r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:)\s*(?P<condition>.+)\\\}",
+    re.DOTALL,
+)
+_OR = re.compile(r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*")
+_AND = re.compile(
+    r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
+)
+_DOMAINS = {
+    "R": "", "mathbf{R}": "", "mathbb{R}": "", "text{R}": "",
+    "Z": "Z", "mathbf{Z}": "Z", "mathbb{Z}": "Z", "text{Z}": "Z",
+}  # fmt: skip
+_SET = re.compile(r"(?:[(\[]|\\\{).*,.*(?:[)\]]|\\\})|\\\{.*\\\}|\\emptyset|\\mathbb\s*\{R\}", re.DOTALL)
+
+
+@dataclass
+class _Range:
+    """What the clauses that hold together leave of the line: bounds with whether they are closed, and single points."""
+
+    low: tuple[str, bool] | None = None
+    high: tuple[str, bool] | None = None
+    without: list[str] = field(default_factory=list)
+    points: list[str] = field(default_factory=list)
+
+
+class _Unread(Exception):
+    """The text is no set of this kind."""
+
+
+def as_set(text: str, *, other: str) -> str | None:
+    r"""Return an answer that states inequalities or builds a set as intervals, united by `\cup`; None if it does not.
+
+    A bare inequality counts as the set of its solutions beside a set, or another inequality of the same variable.
+    """
+    mine = _read(text)
+    if mine is None:
+        return None
+    name, built, written = mine
+    if built:
+        return written
+    theirs = _read(other)
+    if theirs is not None:
+        return written if theirs[1] or theirs[0] == name else None
+    return written if is_set(other) else None
+
+
+def is_set(text: str) -> bool:
+    """Tell whether an answer is written as a set or an interval."""
+    cleaned = clean(text)
+    named = re.match(rf"{expression.NAME}\s*(?:=|\\in(?![A-Za-z]))\s*", cleaned)
+    return _SET.fullmatch(cleaned[named.end() :] if named else cleaned) is not None
+
+
+def can_be_read(text: str) -> bool:
+    """Tell whether a text is a set-builder or inequalities that `as_set` reads."""
+    return _read(text) is not None
+
+
+def _read(text: str) -> tuple[str, bool, str] | None:
+    """Return the variable, whether a set-builder binds it, and the intervals."""
+    if len(text) > MAX_CHARS or not _RELATION.search(text) and "|" not in text:
+        return None
+    cleaned = clean(text, joined=False)
+    named = re.match(rf"{expression.NAME}\s*=\s*(?=\\\{{)", cleaned)
+    builder = _BUILDER.fullmatch(cleaned[named.end() :] if named else cleaned)
+    try:
+        if builder is None:
+            name, written = _conditions(cleaned, bound="")
+            return name, False, written
+        domain = _DOMAINS.get((builder["domain"] or "R").strip().lstrip("\\"))
+        if domain is None:
+            return None
+        name, written = _conditions(builder["condition"].strip(), bound=builder["name"], integers=domain == "Z")
+        return name, True, written
+    except _Unread:
+        return None
+
+
+def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, str]:
+    """Read alternatives; bound: the variable, "" where the first clause tells it. Return the variable and the set."""
+    name = bound
+    ranges = []
+    for alternative in _OR.split(text):
+        clauses = [clause for clause in _AND.split(alternative) if clause]
+        if not clauses:
+            raise _Unread
+        read = [_clause(clause, name) for clause in clauses]
+        name = name or read[0][0]
+        if any(variable != name for variable, _ in read):
+            raise _Unread
+        found = [part for _, part in read]
+        ranges.extend(found if not bound and _outward(found) else [_together(found)])
+    if integers:
+        return name, _integers(ranges)
+    if all(part.points for part in ranges):
+        raise _Unread  # values, not inequalities: lists compare them
+    return name, "\\cup".join(itertools.chain.from_iterable(map(_written, ranges)))
+
+
+def _clause(text: str, name: str) -> tuple[str, _Range]:
+    r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it leaves."""
+    parts = [part.strip() for part in _RELATION.split(text)]
+    terms, signs = parts[0::2], [_SPELLED[sign] for sign in parts[1::2]]
+    if not 1 <= len(signs) <= 2 or not all(terms):
+        raise _Unread
+    at = [i for i, term in enumerate(terms) if term == name or (not name and _VARIABLE.fullmatch(term) and not _is_constant(term))]
+    if len(at) != 1 or (len(signs) == 2 and at != [1]):
+        raise _Unread
+    variable = terms[at[0]]
+    if any(_mentions(term, variable) for i, term in enumerate(terms) if i != at[0]):
+        raise _Unread
+    found = _Range()
+    for i, sign in enumerate(signs):
+        after = i == at[0]  # the variable stands before this sign
+        if sign in ("in", "notin"):
+            raise _Unread
+        _narrow(found, sign if after else _MIRRORED[sign], terms[i + 1] if after else terms[i])
+    return variable, found
+
+
+def _narrow(found: _Range, sign: str, value: str) -> None:
+    """Take a statement about the variable on the left into account."""
+    if sign in (">", ">=") and found.low is None:
+        found.low = value, sign == ">="
+    elif sign in ("<", "<=") and found.high is None:
+        found.high = value, sign == "<="
+    elif sign == "!=":
+        found.without.append(value)
+    elif sign == "=" and not found.points:
+        found.points.append(value)
+    else:
+        raise _Unread
+
+
+def _outward(found: Sequence[_Range]) -> bool:
+    """Tell whether statements side by side, `x<-1, x>1`, exclude each other: then they are alternatives."""
+    if len(found) < 2:
+        return False
+    if any(part.points for part in found):
+        return True
+    highs = [part.high[0] for part in found if part.high is not None and part.low is None]
+    lows = [part.low[0] for part in found if part.low is not None and part.high is None]
+    if len(highs) != 1 or len(lows) != 1 or len(found) != 2:
+        return all(part.low is not None and part.high is not None for part in found)
+    high, low = _number(highs[0]), _number(lows[0])
+    return high is not None and low is not None and high <= low
+
+
+def _together(found: Sequence[_Range]) -> _Range:
+    """Join statements that hold at once."""
+    whole = _Range()
+    for part in found:
+        if part.points:
+            if len(found) > 1:
+                raise _Unread
+            return part
+        for side in ("low", "high"):
+            bound, other = getattr(part, side), getattr(whole, side)
+            if bound is not None:
+                setattr(whole, side, bound if other is None else _tighter(bound, other, side))
+        whole.without.extend(part.without)
+    return whole
+
+
+def _tighter(one: tuple[str, bool], other: tuple[str, bool], side: str) -> tuple[str, bool]:
+    a, b = _number(one[0]), _number(other[0])
+    if a is None or b is None:
+        raise _Unread
+    if a == b:
+        return one if not one[1] else other
+    return one if (a > b) == (side == "low") else other
+
+
+def _written(part: _Range) -> list[str]:
+    """Write what is left as intervals."""
+    if part.points:
+        return [f"\\{{{part.points[0]}\\}}"]
+    low, closed_low = part.low or (r"-\infty", False)
+    high, closed_high = part.high or (r"\infty", False)
+    inner = part.without
+    if len(inner) > 1:
+        known = {value: _number(value) for value in inner}
+        if None in known.values():
+            raise _Unread
+        inner = sorted(known, key=lambda value: known[value] or 0.0)
+    edges = [(low, closed_low), *((value, False) for value in inner), (high, closed_high)]
+    return [
+        f"{'[' if left[1] and i == 0 else '('}{left[0]},{right[0]}{']' if right[1] and i == len(inner) else ')'}"
+        for i, (left, right) in enumerate(itertools.pairwise(edges))
+    ]
+
+
+def _integers(ranges: Sequence[_Range]) -> str:
+    """Write a set of integers between plain numbers by its elements."""
+    elements: set[int] = set()
+    for part in ranges:
+        low, high = (None if side is None else _number(side[0]) for side in (part.low, part.high))
+        if low is None or high is None or part.low is None or part.high is None or high - low > MAX_INTEGERS:
+            raise _Unread
+        first = math.ceil(low) if part.low[1] else math.floor(low) + 1
+        last = math.floor(high) if part.high[1] else math.ceil(high) - 1
+        elements |= {*range(first, last + 1)} - {_number(value) for value in part.without}
+    return f"\\{{{','.join(map(str, sorted(elements)))}\\}}" if elements else r"\emptyset"
+
+
+def _number(text: str) -> float | None:
+    """Return the value of a plain real number."""
+    if text in (r"\infty", r"+\infty", r"-\infty"):
+        return -math.inf if text[0] == "-" else math.inf
+    if re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", text)):
+        return None
+    found = expression.values(text)
+    return found[0].real if len(found) == 1 and found[0].imag == 0 else None
+
+
+def _is_constant(term: str) -> bool:
+    return term in ("e", "i", r"\pi", r"\infty", r"\emptyset")
+
+
+def _mentions(term: str, variable: str) -> bool:
+    """Tell whether a term has the variable in it."""
+    if variable.startswith("\\"):
+        return re.search(re.escape(variable) + r"(?![A-Za-z])", term) is not None
+    bare = re.sub(r"\\[A-Za-z]+", " ", term)
+    return re.search(rf"(?<![A-Za-z]){re.escape(variable)}(?![A-Za-z])", bare) is not None
