@@ -22,6 +22,8 @@ OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")"
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _TUPLE = re.compile(r"\(([^()]*,[^()]*)\)\s*=\s*\((.*)\)")
+_LETTER = re.compile(r"\s*[A-Za-z]\s*")
+_PLUS = re.compile(r"(?:(?<=[({,=])|(?<=, )|^)\+")  # of a positive sign, not of a sum
 _SIGNS = re.compile(r"\\pm(?![A-Za-z])")
 _MOST_SIGNS = 4
 
@@ -78,7 +80,10 @@ def _parts(cleaned: str) -> list[str] | None:
     """Split a list as `elements` does, `(a, b) = (1, 2)` as `a = 1, b = 2`."""
     pair = _TUPLE.fullmatch(cleaned)
     if pair is None:
-        return elements(cleaned)
+        first, *others = cleaned.split("=")
+        if len(others) < 2 or not all(_LETTER.fullmatch(name) for name in (first, *others[:-1])):
+            return elements(cleaned)
+        return [f"{name.strip()} = {others[-1].strip()}" for name in (first, *others[:-1])]  # x = y = 1
     names, values = elements(pair[1]), elements(pair[2])
     if names is None or values is None or len(names) != len(values):
         return None
@@ -109,17 +114,17 @@ def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
 def signed(cleaned: str) -> str:
     r"""Write every `\pm` of a list's elements out, as two; of a tuple's coordinates all combinations."""
     count = len(_SIGNS.findall(cleaned))
-    if not 0 < count <= _MOST_SIGNS or "\\mp" in cleaned:
+    if not 0 < count <= _MOST_SIGNS or "\\mp" in cleaned or "mod" in cleaned:
         return cleaned
     parts = elements(cleaned) or [cleaned]
-    if len(parts) == 1 and not parts[0].startswith("("):
-        return cleaned
+    if any(len(_SIGNS.findall(part)) > 1 and not part.startswith("(") for part in parts):
+        return cleaned  # do they vary together?
     written = []
     for part in parts:
         pieces = _SIGNS.split(part)
         for signs in itertools.product("+-", repeat=len(pieces) - 1):
-            rest = "".join(sign + piece for sign, piece in zip(signs, pieces[1:], strict=True))
-            written.append((pieces[0] + rest).replace("(+", "(").replace(",+", ",").replace(", +", ", ").lstrip("+"))
+            whole = pieces[0] + "".join(sign + piece for sign, piece in zip(signs, pieces[1:], strict=True))
+            written.append(_PLUS.sub("", whole))
     return ", ".join(written)
 
 

@@ -10,7 +10,7 @@ import re
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|\w)|'")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)")
 _BARS = re.compile(r"\|\s*([A-Za-z]{1,3})\s*\||\\(?:overline|overrightarrow|vec|overarc|widehat|bar)\s*(?:\{\s*([A-Za-z]{1,3})\s*\}|\s([A-Za-z]))")
-_SETS = re.compile(r"\\(?:cap|cup|setminus|complement)(?![A-Za-z])")
+_SETS = re.compile(r"\\(?:cap|cup|setminus|complement)(?![A-Za-z])|:")
 _BEFORE = re.compile(r"\\(?:angle|triangle|max|min|sup|inf|deg|operatorname\s*\{[A-Za-z]+\}|text\s*\{[^{}]*\})(?![A-Za-z])")
 _NAME = re.compile(r"\s*(?:[A-Za-z]{1,4}|\\(?!pi(?![A-Za-z])|infty|frac|sqrt)[a-z]+)?\s*")
 _FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*")
@@ -24,13 +24,24 @@ _FOR_ALL = re.compile(
 _PARAMETER = re.compile(
     rf"[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*(?:{_NUMBERS})\s*\)?\s*$"
 )
-_PRIMES = re.compile(r"([A-Za-z])('+)")
+_PRIMES = re.compile(r"([A-Za-z\d])('+)")
 _COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def primed(text: str) -> str:
     """Write `y'` and `f''` with an index, since math-verify drops primes."""
-    return _PRIMES.sub(lambda found: f"{found[1]}_{{97{len(found[2])}}}", text) if "'" in text else text
+    return _PRIMES.sub(_indexed, text) if "'" in text else text
+
+
+def _indexed(found: re.Match[str]) -> str:
+    name = f" {found[1]}x" if found[1].isdigit() else found[1]  # minutes of arc, feet
+    return f"{name}_{{97{len(found[2])}}}"
+
+
+def same(one: str, other: str) -> bool:
+    """Tell whether two names are spelled alike, but for spaces, braces and backslashes."""
+    a, b = (re.sub(r"[{}\\\s]", "", name.replace(r"\mid", "|")) for name in (one, other))
+    return a == b
 
 
 def is_name(text: str) -> bool:

@@ -38,6 +38,14 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\*\*|`", ""),  # Markdown
         (r"\\[hv]?phantom(?![A-Za-z])\s*\{[^{}]*\}", ""),  # what nobody sees
         (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
+        (r"\\middle(?![A-Za-z])\s*", ""),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
+        (r"\{([:;])\}", r"\1"),
+        (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
+        (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
+        (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\var(phi|epsilon|theta|rho|sigma)(?![A-Za-z])", r"\\\1"),
@@ -77,7 +85,10 @@ _REPEATING = re.compile(
 # "0.333...": three equal digits before the dots say which one goes on.
 _ENDLESS = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))")
 _PERIOD = re.compile(r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$")
-_REVERSED = re.compile(r"(?<![\w)}\]])(\]|\[)([^][(){}]{1,100},[^][(){}]{1,100})(\[|\])(?![\w(])")
+_REVERSED = re.compile(r"(?<![\d)}])(\]|\[)([^][()]{1,100})[,;]([^][()]{1,100})(\[|\])(?![\w(])")
+_DOTS = re.compile(r"(?<![\d.])(\d{1,60}\.\d{0,60})\\dot\s*\{(\d)\}(\d{0,60})\\dot\s*\{(\d)\}")
+_ARRAY = re.compile(r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.+?)\\end\s*\{array\}\s*\)", re.DOTALL)
+_APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -103,7 +114,9 @@ def clean(latex: str, *, joined: bool = True) -> str:
     if "'" in text and "^\\circ" in text:
         text = _MINUTES.sub(_degrees, text)
     text = _PERIOD.sub(lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}", text)
+    text = _DOTS.sub(r"\1\\overline{\2\3\4}", text)
     text = _REVERSED.sub(_interval, text)
+    text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text)
     text = _ENDLESS.sub(r"\1.\2\\overline{\3}", text)
     text = _REPEATING.sub(_repeating_fraction, text)
     return _trim(text)
@@ -125,7 +138,7 @@ def canonical(cleaned: str) -> str:
 
 def plain_text(cleaned: str) -> str | None:
     r"""Return the words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
-    words = without_text(cleaned).strip(" .,;:!?").replace("-", " ").replace("'", "").split()
+    words = _APOSTROPHE.sub("", without_text(cleaned)).strip(" .,;:!?").replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words):
         return None
     return " ".join(words).casefold()
@@ -165,8 +178,8 @@ def _degrees(match: re.Match[str]) -> str:
 def _interval(match: re.Match[str]) -> str:
     """Write an interval with reversed brackets, `]0, 1[`, with parentheses."""
     opening = "(" if match.group(1) == "]" else "["
-    closing = ")" if match.group(3) == "[" else "]"
-    return f"{opening}{match.group(2)}{closing}"
+    closing = ")" if match.group(4) == "[" else "]"
+    return f"{opening}{match.group(2)},{match.group(3)}{closing}"
 
 
 def _repeating_fraction(match: re.Match[str]) -> str:

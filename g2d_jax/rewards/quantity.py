@@ -18,7 +18,7 @@ APPROXIMATION_PLACES = 6
 """A decimal of at least so many places may stand for a number that has no finite decimal, such as 1/3 or sqrt(2)."""
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?)\s*(?P<currency>\\?\$|\\pounds?(?![A-Za-z])|[£€¥₹])?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
+    r"(?P<sign>[-+]?)\s*(?P<currency>\\?\$|\\pounds?(?![A-Za-z])|[£€¥₹¢])?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
     r"|\*|10\s*\^\s*\{?\s*-?(?=\d)|\d[eE][-+]?(?=\d)|\{\s*-|[\d.,/{}]|\s)+)"
 )
 _DECIMAL = re.compile(r"[-+]?\d+(?:\.(\d*))?\s*")
@@ -29,7 +29,8 @@ _UNIT = re.compile(
     r"\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?"
 )
 _SCIENTIFIC = re.compile(r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*|[eE])([-+]?\d{1,3})\s*\}?\s*")
-_BASED = re.compile(r"(-?)\(?([0-9A-Za-z]{1,200})\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_POWER = re.compile(r"\^?([23])$")
+_BASED = re.compile(r"(-?)(?:\(|\\overline\s*\{)?([0-9A-Za-z]{1,200})[)}]?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UNIT_NAMES = {
@@ -41,8 +42,8 @@ _UNIT_NAMES = {
     "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit",
 }  # fmt: skip
 _UNITS = {name + plural: unit for unit, names in _UNIT_NAMES.items() for name in names.split() for plural in ("", "s")}
-_CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "$": "dollar"}
-_POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
+_CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "cent", "$": "dollar"}
+POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 # Words after a number that change it, doubt it or add another, and words that are mathematics where they stand bare.
 HEDGES = frozenset({
     "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than", "more",
@@ -142,14 +143,26 @@ def terminates(value: Fraction) -> bool:
 
 
 def _is_word(word: str) -> bool:
-    """Tell whether a word, or each side of a `/`, is letters."""
-    return all(part.isalpha() for part in word.split("/"))
+    """Tell whether a word, or each side of a `/`, is letters, perhaps with a power: `m/s^2`."""
+    return all(_POWER.sub("", part).isalpha() for part in word.split("/"))
 
 
 def _unit(word: str) -> str:
     """Return the canonical name of a unit such as "km" or "km/h", "" for one that is not known."""
-    parts = [_UNITS.get(part, "") for part in word.split("/")]
-    return "/".join(parts) if all(parts) else ""
+    names = []
+    for part in word.split("/"):
+        power = _POWER.search(part)
+        name = _UNITS.get(_POWER.sub("", part))
+        if name is None:
+            return ""
+        names.append(name + (power[1] if power else ""))
+    return "/".join(names)
+
+
+def unit_of(tail: str) -> str:
+    r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not known."""
+    read = _tail(tail, spaced=True)
+    return read[1] if read else ""
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
@@ -169,11 +182,13 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
         return None
     if match["foreign"]:  # words of other scripts
         return (scale, "", False) if match["foreign"].strip().isalpha() else None
-    names = [word for word in words if word not in _POWER_WORDS]
+    names = [word for word in words if word not in POWER_WORDS]
+    if words and not names:  # "squared"
+        return None
     unit = _unit(names[0]) if len(names) == 1 else ""
     if match["bare"]:  # "3ab" and "5m" are products, "5 m" and "18 eggs" are not
         is_word = (spaced or len(words[0]) > 1) if unit else spaced and all(len(word) > 3 for word in words)
         if not is_word or not _NOT_UNITS.isdisjoint(words):
             return None
-    power = next((_POWER_WORDS[word] for word in reversed(words) if word in _POWER_WORDS), match["power"] or "")
+    power = next((POWER_WORDS[word] for word in reversed(words) if word in POWER_WORDS), match["power"] or "")
     return scale, unit and unit + power, False

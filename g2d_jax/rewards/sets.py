@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from g2d_jax.rewards import expression
+from g2d_jax.rewards import expression, names
 from g2d_jax.rewards.normalise import clean
 
 MAX_CHARS = 400
@@ -29,6 +29,7 @@ _BUILDER = re.compile(
     r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:)\s*(?P<condition>.+)\\\}",
     re.DOTALL,
 )
+_BARS = re.compile(r"(?:([^<>=|]+?)\s*(<|\\leq?|\\lt)\s*)?\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)")
 _OR = re.compile(r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*")
 _AND = re.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
@@ -87,10 +88,11 @@ def _read(text: str) -> tuple[str, bool, str] | None:
     """Return the variable, whether a set-builder binds it, and the intervals."""
     if len(text) > MAX_CHARS or not _RELATION.search(text) and "|" not in text:
         return None
-    cleaned = clean(text, joined=False)
-    named = re.match(rf"{expression.NAME}\s*=\s*(?=\\\{{)", cleaned)
-    builder = _BUILDER.fullmatch(cleaned[named.end() :] if named else cleaned)
+    cleaned = _without_name(clean(text, joined=False))
+    builder = _BUILDER.fullmatch(cleaned)
     try:
+        if builder is not None and builder["condition"].count("\\{"):
+            return _united(cleaned)
         if builder is None:
             name, written = _conditions(cleaned, bound="")
             return name, False, written
@@ -103,10 +105,31 @@ def _read(text: str) -> tuple[str, bool, str] | None:
         return None
 
 
+def _without_name(cleaned: str) -> str:
+    """Take off what names a set, `A \\cup B =`."""
+    name, sign, rest = cleaned.partition("=")
+    return rest.strip() if sign and rest.strip().startswith("\\{") and names.is_name(name) else cleaned
+
+
+def _united(cleaned: str) -> tuple[str, bool, str]:
+    r"""Read set-builders that are united with each other or with other sets: `\{k \mid k>4\}\cup\{0\}`."""
+    parts = re.split(r"\s*\\cup(?![A-Za-z])\s*", cleaned)
+    if len(parts) < 2:
+        raise _Unread
+    written = []
+    for part in parts:
+        read = _read(part) if _BUILDER.fullmatch(part) else None
+        if read is None and _BUILDER.fullmatch(part):
+            raise _Unread
+        written.append(read[2] if read else part)
+    return "", True, "\\cup".join(written)
+
+
 def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, str]:
     """Read alternatives; bound: the variable, "" where the first clause tells it. Return the variable and the set."""
     name = bound
     ranges = []
+    text = _without_bars(text)
     for alternative in _OR.split(text):
         clauses = [clause for clause in _AND.split(alternative) if clause]
         if not clauses:
@@ -124,13 +147,30 @@ def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, 
     return name, "\\cup".join(itertools.chain.from_iterable(map(_written, ranges)))
 
 
+def _without_bars(text: str) -> str:
+    r"""Write `|x| < c`, `|x| > c` and `a < |x| < c` without bars."""
+    found = _BARS.fullmatch(text)
+    if found is None:
+        return text
+    low, before, name, sign, bound = found.groups()
+    strict = _SPELLED[sign] in ("<", ">")
+    less, more = ("<", ">") if strict else (r"\le", r"\ge")
+    if _SPELLED[sign] in (">", ">="):
+        return text if low else f"{name} {less} -({bound}) or {name} {more} {bound}"
+    if low:
+        return f"-({bound}) {sign} {name} {before} -({low}) or {low} {before} {name} {sign} {bound}"
+    return f"-({bound}) {sign} {name} {sign} {bound}"
+
+
 def _clause(text: str, name: str) -> tuple[str, _Range]:
     r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it leaves."""
     parts = [part.strip() for part in _RELATION.split(text)]
     terms, signs = parts[0::2], [_SPELLED[sign] for sign in parts[1::2]]
     if not 1 <= len(signs) <= 2 or not all(terms):
         raise _Unread
-    at = [i for i, term in enumerate(terms) if term == name or (not name and _VARIABLE.fullmatch(term) and not _is_constant(term))]
+    at = [i for i, term in enumerate(terms) if term == name or (not name and _is_variable(term))]
+    if len(signs) == 2 and 1 in at:
+        at = [1]
     if len(at) != 1 or (len(signs) == 2 and at != [1]):
         raise _Unread
     variable = terms[at[0]]
@@ -139,6 +179,8 @@ def _clause(text: str, name: str) -> tuple[str, _Range]:
     found = _Range()
     for i, sign in enumerate(signs):
         after = i == at[0]  # the variable stands before this sign
+        if sign == "in" and after and _DOMAINS.get(terms[i + 1].lstrip("\\")) == "":
+            continue  # a real number
         if sign in ("in", "notin"):
             raise _Unread
         _narrow(found, sign if after else _MIRRORED[sign], terms[i + 1] if after else terms[i])
@@ -152,7 +194,8 @@ def _narrow(found: _Range, sign: str, value: str) -> None:
     elif sign in ("<", "<=") and found.high is None:
         found.high = value, sign == "<="
     elif sign == "!=":
-        found.without.append(value)
+        both = value.removeprefix(r"\pm")
+        found.without.extend([value] if both == value else [f"-{both.strip()}", both.strip()])
     elif sign == "=" and not found.points:
         found.points.append(value)
     else:
@@ -240,8 +283,8 @@ def _number(text: str) -> float | None:
     return found[0].real if len(found) == 1 and found[0].imag == 0 else None
 
 
-def _is_constant(term: str) -> bool:
-    return term in ("e", "i", r"\pi", r"\infty", r"\emptyset")
+def _is_variable(term: str) -> bool:
+    return _VARIABLE.fullmatch(term) is not None and term not in ("e", "i", r"\pi", r"\infty", r"\emptyset")
 
 
 def _mentions(term: str, variable: str) -> bool:

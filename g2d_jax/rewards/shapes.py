@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import re
 
+from g2d_jax.rewards.names import is_name
 from g2d_jax.rewards.normalise import without_text
 
 _CHOICE = re.compile(r"\(([A-J])\)\s*[.:]?\s*(.*)|([A-J])(?:[.:)]|\s*\\[);])\s*(.*)", re.DOTALL)
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
-_TIME = re.compile(r"(\d{1,2})\s*:\s*([0-5]\d)\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
-_MODULO = re.compile(r"(.+?)\s*\(?\s*\\(?:pmod|bmod|mod|pod)(?![A-Za-z])\s*\{?\s*(\d{1,30})\s*\}?\s*\)?")
-_EQUIVALENT = re.compile(r".*\\equiv(?![A-Za-z])", re.DOTALL)
-_RESIDUES = re.compile(r"-?\d{1,30}(?:\s*,\s*-?\d{1,30})*")
-_CASES = re.compile(r"(?P<before>[^{}]*?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| ]*\})?)(?P<rows>.+)\\end\{(?:cases|array|aligned)\}", re.DOTALL)
+_TIME = re.compile(r"(\d{1,2})\s*:\s*([0-5]\d)\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE)
+_MODULO = re.compile(
+    r"(.+?)\s*\(?\s*(?:\\(?:pmod|bmod|mod|pod)(?![A-Za-z])|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))\s*"
+    r"\{?\s*(\d{1,30})\s*\}?\s*\)?"
+)
+_RESIDUE = re.compile(r"\s*(-|\\pm(?![A-Za-z]))?\s*(\d{1,30})\s*")
+_LETTERS = re.compile(r"(?=[A-F,]*[A-F],?[A-F])A?,*B?,*C?,*D?,*E?,*F?")
+_CASES = re.compile(r"(?P<before>.{0,100}?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| ]*\})?)(?P<rows>.+)\\end\{(?:cases|array|aligned)\}", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.+)\\end\{[pb]?matrix\}", re.DOTALL)
 _CONDITION = re.compile(r"\\text\s*\{[^{}]*\}|(?<![A-Za-z])(?:if|when|for|otherwise|else)(?![A-Za-z])")
 
 
@@ -33,20 +38,47 @@ def choice(cleaned: str) -> tuple[str, str] | None:
     return letter, rest.strip(" .~")
 
 
-def time_of_day(cleaned: str) -> tuple[int, str] | None:
-    """Read minutes since 0:00 of a clock, and "a", "p" or "" for the half of the day."""
+def time_of_day(cleaned: str) -> tuple[int, bool] | None:
+    """Read minutes since midnight, and whether the half of the day is told."""
     found = _TIME.fullmatch(without_text(cleaned).replace(" .", "."))
-    return None if found is None else (60 * int(found[1]) + int(found[2]), (found[3] or "").lower())
+    if found is None:
+        return None
+    half = (found[3] or {"noon": "p", "midnight": "a"}.get((found[4] or "").lower(), "")).lower()
+    hours = int(found[1]) % 12 + 12 * (half == "p") if half else int(found[1])
+    return 60 * hours + int(found[2]), bool(half)
 
 
 def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
     r"""Read `x \equiv 3, 5 \pmod 7` as its residues and its modulus; `3 \pmod 7` likewise."""
     found = _MODULO.fullmatch(cleaned)
-    values = _RESIDUES.fullmatch(_EQUIVALENT.sub("", found[1]).strip()) if found else None
-    if found is None or values is None or int(found[2]) == 0:
+    if found is None or int(found[2]) == 0:
+        return None
+    name, sign, values = found[1].rpartition("\\equiv")
+    if sign and not is_name(name):
         return None
     modulus = int(found[2])
-    return frozenset(int(value) % modulus for value in values[0].split(",")), modulus
+    residues: set[int] = set()
+    for value in values.split(","):
+        read = _RESIDUE.fullmatch(value)
+        if read is None:
+            return None
+        residues |= {int(read[2]) % modulus} if not read[1] else {-int(read[2]) % modulus}
+        if read[1] == "\\pm":
+            residues.add(int(read[2]) % modulus)
+    return frozenset(residues), modulus
+
+
+def choices(cleaned: str) -> frozenset[str]:
+    """Read several letters, `ACD` or `A, C and D`; none for anything else."""
+    letters = without_text(cleaned).replace("and", ",").replace(" ", "")
+    found = _LETTERS.fullmatch(letters)
+    return frozenset(letters.replace(",", "")) if found else frozenset()
+
+
+def ratio(cleaned: str) -> list[str]:
+    """Split `1 : 2 : 3`; [] for anything else."""
+    parts = [part.strip() for part in cleaned.split(":")]
+    return parts if 2 <= len(parts) <= 10 and all(parts) and not re.search(r"[=<>,\\]?\\(?:mid|text)", cleaned) else []
 
 
 def cases(cleaned: str) -> list[tuple[str, str]] | None:
@@ -61,6 +93,15 @@ def cases(cleaned: str) -> list[tuple[str, str]] | None:
         if value.strip():
             rows.append((value.strip(" ,"), condition.strip(" ,.")))
     return rows or None
+
+
+def vector(cleaned: str) -> str:
+    r"""Write a matrix of one column or one row as a tuple; another text as it stands."""
+    found = _MATRIX.fullmatch(cleaned)
+    if found is None or ("&" in found[1] and "\\\\" in found[1]):
+        return cleaned
+    parts = [part.strip() for part in re.split(r"\\\\|&", found[1])]
+    return f"({', '.join(part for part in parts if part)})"
 
 
 def _by_comma(row: str) -> tuple[str, str, str]:

@@ -7,13 +7,23 @@ before anything is rounded.
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards import angles, expression, lists, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
-from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, Quantity, based_number, parse_quantity, same_quantity
+from g2d_jax.rewards.quantity import (
+    APPROXIMATION_PLACES,
+    HEDGES,
+    POWER_WORDS,
+    Quantity,
+    based_number,
+    parse_quantity,
+    same_quantity,
+    unit_of,
+)
 
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
@@ -28,6 +38,10 @@ MAX_WORDS = 4
 
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
+_POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*,[^()]*\))")
+TIMES = r"\cdot "
+_BINOMIAL = re.compile(r"([\w)}]?)\s*\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
+_WORD = re.compile(r"[a-z']+")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
@@ -45,10 +59,10 @@ _FUNCTION = re.compile(
 _TEXT_UNIT = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
 
 
-def quick_verdict(gold: str, answer: str) -> bool | None:
+def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> bool | None:
     """Return true or False where strings or exact rational arithmetic decide; None means "ask math-verify".
 
-    An empty gold is never matched.
+    places: see `grade`. An empty gold is never matched.
     """
     if max(len(gold), len(answer)) > MAX_QUICK_CHARS:
         return True if gold == answer else None
@@ -57,11 +71,21 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return False
     if a == b or canonical(a) == canonical(b):
         return True
+    if "\\begin{cases}" in a or "\\begin{cases}" in b:
+        return None
     for rule in _RULES:
         verdict = rule(a, b)
         if verdict is not None:
-            return verdict
+            return None if not verdict and _may_be_rounded(a, b, places) else verdict
     return None
+
+
+def _may_be_rounded(gold: str, answer: str, places: int) -> bool:
+    """Tell whether one side is a decimal that may be the other one, rounded."""
+    if places >= APPROXIMATION_PLACES or "." not in gold + answer:
+        return False
+    decimals = [parse_quantity(text) for text in (gold, answer)]
+    return any(decimal is not None and decimal.places >= places for decimal in decimals)
 
 
 def can_be_read(gold: str) -> bool | None:
@@ -73,6 +97,8 @@ def can_be_read(gold: str) -> bool | None:
     text = clean(gold) if len(gold) <= MAX_GOLD_CHARS else ""
     if not text:
         return False
+    if sets.can_be_read(gold) or shapes.cases(text):
+        return True
     values = None if parse_quantity(text) is not None else lists.elements(text)
     if values is None:
         return _value_can_be_read(text)
@@ -87,9 +113,7 @@ def _value_can_be_read(text: str) -> bool | None:
     assigned = names.assignment(text)
     if parse_quantity(assigned[1] if assigned else text) is not None:
         return True
-    if shapes.choice(text) or shapes.time_of_day(text) or shapes.congruence(text) or shapes.cases(text):
-        return True
-    if based_number(text) or sets.can_be_read(text):
+    if shapes.choice(text) or shapes.time_of_day(text) or shapes.congruence(text) or based_number(text):
         return True
     if len(text) > 1 and (words := plain_text(text)):
         return len(words.split()) <= MAX_WORDS
@@ -127,31 +151,71 @@ def reading(gold: str) -> str:
     return f"the words {words}" if words else f"the expression {text}"
 
 
-def grade(gold: str, answer: str) -> Verdict:
+def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict:
     r"""Give the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
+
+    places: with fewer than six, a decimal of at least so many places is right where it is the other side, rounded.
 
     An answer that does not parse is INCORRECT, as is every other text than that of a gold which does not; NO_ANSWER is
     one with `\approx` that `_approximation` refuses.
     """
-    quick = quick_verdict(gold, answer)
+    quick = quick_verdict(gold, answer, places)
     if quick is not None:
         return Verdict.CORRECT if quick else Verdict.INCORRECT
     a, b = _pair(gold, answer)
+    if _may_be_rounded(a, b, places) and _rounded(a, b, places):
+        return Verdict.CORRECT
     if "\\approx" in b and "\\approx" not in a:
         return _approximation(a, b)
-    a, b = _without_unit(a), _without_unit(b)
-    if _says_more(a) or _says_more(b):
+    if _other_unit(a, b):
         return Verdict.INCORRECT
+    a, b = _without_unit(a), _without_unit(b)
     same_cases = _same_cases(a, b)
     if same_cases is not None:
         return Verdict.CORRECT if same_cases else Verdict.INCORRECT
+    if _says_more(a) or _says_more(b):
+        return Verdict.INCORRECT
+    expected, given = shapes.ratio(a), shapes.ratio(b)
+    if expected and given:
+        return _same_ratio(expected, given)
     correct = any(_same_by_parsing(x, y) for x, y in angles.readings(a, b))
     return Verdict.CORRECT if correct else Verdict.INCORRECT
 
 
+def _rounded(gold: str, answer: str, places: int) -> bool:
+    """Tell whether one side is a decimal of at least so many places that the other one rounds to."""
+    for exact, text in ((gold, answer), (answer, gold)):
+        decimal = parse_quantity(text)
+        if decimal is not None and decimal.places >= places and _rounds(exact, decimal):
+            return True
+    return False
+
+
+def _other_unit(gold: str, answer: str) -> bool:
+    """Tell whether both have units that are known, and differ."""
+    found = [_TEXT_UNIT.search(text) for text in (gold, answer)]
+    units = [unit_of(match[0].strip()) if match else "" for match in found]
+    return all(units) and units[0] != units[1]
+
+
+def _same_ratio(gold: list[str], answer: list[str]) -> Verdict:
+    """Compare ratios of any number of values: each to the first."""
+    if len(gold) != len(answer):
+        return Verdict.INCORRECT
+    for a, b in zip(gold[1:], answer[1:], strict=True):
+        verdict = grade(rf"\frac{{{a}}}{{{gold[0]}}}", rf"\frac{{{b}}}{{{answer[0]}}}")
+        if verdict is not Verdict.CORRECT:
+            return verdict
+    return Verdict.CORRECT
+
+
 def _says_more(text: str) -> bool:
     r"""Tell whether words in `\text` doubt an answer, change it or add another: `5 \text{ or more}`."""
-    return any(not HEDGES.isdisjoint(found[1].lower().split()) for found in _WORDS.finditer(text))
+    for found in _WORDS.finditer(text):
+        words = set(_WORD.findall(found[1].lower()))
+        if not HEDGES.isdisjoint(words) or (words and words <= POWER_WORDS.keys()):
+            return True
+    return False
 
 
 def _same_cases(gold: str, answer: str) -> bool | None:
@@ -235,10 +299,12 @@ def _pair(gold: str, answer: str) -> tuple[str, str]:
     that give values to different names are tuples (lists.in_order).
     """
     a, b = clean(gold), clean(answer)
-    if a == b:
-        return a, b
+    if a == b and not (_RELATION.search(a) and clean(gold, joined=False) != clean(answer, joined=False)):
+        return a, b  # but "x > 2 and x < 6" is not "x > 2 or x < 6"
     a, b = sets.as_set(gold, other=answer) or a, sets.as_set(answer, other=gold) or b
     a, b = _system(a), _system(b)
+    if a.startswith("(") or b.startswith("("):
+        a, b = shapes.vector(a), shapes.vector(b)
     a, b = lists.in_order(*_apart_from_letters(*names.alike(a, b)))
     a, b = _unnamed(lists.signed(a), lists.signed(b))
     if "=" in b and "=" not in a and not _LETTER.search(_COMMAND.sub("", b)):
@@ -269,7 +335,12 @@ def _apart_from_letters(gold: str, answer: str) -> tuple[str, str]:
 def _unnamed(gold: str, answer: str) -> tuple[str, str]:
     """Take a name off where both have the same one, or where the other is a mere value."""
     expected, given = names.assignment(gold), names.assignment(answer)
-    if expected and given and canonical(expected[0]) == canonical(given[0]):
+    points = [_POINT.fullmatch(text) for text in (gold, answer)]
+    if any(points) and all(point or text.startswith("(") for point, text in zip(points, (gold, answer), strict=True)):
+        letters = {point[1] for point in points if point}
+        if len(letters) == 1:
+            return points[0][2] if points[0] else gold, points[1][2] if points[1] else answer
+    if expected and given and names.same(expected[0], given[0]):
         return expected[1], given[1]
     if expected and not given and not _RELATION.search(answer):
         return expected[1], answer
@@ -289,13 +360,16 @@ def _same_choice(gold: str, answer: str) -> bool | None:
 
 
 def _same_shape(gold: str, answer: str) -> bool | None:
-    """Times of day and congruences; tuples are no sets."""
+    """Times of day, congruences, several choices; tuples are no sets."""
     if lists.mixed(gold, answer):
         return False
+    letters = shapes.choices(gold)
+    if letters and (given := shapes.choices(answer)):
+        return letters == given
     if ":" in gold and ":" in answer:
         a, b = shapes.time_of_day(gold), shapes.time_of_day(answer)
         if a and b and (a[1] or b[1]):
-            return a[0] == b[0] and (a[1] == b[1] or not (a[1] and b[1]))
+            return a[0] == b[0] or ((a[0] - b[0]) % 720 == 0 and a[1] != b[1])
     if "mod" in gold and "mod" in answer:
         x, y = shapes.congruence(gold), shapes.congruence(answer)
         return None if x is None or y is None else x == y
@@ -350,6 +424,7 @@ def _far_apart(gold: str, answer: str) -> bool | None:
 
 def exactly(text: str) -> str:
     """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
+    text = _BINOMIAL.sub(lambda found: f"{found[1] and found[1] + TIMES}{math.comb(int(found[2]), int(found[3]))} ", text)
     return text if parse_quantity(text) is not None else _DECIMAL.sub(_fraction, text)
 
 
@@ -363,7 +438,7 @@ _RULES = (_same_shape, _same_choice, _same_based, _same_number, _same_list, _sam
 def _without_unit(cleaned: str) -> str:
     """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does ("or", "not")."""
     match = _TEXT_UNIT.search(cleaned)
-    if match is None or not HEDGES.isdisjoint(match[1].lower().split()):
+    if match is None or _says_more(match[0]):
         return cleaned
     return cleaned[: match.start()] or cleaned
 
