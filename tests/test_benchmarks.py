@@ -1,6 +1,7 @@
 """Benchmarks run on a CPU, so that an hour on an accelerator is not lost to them."""
 
 import importlib.util
+import json
 import runpy
 import subprocess
 import sys
@@ -64,3 +65,19 @@ def test_growth(one_device, tmp_path, monkeypatch, capsys):
         ["batch", "8", kind] for kind in script["KINDS"]
     ]
     assert not drawn or (tmp_path / "plot.csv").read_text() == printed
+
+
+@pytest.mark.slow
+def test_verifier_beside_another_checkout(one_device, tmp_path):
+    """Two of the answers are one, and seven lines apart."""
+    answers = ["1/2", r"\sqrt{2}", "(1,2)", "x+1", "5", "7", "9", "0.5", r"\sqrt{3}"]
+    file = tmp_path / "problems.jsonl"
+    file.write_text("".join(json.dumps({"answer": answer}) + "\n" for answer in answers), "utf-8")
+    root = BENCHMARKS.parent
+    command = [sys.executable, BENCHMARKS / "verifier.py", file, "--against", root, "--rounds=1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=one_device, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("9 problems of problems.jsonl, 1 rounds") and "ratio" in lines[1] and "ratio" in lines[2]
+    assert lines[3] == f"{root}: 9 of 9 equal answers are paid; 0 other problems' answers, beside 1 that are the same"
+    other = subprocess.run([*command[:-2], tmp_path], capture_output=True, text=True, env=one_device)
+    assert other.returncode == 2 and "no checkout is there" in other.stderr
