@@ -11,9 +11,7 @@ from collections.abc import Iterator
 DEGREE = r"^\circ"
 _FUNCTIONS = r"(?:arc)?(?:sin|cos|tan|cot)h?|sec|csc|ln|lg|log|exp"
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_ANGLE = re.compile(
-    r"(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\([^()]*\)|\d+(?:\.\d+)?|\\[a-z]+|[A-Za-z])\s*\^\\circ"
-)
+_ANGLE = re.compile(r"(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\([^()]*\)|\d+(?:\.\d+)?|\\[a-z]+|[A-Za-z])\s*\^\\circ")
 _UNBRACKETED = re.compile(
     rf"(\\(?:{_FUNCTIONS})(?![A-Za-z])(?:\s*[\^_]\s*(?:\{{[^{{}}]*\}}|\w))*)"
     r"\s*((?:\\(?:frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*\{[^{}]*\}|alpha|beta|gamma|delta|theta|phi|psi|omega|pi|lambda|mu|rho)"

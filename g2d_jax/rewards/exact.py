@@ -80,9 +80,10 @@ def equations_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def same_function(gold: Any, answer: Any) -> bool:
-    r"""Tell whether two expressions have the same value at random points where both are real: `\sqrt{1/n}`, `1/\sqrt n`.
+    r"""Tell whether two expressions have the same value at random points where both are real.
 
-    Symbolic rules hold for complex values, where these two differ. The points are negative too, so that |x| is not x.
+    Symbolic rules hold for complex values, where `\sqrt{1/n}` and `1/\sqrt n` differ. The points are negative too, so
+    that |x| is not x.
     """
     if not (isinstance(gold, Expr) and isinstance(answer, Expr)) or gold.has(*_OPERATORS) or answer.has(*_OPERATORS):
         return False

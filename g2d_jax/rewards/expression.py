@@ -54,6 +54,11 @@ _TO_PYTHON = [
         (r",(?:\s*,)+", ","),
     )
 ]
+_CUP = re.compile(r"\\cup(?![A-Za-z])")
+_ENDS = re.compile(r"[][(){}<>|]|\\(?:le|ge|ne|in|mathbb)(?![A-Za-z])")
+_PLAIN = re.compile(r"[-+]?\s*(?:\\\$)?\d[\d.,]*|[-+]?\\frac\s*\{\d+\}\s*\{\d+\}|[A-Za-z]|\d+\s*_\s*\{?\d+\}?")
+_COMMANDS = re.compile(r"\\[A-Za-z]+")
+_VARIABLE = re.compile(r"[A-Za-z]")
 _DIGITS = re.compile(r"\d+(?:\.\d*)?")
 _PYTHON = re.compile("[\\w\u03c0\\s+*/@().,-]*", re.ASCII)
 _CONSTANTS = {"\u03c0": math.pi, "e": math.e, "i": 1j}
@@ -62,11 +67,31 @@ _OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.truediv}  # a/b
 
 
 def far_apart(gold: str, answer: str) -> bool:
-    """Tell whether two cleaned answers differ for certain: one has a number that is far from all of the other's."""
-    if ("^\\circ" in gold) != ("^\\circ" in answer):
-        return False  # degrees, and perhaps radians
+    """Tell whether two cleaned answers differ for certain: one has a number that is far from all of the other's.
+
+    Degrees may be a number or an angle, which are both to be far. Of unions the least and the greatest end count alone:
+    the others may lie inside.
+    """
+    if "\\cup" in gold or "\\cup" in answer:
+        if not (_ENDS.search(gold) and _ENDS.search(answer)):
+            return _PLAIN.fullmatch(gold) is not None or _PLAIN.fullmatch(answer) is not None
+        a, b = _ends(gold), _ends(answer)
+        return bool(a and b) and any(_some_alone([x], [y]) for x, y in zip(a, b, strict=True))
     a, b = values(gold), values(answer)
-    return bool(a and b) and (_some_alone(a, b) or _some_alone(b, a))
+    if not (a and b):
+        return False
+    factors = [1.0]
+    if ("^\\circ" in gold) != ("^\\circ" in answer):
+        factors.append(math.pi / 180 if "^\\circ" in gold else 180 / math.pi)
+    return all(_some_alone([x * factor for x in a], b) or _some_alone(b, [x * factor for x in a]) for factor in factors)
+
+
+def _ends(union: str) -> list[complex]:
+    """Return the least and the greatest of the ends of intervals, [] where they are not plain numbers."""
+    found = values(_CUP.sub(",", union))
+    if not found or any(value.imag for value in found) or _VARIABLE.search(_COMMANDS.sub("", union)):
+        return []
+    return [complex(choose(value.real for value in found)) for choose in (min, max)]
 
 
 def _some_alone(numbers: list[complex], others: list[complex]) -> bool:

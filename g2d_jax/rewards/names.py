@@ -9,13 +9,19 @@ import re
 
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|\w)|'")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)")
-_BARS = re.compile(r"\|\s*([A-Za-z]{1,3})\s*\||\\(?:overline|overrightarrow|vec|overarc|widehat|bar)\s*(?:\{\s*([A-Za-z]{1,3})\s*\}|\s([A-Za-z]))")
+_BARS = re.compile(
+    r"\|\s*([A-Za-z]{1,3})\s*\||\\(?:overline|vec|overarc|widehat|bar)\s*(?:\{\s*([A-Za-z]{1,3})\s*\}|\s([A-Za-z]))"
+)
 _SETS = re.compile(r"\\(?:cap|cup|setminus|complement)(?![A-Za-z])|:")
-_BEFORE = re.compile(r"\\(?:angle|triangle|max|min|sup|inf|deg|operatorname\s*\{[A-Za-z]+\}|text\s*\{[^{}]*\})(?![A-Za-z])")
+_BEFORE = re.compile(
+    r"\\(?:angle|triangle|max|min|sup|inf|deg|operatorname\s*\{[A-Za-z]+\}|text\s*\{[^{}]*\})(?![A-Za-z])"
+)
 _NAME = re.compile(r"\s*(?:[A-Za-z]{1,4}|\\(?!pi(?![A-Za-z])|infty|frac|sqrt)[a-z]+)?\s*")
 _FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*")
 _LETTERS = r"[A-Za-z](?:\s*,\s*[A-Za-z])*"
-_NUMBERS = r"\\(?:mathbb|mathbf|text)\s*\{\s*[RQZNC]\s*\}(?:\s*[\^_]\s*(?:\{[^{}]*\}|[-+*\w]|\\[a-z]+))*|[RQZN](?![A-Za-z])"
+_NUMBERS = (
+    r"\\(?:mathbb|mathbf|text)\s*\{\s*[RQZNC]\s*\}(?:\s*[\^_]\s*(?:\{[^{}]*\}|[-+*\w]|\\[a-z]+))*|[RQZN](?![A-Za-z])"
+)
 _KINDS = r"(?:(?:real|integer|natural|rational|positive|nonnegative|numbers?|integers|reals|values|of)\s*)*"
 _FOR_ALL = re.compile(
     rf"[,;]?\s*\(?(?:\\text\s*\{{\s*,?\s*for (?:all|any|every|each)\s*{_KINDS}\}}|for (?:all|any|every|each)\s+{_KINDS}"
@@ -70,7 +76,7 @@ def without_quantifiers(text: str) -> str:
 
 
 def alike(gold: str, answer: str) -> tuple[str, str]:
-    r"""Return two answers with the names of bound variables alike: those of `f(t) = t` and of `n\pi, n \in \mathbb{Z}`."""
+    r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of `n\pi, n \in \mathbb{Z}`."""
     gold, answer = without_quantifiers(gold), without_quantifiers(answer)
     if "\\in" in gold or "\\in" in answer:
         gold, answer = _without_parameter(gold, answer)

@@ -46,12 +46,14 @@ _CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 # Words after a number that change it, doubt it or add another, and words that are mathematics where they stand bare.
 HEDGES = frozenset({
-    "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than", "more",
-    "less", "fewer", "least", "most", "about", "approximately", "roughly", "around", "nearly", "almost", "maybe",
-    "perhaps", "possibly", "probably", "likely", "anything", "other", "else", "wrong", "incorrect", "false",
-    "guess", "instead", "except", "either", "neither", "nor", "plus", "minus", "times", "half", "twice", "double", "zero",
-    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "thirty",
-    "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
+    "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than",
+    "more", "less", "fewer", "least", "most", "about", "approximately", "roughly", "around", "nearly", "almost",
+    "maybe", "perhaps", "possibly", "probably", "likely", "anything", "other", "else", "wrong", "incorrect", "false",
+    "guess", "instead", "except", "either", "neither", "nor", "plus", "minus", "times", "half", "twice", "double",
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "halves", "third", "thirds",
+    "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "factorial",
+    "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
 })  # fmt: skip
 _NOT_UNITS = frozenset({
     "mod", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "gcd", "lcm", "max", "min", "times",

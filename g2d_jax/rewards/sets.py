@@ -1,7 +1,7 @@
 r"""Write inequalities and set-builders as intervals: `x < -1 \text{ or } x > 1` is `(-\infty,-1)\cup(1,\infty)`.
 
-Text in, text out: bounds stay as they stand, and are compared in size only where they are plain numbers. Linear, safe on
-hostile text.
+Text in, text out: bounds stay as they stand, and are compared in size only where they are plain numbers. Linear, safe
+on hostile text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ MAX_INTEGERS = 100
 """A set-builder over integers with more elements stays one."""
 
 _RELATION = re.compile(r"(<|>|\\(?:lt|gt|leqslant|leq|le|geqslant|geq|ge|neq|ne|in|notin)(?![A-Za-z])|=)")
-_SPELLED = {"<": "<", ">": ">", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\ge": ">=", r"\leq": "<=", r"\geq": ">=", r"\leqslant": "<=",
-            r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", "=": "=", r"\in": "in", r"\notin": "notin"}  # fmt: skip
+_SPELLED = {
+    "<": "<", ">": ">", "=": "=", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=",
+    r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", r"\in": "in", r"\notin": "notin",
+}  # fmt: skip
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
 _VARIABLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 _BUILDER = re.compile(
@@ -29,7 +31,9 @@ _BUILDER = re.compile(
     r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:)\s*(?P<condition>.+)\\\}",
     re.DOTALL,
 )
-_BARS = re.compile(r"(?:([^<>=|]+?)\s*(<|\\leq?|\\lt)\s*)?\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)")
+_BARS = re.compile(
+    r"(?:([^<>=|]+?)\s*(<|\\leq?|\\lt)\s*)?\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)"
+)
 _OR = re.compile(r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*")
 _AND = re.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
@@ -38,6 +42,7 @@ _DOMAINS = {
     "R": "", "mathbf{R}": "", "mathbb{R}": "", "text{R}": "",
     "Z": "Z", "mathbf{Z}": "Z", "mathbb{Z}": "Z", "text{Z}": "Z",
 }  # fmt: skip
+_INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 _SET = re.compile(r"(?:[(\[]|\\\{).*,.*(?:[)\]]|\\\})|\\\{.*\\\}|\\emptyset|\\mathbb\s*\{R\}", re.DOTALL)
 
 
@@ -79,6 +84,20 @@ def is_set(text: str) -> bool:
     return _SET.fullmatch(cleaned[named.end() :] if named else cleaned) is not None
 
 
+def intervals(text: str) -> list[tuple[str, str, str]] | None:
+    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their elements as low."""
+    parts = []
+    for part in re.split(r"\s*\\cup(?![A-Za-z])\s*", text.strip()):
+        found = _INTERVAL.fullmatch(part)
+        if found is not None and found[2].count("(") == found[2].count(")"):
+            parts.append((found[1] + found[4], found[2].strip(), found[3].strip()))
+        elif part.startswith("\\{") and part.endswith("\\}"):
+            parts.append(("{}", part, ""))
+        else:
+            return None
+    return parts
+
+
 def can_be_read(text: str) -> bool:
     """Tell whether a text is a set-builder or inequalities that `as_set` reads."""
     return _read(text) is not None
@@ -86,7 +105,7 @@ def can_be_read(text: str) -> bool:
 
 def _read(text: str) -> tuple[str, bool, str] | None:
     """Return the variable, whether a set-builder binds it, and the intervals."""
-    if len(text) > MAX_CHARS or not _RELATION.search(text) and "|" not in text:
+    if len(text) > MAX_CHARS or not (_RELATION.search(text) or "|" in text):
         return None
     cleaned = _without_name(clean(text, joined=False))
     builder = _BUILDER.fullmatch(cleaned)

@@ -19,7 +19,11 @@ _MODULO = re.compile(
 )
 _RESIDUE = re.compile(r"\s*(-|\\pm(?![A-Za-z]))?\s*(\d{1,30})\s*")
 _LETTERS = re.compile(r"(?=[A-F,]*[A-F],?[A-F])A?,*B?,*C?,*D?,*E?,*F?")
-_CASES = re.compile(r"(?P<before>.{0,100}?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| ]*\})?)(?P<rows>.+)\\end\{(?:cases|array|aligned)\}", re.DOTALL)
+_CASES = re.compile(
+    r"(?P<before>.{0,100}?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| ]*\})?)"
+    r"(?P<rows>.+)\\end\{(?:cases|array|aligned)\}",
+    re.DOTALL,
+)
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.+)\\end\{[pb]?matrix\}", re.DOTALL)
 _CONDITION = re.compile(r"\\text\s*\{[^{}]*\}|(?<![A-Za-z])(?:if|when|for|otherwise|else)(?![A-Za-z])")
 
@@ -78,6 +82,8 @@ def choices(cleaned: str) -> frozenset[str]:
 def ratio(cleaned: str) -> list[str]:
     """Split `1 : 2 : 3`; [] for anything else."""
     parts = [part.strip() for part in cleaned.split(":")]
+    if any(part.strip("0") == "" for part in parts):
+        return []
     return parts if 2 <= len(parts) <= 10 and all(parts) and not re.search(r"[=<>,\\]?\\(?:mid|text)", cleaned) else []
 
 

@@ -175,6 +175,8 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
         return Verdict.CORRECT if same_cases else Verdict.INCORRECT
     if _says_more(a) or _says_more(b):
         return Verdict.INCORRECT
+    if _same_intervals(a, b):
+        return Verdict.CORRECT
     expected, given = shapes.ratio(a), shapes.ratio(b)
     if expected and given:
         return _same_ratio(expected, given)
@@ -196,6 +198,26 @@ def _other_unit(gold: str, answer: str) -> bool:
     found = [_TEXT_UNIT.search(text) for text in (gold, answer)]
     units = [unit_of(match[0].strip()) if match else "" for match in found]
     return all(units) and units[0] != units[1]
+
+
+def _same_intervals(gold: str, answer: str) -> bool:
+    """Tell whether two unions have the same intervals, in any order, with ends that are equal."""
+    expected, given = sets.intervals(gold), sets.intervals(answer)
+    if expected is None or given is None or len(expected) != len(given) or not 1 < len(expected) <= MAX_CASES:
+        return False
+    rest = list(given)
+    for part in expected:
+        same = next((other for other in rest if _same_interval(part, other)), None)
+        if same is None:
+            return False
+        rest.remove(same)
+    return True
+
+
+def _same_interval(gold: tuple[str, str, str], answer: tuple[str, str, str]) -> bool:
+    if gold[0] != answer[0]:
+        return False
+    return all(grade(x, y) is Verdict.CORRECT for x, y in zip(gold[1:], answer[1:], strict=True) if x or y)
 
 
 def _same_ratio(gold: list[str], answer: list[str]) -> Verdict:
@@ -360,7 +382,7 @@ def _same_choice(gold: str, answer: str) -> bool | None:
 
 
 def _same_shape(gold: str, answer: str) -> bool | None:
-    """Times of day, congruences, several choices; tuples are no sets."""
+    """Compare times of day, congruences and several choices; a tuple is no set."""
     if lists.mixed(gold, answer):
         return False
     letters = shapes.choices(gold)
@@ -368,7 +390,7 @@ def _same_shape(gold: str, answer: str) -> bool | None:
         return letters == given
     if ":" in gold and ":" in answer:
         a, b = shapes.time_of_day(gold), shapes.time_of_day(answer)
-        if a and b and (a[1] or b[1]):
+        if a and b:
             return a[0] == b[0] or ((a[0] - b[0]) % 720 == 0 and a[1] != b[1])
     if "mod" in gold and "mod" in answer:
         x, y = shapes.congruence(gold), shapes.congruence(answer)
@@ -424,7 +446,9 @@ def _far_apart(gold: str, answer: str) -> bool | None:
 
 def exactly(text: str) -> str:
     """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
-    text = _BINOMIAL.sub(lambda found: f"{found[1] and found[1] + TIMES}{math.comb(int(found[2]), int(found[3]))} ", text)
+    text = _BINOMIAL.sub(
+        lambda found: f"{found[1] and found[1] + TIMES}{math.comb(int(found[2]), int(found[3]))} ", text
+    )
     return text if parse_quantity(text) is not None else _DECIMAL.sub(_fraction, text)
 
 
