@@ -41,7 +41,14 @@ _WORD = r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])"
 _TEXT = r"\\{1,2}(?:text(?:rm|bf|it|normal)?|mbox|mathrm)\s*+\{(?:[\s,;]|\\[ ,;:])*+(?:(?:and|or)[\s,;]*+)?\}"
 _GAP = re.compile(rf"(?:{_BULLET}|{_TEXT}|{_SPACE}|[,;\uff0c\uff1b\u3001]|{_WORD})*+", re.IGNORECASE)
 
-_NAME = r"(?:\\angle\s*)?(?:[A-Za-z]|\\[a-z]+|[A-Z]{2,3})'{0,3}[\u2080-\u2089]{0,3}(?:_(?:\w|\{\w+\}))?(?:\(\w{1,3}\))?"
+_GREEK = (
+    r"\\(?:(?:var)?(?:epsilon|theta|phi|rho|sigma)|alpha|beta|gamma|delta|zeta|eta|kappa|lambda|mu|nu|xi|pi|tau|chi|psi"
+    r"|omega|ell|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega)(?![A-Za-z])"
+)
+_NAME = (
+    rf"(?:\\angle\s*)?(?:[A-Z]{{2,3}}|[A-Za-z]|{_GREEK})'{{0,3}}"
+    r"[\u2080-\u2089]{0,3}(?:_(?:\w+|\{\w+\}))?(?:\(\w{1,3}\))?"
+)
 _NAMED = re.compile(rf"(?<![\w\\}})\]^_.'])({_NAME})(?:[\s&]|\\[,;: ])*+=(?:[\s$&*]|\\{{1,2}}[(\[,;: ])*+$")
 _NAME_WINDOW = 64  # characters before a box in which its name is looked for
 # Before a name: it is part of a sum or of a chain of equations, as y in `x + y = \boxed{5}`. A bullet is none.
@@ -117,7 +124,8 @@ def _is_joined(text: str, box: Box, after: Box) -> bool:
 
 def _name(text: str, start: int, box: Box) -> re.Match[str] | None:
     r"""Match the name that a box gives a value to, as in `x = \boxed{1}`, from a place on."""
-    return _NAMED.search(text, max(start, box.start - _NAME_WINDOW), box.start)
+    first = max(start, box.start - _NAME_WINDOW)
+    return None if text.find("=", first, box.start) < 0 else _NAMED.search(text, first, box.start)
 
 
 def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:

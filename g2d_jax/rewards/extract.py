@@ -178,8 +178,9 @@ def _last_answer_line(text: str) -> tuple[int, str]:
     cue = _last(_ANSWER_CUE, text)
     if cue is None:
         return _NOTHING
-    end = text.find("\n", cue.end(), cue.end() + _LINE_WINDOW)
-    line = text[cue.end() : cue.end() + _LINE_WINDOW if end < 0 else end]
+    line = text[cue.end() : cue.end() + _LINE_WINDOW + 1].split("\n", 1)[0]
+    if len(line) > _LINE_WINDOW:
+        return _NOTHING
     full_stop = _SENTENCE_END.search(line)
     sentence, after = (line, "") if full_stop is None else (line[: full_stop.start()], line[full_stop.end() :])
     is_choice = _LETTER.fullmatch(sentence.strip(" *")) is not None  # "C. 12": its period ends no sentence
