@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import DatasetCardData, ModelCardData
 
 from g2d_jax import __version__, accounting, places
-from g2d_jax.config import Collect, Config, Online, Sft, Source, Stage, TrainingStage
+from g2d_jax.config import Collect, Config, Online, Reward, Sft, Source, Stage, TrainingStage
 from g2d_jax.config_io import from_dict, identity, to_dict
 from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
@@ -204,7 +204,7 @@ def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
 def _data(config: Config) -> str:
     """Tabulate the sources of problems and the rewards, by task."""
     rows = [
-        [name, _source(task.train), _source(task.dev), _source(task.test), task.reward.function]
+        [name, _source(task.train), _source(task.dev), _source(task.test), _reward(task.reward)]
         for name, task in config.all_tasks.items()
     ]
     rows += [
@@ -213,6 +213,10 @@ def _data(config: Config) -> str:
         if isinstance(stage, Sft)
     ]
     return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
+
+
+def _reward(reward: Reward) -> str:
+    return f"verify, answers: {reward.answers}" if reward.function == "verify" else reward.function
 
 
 def _source(source: Source) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from g2d_jax import __version__
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve, take_apart
 from g2d_jax.graph import plan
+from g2d_jax.records import AnswerRule
 from g2d_jax.runtime import failures, flags, processes, storage, terminal
 
 if TYPE_CHECKING:
@@ -283,6 +284,12 @@ def _autopsy_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dumps", nargs="+", metavar="DUMP", help="its rollouts: of TRL, verl, NeMo-RL or here; files, folders, globs")
     add("--reward", metavar="COLUMN", help="of a dump with several rewards, the one to go by")
+    add(
+        "--answers",
+        choices=get_args(AnswerRule),
+        default="boxed",
+        help="how final answers are read, as reward.answers does",
+    )
     add("--policy", default="", help="where DPO starts: a checkpoint's folder, URL or hub id; default: to be filled in")
     add("--output", default="autopsy", help="folder to write; default: autopsy")
 
@@ -488,7 +495,7 @@ def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.report import autopsy, page
 
     page.check_output(arguments.output, autopsy.FILES, "an autopsy")
-    examined = autopsy.read(arguments.dumps, arguments.reward)
+    examined = autopsy.read(arguments.dumps, arguments.reward, arguments.answers)
     first, *others = arguments.dumps
     report = autopsy.report(examined, f"{first} and {len(others)} more" if others else first)
     options = (arguments.dumps, arguments.output, arguments.reward, arguments.policy)

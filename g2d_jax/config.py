@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 from ml_collections import ConfigDict
 
 from g2d_jax.gone import find, refuse
-from g2d_jax.records import MOST_REWARD, SamplingParams
+from g2d_jax.records import MOST_REWARD, AnswerRule, SamplingParams
 from g2d_jax.section import Bounds, FieldError, NotNegative, Place, Positive, Section, Share, editable, record
 
 RUNTIME = (
@@ -181,12 +181,14 @@ class Reward(Section):
     model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
     also of a file module.py in `folder`, which is the config file's where nothing else is said.
 
+    answers: how the final answer is read that is verified, and kept beside a function's reward.
     verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise they know better and
     worse only: pairs are the best against the worst of a group, and there is no accuracy.
     """
 
     function: str = "verify"
     folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
+    answers: AnswerRule = "boxed"  # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
     verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
     correct_above: Annotated[float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")] = 0.5
     cpu_seconds: Annotated[
@@ -210,6 +212,10 @@ class Reward(Section):
         if self.is_verifiable != kind:
             what = "knows right and wrong" if kind else "knows better and worse only"
             raise FieldError("verifiable", f"is {self.verifiable}, but {self.function!r} {what}: leave it unset")
+        if self.answers != "boxed" and self.function in ("model", "judge"):
+            raise FieldError(
+                "answers", f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out"
+            )
         if self.function == "model" and not self.model.path:
             raise FieldError("model.path", "is not set: give the folder or hub id of a model with a scalar head")
 

@@ -18,6 +18,7 @@ from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.pipeline import check_models, check_packages
 from g2d_jax.records import Preference, Problem
+from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -161,7 +162,8 @@ def _shortened(text: str) -> str:
 
 
 def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
-    """Score the reference answer, and the answer of another problem, in a box: a right and a wrong response."""
+    """Score the reference answer, and that of another problem, in the form that reward.answers reads."""
+    rule = runtime.tasks[task].reward.answers
     if why := _NOT_TRIED.get(runtime.tasks[task].reward.function, "" if problems else "there is no problem"):
         runtime.tracker.say(f"the reward of {task} is not tried: {why}")
         return
@@ -170,20 +172,26 @@ def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> Non
     texts = []
     for problem in problems[:SHOWN]:
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
-        texts += [f"\\boxed{{{problem.answer or ''}}}", f"\\boxed{{{wrong}}}"]
+        texts += [in_form(problem.answer or "", rule), in_form(wrong, rule)]
     scores = runtime.scorer.apart(tried, texts, [np.zeros(1, np.int32)] * len(texts))
     kinds = ["right" if i % 2 == 0 else "wrong" for i in range(len(tried))]
     rows = [
         [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
         for problem, kind, text, score in zip(tried, kinds, texts, scores, strict=True)
     ]
-    runtime.tracker.table(f"the reward of {task}, tried", ["problem", "", "response", "reward", "verdict"], rows)
+    if rule in ("hash", "tags") and "\\boxed" in runtime.tokenizer.settings.pattern:
+        runtime.tracker.say(
+            f"warning: tokenizer.prompt_template asks for \\boxed, where {task} reads answers by the rule {rule!r}: "
+            f"let the prompt ask for {in_form('x', rule)}, or set reward.answers='boxed'"
+        )
+    title = f"the reward of {task}, tried; answers are read by the rule {rule!r}"
+    runtime.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
     pairs = zip(tried[::2], scores[::2], scores[1::2], strict=True)
     alike = [
         p.id for p, right, wrong in pairs if p.answer is not None and not (right.reward or 0) > (wrong.reward or 0)
     ]
     if alike and runtime.verifiable[task]:
         runtime.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in \\boxed{{}}, than a wrong one: "
-            "look at it as it was parsed, and at how the reward reads responses"
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {in_form('', rule).strip()}, "
+            "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )

@@ -22,6 +22,8 @@ Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | tuple[Message, ...]
 """A bare problem statement, or a conversation that ends with a user message."""
 
+AnswerRule = Literal["boxed", "last_line", "hash", "tags"]
+"""How the final answer of a response is read: see rewards/extract.py."""
 
 SEGMENT_STRIDE = 1024
 """A packed token's segment id is group * SEGMENT_STRIDE + member. Tokens of member 0 form the prefix that every member

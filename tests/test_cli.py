@@ -320,6 +320,16 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert len(answers) == 2 and all(f"| right | \\boxed{{{answer}}}" in shown for answer in answers)
     assert "gets no more, in \\boxed{}, than a wrong one" in shown  # tiny.py's reward is no verifier
     assert len(shown.splitlines()) < 100 and list(tmp_path.iterdir()) == []
+    tags = (
+        "--config.reward.function=verify",
+        "--config.reward.answers=tags",
+        "--config.tokenizer.prompt_template={problem}\\boxed{}",
+    )
+    shown = g2d("run", "--config", TINY, "--dry-run", *tags)
+    assert (
+        "| right | <answer>" in shown and "read by the rule 'tags'" in shown and "asks for \\boxed, where main" in shown
+    )
+    assert "gets no more" not in shown
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
     assert [row[2] for row in cells(shown)[:5]] == ["init", "sft", "warmup", "warmup, collect", "init, warmup@2"]

@@ -124,6 +124,18 @@ def test_every_setting_that_may_name_a_file_is_found():
     assert set(found) == reward | sources | stages | single
 
 
+def test_a_rule_of_reading_is_a_known_one_and_of_a_reward_that_reads_answers() -> None:
+    config = settings.base()
+    apply(config, "reward.answers=last_line")
+    assert Config.of(config).reward.answers == "last_line"
+    for changes, why in ((["reward.answers=box"], "boxed"), (["reward.function=judge"], "reads whole responses")):
+        for change in changes:
+            apply(config, change)
+        with pytest.raises(ValueError, match=rf"^reward.answers .*{why}"):
+            Config.of(config)
+        apply(config, "reward.answers=tags")
+
+
 NO_MACHINE_HAS = {
     "reward.cpu_seconds": ("1e300", "0", "nan", "inf", "3601"),
     "reward.memory_mb": ("100", "1048577", "9" * 30),

@@ -20,7 +20,7 @@ from g2d_jax.config import Collect, Reward
 from g2d_jax.data.dumps import DumpRow, dump_files, read_dump
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.data.rows import file_rows
-from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.records import AnswerRule, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
 from g2d_jax.report.page import Note, Report, Section, check_output, write
@@ -179,8 +179,8 @@ class Autopsy:
         return {name: math.nan if name in self.unknown else value for name, value in figures.items()}
 
 
-def read(paths: Sequence[str], reward: str | None = None) -> Autopsy:
-    """Read the dumps of a run; paths and reward: as of `read_dump`.
+def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = "boxed") -> Autopsy:
+    """Read the dumps of a run; paths and reward: as of `read_dump`. answers: how final answers are read in them.
 
     Raises ValueError as that, and for a row that does not say its step or has no field for its reward.
     """
@@ -192,7 +192,7 @@ def read(paths: Sequence[str], reward: str | None = None) -> Autopsy:
             what = "step" if row.step is None else "reward"
             raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
         group = drawn.setdefault(row.step, {}).setdefault(row.prompt_key, [])
-        group.append(_response(row, len(group)))
+        group.append(_response(row, len(group), answers))
         lengths.add("characters" if row.completion_ids is None else "tokens")
         lacking -= {"distinct_answers"} if group[-1].answer else set()
         lacking |= {"frac_truncated"} if row.finish_reason is None else set()
@@ -229,7 +229,7 @@ class _Response(NamedTuple):
     answer: str | None
 
 
-def _response(row: DumpRow, sample: int) -> _Response:
+def _response(row: DumpRow, sample: int, answers: AnswerRule) -> _Response:
     """Reduce a row: in place of tokens zeros, which take no memory, and of log-probs their mean.
 
     Where there are no ids, a zero for each character.
@@ -242,7 +242,7 @@ def _response(row: DumpRow, sample: int) -> _Response:
     stop = row.finish_reason or "stop"
     rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
     content = hash(text if ids is None or text is not None else ids.tobytes())
-    return _Response(rollout, str(content), row.reward, None if text is None else final_answer(text))
+    return _Response(rollout, str(content), row.reward, None if text is None else final_answer(text, answers))
 
 
 def _score(response: _Response, above: float | None) -> ScoredRollout:

@@ -1,12 +1,23 @@
 r"""Find the final answer in a response. Model text is hostile: every search is linear in its length, none recurses.
 
-What counts:
-1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`);
+What counts goes by a rule with a name (`AnswerRule`); a response that does not follow it has no answer.
+
+"boxed":
+1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`), or a list of those that
+   end with it and have nothing between them: boxes.py;
 2. without one, whichever comes last of
    - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these ("69 or 84"), which
      is the answer as a whole; with another value in the rest of that sentence, or on the next line, there is none (the
      same value again, "18 dollars ($18)", and one that is part of the unit, "72 km in 2 hours", are no other),
    - GSM8K's `#### N` on a line of its own, where N is a number.
+"last_line":
+1. the box or boxes, as in "boxed";
+2. without one, the rest of the sentence that begins with "Answer:", "The answer is" or the like, the last of these,
+   whatever it is; with another value or a second thought in the rest of the line, or another value on the next line,
+   there is none.
+"hash": what follows the last `####` on its line.
+"tags": what is in the last `<answer>...</answer>`, or the box in it.
+
 A number in prose is not an answer: a policy that is paid for it learns to list numbers.
 """
 
@@ -14,14 +25,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
 
+from g2d_jax.records import AnswerRule
+from g2d_jax.rewards import boxes
 from g2d_jax.rewards.lists import form
 from g2d_jax.rewards.normalise import clean
 
-# One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
-_BRACE_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<open>\{)|(?P<close>\})|\\.", re.DOTALL)
-_BARE_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 
 _NUMBER = r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
@@ -53,7 +64,33 @@ _OTHER_CHOICE = re.compile(rf"(?<!\w)\([A-Z]\)|{_OR_WORD}|{_OR}[\d$\\]")
 _MEASURE = re.compile(r"\b(?:in|at|per)\s+(?:base\s+)?\$?\d[\d.,]*(?<![.,])")
 _NEXT_LINE = re.compile(r"[ \t]*\n\s*(?:[-*\u2022][ \t]+)?")
 _LINE_END = re.compile(r"[ \t.,;]*(?:\n|$)")
-_HASHES = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
+_NUMBER_LINE = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
+
+_HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
+_ANSWER_CUE = re.compile(
+    r"(?:^|(?<=[.!?:;,]\s))[ \t>#*_-]{0,20}"
+    r"(?:(?:so|thus|hence|therefore|then|finally|and|in conclusion)\b,?[ \t]{1,4}){0,2}"
+    r"(?:(?:the|my|our)[ \t]{1,4})?(?:(?:final|correct)[ \t]{1,4})?answers?"
+    r"(?:[ \t]{1,4}to[ \t]{1,4}(?:the|this)[ \t]{1,4}(?:problem|question))?"
+    r"(?:\*{0,2}[ \t]{1,4}(?:is|are)\b|\*{0,2}[ \t]{0,4}[:=])[ \t:*=]{0,20}"
+    r"(?:(?:therefore|thus|simply|just)[ \t]{1,4})?",
+    re.IGNORECASE | re.MULTILINE,
+)
+_LINE_WINDOW = 10_000  # characters of a line that are read as an answer
+# Not the period of "Dr." and "p.m.", nor one of several.
+_SENTENCE_END = re.compile(r"(?<!\.)(?<!\b[DMS]r)(?<!\bM[sr]s)(?<!\bSt)(?<!\b[ap]\.m)[.?](?=\s)")
+_REASON = re.compile(r",?\s(?:since|because)\b|,\s(?:which|as)\b", re.IGNORECASE)
+_LETTER = re.compile(r"[A-J]")
+_VALUE = re.compile(r"[\d$\\]")
+# Another answer in words, beside a value: "5 or six", "5 or more", "maybe 5".
+_HEDGED = re.compile(r"(?<![{\\])\bor\s+[A-Za-z]{2}|\b(?:maybe|perhaps|possibly|probably|either)\b", re.IGNORECASE)
+_SECOND_THOUGHT = re.compile(
+    r"\b(?:or|but|wait|no|not|maybe|perhaps|possibly|actually|alternatively|instead|otherwise|sorry|rather|unless)\b"
+    rf"|\b(?:{_NUMBER_WORD})\b"
+    r"|(?-i:(?<![\w'])[B-HJ-Z](?![\w']))",
+    re.IGNORECASE,
+)
+_OR_BEFORE = re.compile(r"\bor\W*$", re.IGNORECASE)
 
 
 def answer_text(text: str) -> str | None:
@@ -66,23 +103,31 @@ def answer_text(text: str) -> str | None:
     return None if "<think>" in after else after
 
 
-def final_answer(text: str) -> str | None:
-    """Find the final answer of a response as written, stripped, None when it gives none, by the module's rules."""
+def final_answer(text: str, rule: AnswerRule = "boxed") -> str | None:
+    """Find the final answer of a response by a rule, stripped; None when it gives none.
+
+    It is as the response has it, but for boxes: without what escaped them twice, several of them as one list.
+    """
     counted = answer_text(text)
     if counted is None:
         return None
-    for rules in RULES:
-        _, answer = max(rule(counted) for rule in rules)
+    for row in RULES[rule]:
+        _, answer = max(find(counted) for find in row)
         if answer:
             return answer
     return None
+
+
+def in_form(answer: str, rule: AnswerRule) -> str:
+    """Write an answer as a response gives it that follows a rule."""
+    return FORMS[rule].format(answer)
 
 
 def solution_answer(solution: str) -> str | None:
     r"""Find the reference answer in a worked solution: GSM8K's last `#### N` line, otherwise MATH's last `\boxed{...}`.
 
     For data loading. Here the rest of the `####` line is taken as it stands, since the text is a data set's and not a
-    model's.
+    model's. Boxes are read as a response's are, also several as one list.
     """
     _, mark, tail = solution.rpartition("####")
     if mark:
@@ -96,29 +141,18 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _last_box(text: str) -> tuple[int, str]:
-    """Find the last balanced box that is not empty nor inside another balanced one."""
-    if "\\boxed" not in text and "\\fbox" not in text:
-        return _NOTHING
-    open_braces: list[tuple[int, bool]] = []  # (where its content starts, whether it opens a box)
-    boxes: list[tuple[int, str]] = []
-    for token in _BRACE_TOKEN.finditer(text):
-        if token["box"] or token["open"]:
-            open_braces.append((token.end(), token["box"] is not None))
-        elif token["close"] and open_braces:
-            start, is_box = open_braces.pop()
-            if is_box:
-                while boxes and boxes[-1][0] > start:  # boxes inside this one
-                    boxes.pop()
-                boxes.append((start, text[start : token.start()].strip()))
-    return next((box for box in reversed(boxes) if box[1]), _NOTHING)
+    """Find the last balanced box that is not empty nor inside another balanced one, with those joined to it."""
+    found = boxes.answer_of(text, boxes.braced(text))
+    return found.start, found.answer
 
 
 def _last_bare_box(text: str) -> tuple[int, str]:
-    r"""Find the last `\boxed 5`, unless it goes on as a list of values."""
-    bare = _last(_BARE_BOX, text)
-    if bare is None or len(_listed("0" + text[bare.end() : bare.end() + _FINAL_WINDOW])) > 1:
+    r"""Find the last `\boxed 5`, with those joined to it, unless it goes on as a list of values."""
+    bare = boxes.bare(text)
+    if not bare or len(_listed("0" + text[bare[-1].end : bare[-1].end + _FINAL_WINDOW])) > 1:
         return _NOTHING
-    return bare.start(), bare[1]
+    found = boxes.answer_of(text, bare)
+    return found.start, found.answer
 
 
 def _last_final_answer(text: str) -> tuple[int, str]:
@@ -135,17 +169,73 @@ def _last_final_answer(text: str) -> tuple[int, str]:
 
 
 def _last_hashes(text: str) -> tuple[int, str]:
-    last = _last(_HASHES, text)
+    last = _last(_NUMBER_LINE, text)
     return (last.start(), last[1].strip()) if last else _NOTHING
 
 
+def _last_answer_line(text: str) -> tuple[int, str]:
+    """Find what the last "Answer:" or "The answer is" is followed by, unless another value or a second thought is."""
+    cue = _last(_ANSWER_CUE, text)
+    if cue is None:
+        return _NOTHING
+    line = text[cue.end() : cue.end() + _LINE_WINDOW + 1].split("\n", 1)[0]
+    if len(line) > _LINE_WINDOW:
+        return _NOTHING
+    full_stop = _SENTENCE_END.search(line)
+    sentence, after = (line, "") if full_stop is None else (line[: full_stop.start()], line[full_stop.end() :])
+    is_choice = _LETTER.fullmatch(sentence.strip(" *")) is not None  # "C. 12": its period ends no sentence
+    said = _without_marks(_REASON.split(line if is_choice and _OTHER_VALUE.search(after) else sentence, maxsplit=1)[0])
+    if _SECOND_THOUGHT.search(after) or (_OTHER_VALUE.search(after) and not is_choice):
+        return _NOTHING
+    if not said or (_VALUE.search(said) and _HEDGED.search(said)):
+        return _NOTHING
+    below = text[cue.end() + len(line) : cue.end() + len(line) + _FINAL_WINDOW]
+    separator = _SEPARATOR.match(below)
+    is_list = separator is not None and _FINAL_VALUE.match(below, separator.end()) is not None
+    return _NOTHING if is_list or _goes_on(below, {form(clean(said))}) else (cue.start(), said)
+
+
+def _without_marks(said: str) -> str:
+    """Strip Markdown's marks and the punctuation that ends a sentence, but not the dots of `0.333...`."""
+    said = said.strip(" \t\r*`").rstrip(",;")
+    return said if said.endswith("..") else said.removesuffix(".").rstrip(" *`")
+
+
+def _after_hashes(text: str) -> tuple[int, str]:
+    last = _last(_HASHES, text)
+    return (last.start(), _EMPTY_BOX.sub("", last[1]).strip()) if last else _NOTHING
+
+
+def _in_tags(text: str) -> tuple[int, str]:
+    """Find what is in the last tag if it is closed; of a box in it, with no other value beside it, the content."""
+    start = text.rfind("<answer>")
+    inside, closing, _ = text[start + len("<answer>") :].partition("</answer>")
+    if start < 0 or not closing:
+        return _NOTHING
+    box = boxes.answer_of(inside, boxes.braced(inside))
+    after = inside[box.end :]
+    is_hedged = _OR_BEFORE.search(inside, max(box.start - 20, 0), max(box.start, 0))
+    is_alone = not (is_hedged or _OTHER_VALUE.search(after) or _SECOND_THOUGHT.search(after))
+    return start, box.answer if box.answer and is_alone else _EMPTY_BOX.sub("", inside).strip()
+
+
 _NOTHING = (-1, "")
-RULES: tuple[tuple[Callable[[str], tuple[int, str]], ...], ...] = (
-    (_last_box,),
-    (_last_bare_box,),
-    (_last_final_answer, _last_hashes),
-)
-"""Rules by precedence: (where an answer stands, answer) of a text, (-1, "") for none. In a row the last answer wins."""
+_BOXED = ((_last_box,), (_last_bare_box,))
+RULES: Mapping[AnswerRule, tuple[tuple[Callable[[str], tuple[int, str]], ...], ...]] = {
+    "boxed": (*_BOXED, (_last_final_answer, _last_hashes)),
+    "last_line": (*_BOXED, (_last_answer_line,)),
+    "hash": ((_after_hashes,),),
+    "tags": ((_in_tags,),),
+}
+"""By rule, ways to find an answer by precedence: (where it stands, answer) of a text, (-1, "") for none. In a row the
+last answer wins."""
+FORMS: Mapping[AnswerRule, str] = {
+    "boxed": "\\boxed{{{}}}",
+    "last_line": "Answer: {}",
+    "hash": "#### {}",
+    "tags": "<answer>{}</answer>",
+}
+"""The form of an answer by rule."""
 
 
 def _listed(tail: str) -> list[re.Match[str]]:
@@ -177,6 +267,11 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
         if value is None or form(clean(_content(value))) not in forms:
             return True
         other = pattern.search(said, value.end())
+    return _goes_on(rest, forms)
+
+
+def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
+    """Tell whether what follows a value has another one alone on its next line. forms: of those that are no other."""
     line = _NEXT_LINE.match(rest)
     value = _FINAL_VALUE.match(rest, line.end()) if line else None
     if value is None or not _LINE_END.match(rest, value.end()):

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from g2d_jax.config_load import beside
-from g2d_jax.records import MOST_REWARD, Problem, Score, Verdict, is_reward
+from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.runtime import processes
@@ -177,26 +177,31 @@ def _is_told(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class VerifierScorer:
-    """Scores against `Problem.answer` with math-verify, also response after response."""
+    """Scores against `Problem.answer` with math-verify, also response after response.
+
+    rule: how answers are read, as of `final_answer`.
+    """
 
     pool: VerifierPool
+    rule: AnswerRule = "boxed"
 
     def __call__(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
         """Score responses, in order."""
-        return self.pool.score([problem.answer for problem in problems], texts)
+        return self.pool.score([problem.answer for problem in problems], texts, self.rule)
 
     def begin(self, problem: Problem, text: str) -> Begun:
         """Begin to score a response; `VerifierPool.finish` gives the score."""
-        return self.pool.begin(problem.answer, text)
+        return self.pool.begin(problem.answer, text, self.rule)
 
 
-def function_scorer(function: RewardFunction, correct_above: float | None = 0.5) -> Scorer:
+def function_scorer(function: RewardFunction, correct_above: float | None = 0.5, rule: AnswerRule = "boxed") -> Scorer:
     """Score with a user's function.
 
     The reward is what the function returns; a reward above `correct_above` counts as CORRECT (for accuracy and pairs),
     any other as INCORRECT, and None is UNSCORABLE. With correct_above None every reward is SCORED.
+    rule: of `final_answer`, for the answers that are kept beside the rewards.
     """
     if correct_above is not None and not math.isfinite(correct_above):
         raise ValueError(f"correct_above must be a finite number, got {correct_above}")
@@ -211,7 +216,7 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5)
     def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
         rewards = call_reward(function, problems, texts, token_ids)
         return [
-            Score(reward=reward, verdict=verdict(reward), answer=final_answer(text))
+            Score(reward=reward, verdict=verdict(reward), answer=final_answer(text, rule))
             for reward, text in zip(rewards, texts, strict=True)
         ]
 

@@ -25,7 +25,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from g2d_jax.records import Score, Verdict
+from g2d_jax.records import AnswerRule, Score, Verdict
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.verify import can_be_read, quick_verdict
 from g2d_jax.runtime import processes
@@ -170,19 +170,19 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def score(self, golds: Sequence[str | None], texts: Sequence[str]) -> list[Score]:
+    def score(self, golds: Sequence[str | None], texts: Sequence[str], rule: AnswerRule = "boxed") -> list[Score]:
         """Score responses against reference answers, in order; blocks until all are done.
 
-        golds, texts: equally long; a gold of None or "" is UNSCORABLE. Raises ValueError for unequal lengths and
-        RuntimeError when the pool is closed or a worker cannot start.
+        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`.
+        Raises ValueError for unequal lengths and RuntimeError when the pool is closed or a worker cannot start.
         """
         if len(golds) != len(texts):
             raise ValueError(f"score needs one gold per text, got {len(golds)} golds and {len(texts)} texts")
-        return self.finish([self.begin(gold, text) for gold, text in zip(golds, texts, strict=True)])
+        return self.finish([self.begin(gold, text, rule) for gold, text in zip(golds, texts, strict=True)])
 
-    def begin(self, gold: str | None, text: str) -> Begun:
+    def begin(self, gold: str | None, text: str, rule: AnswerRule = "boxed") -> Begun:
         """Decide about a response here if that is quick, else let a worker do it meanwhile; see `finish`."""
-        answer = final_answer(text)
+        answer = final_answer(text, rule)
         return answer, self._decide(gold, answer)
 
     def finish(self, begun: Sequence[Begun]) -> list[Score]:

@@ -184,7 +184,7 @@ class RewardManager:
         if own is None and reward.function == "verify":
             pool = VerifierPool(reward.workers, cpu_seconds=reward.cpu_seconds, memory_mb=reward.memory_mb)
             self._pools.append(pool)
-            return VerifierScorer(pool)
+            return VerifierScorer(pool, reward.answers)
         if own is None and reward.function == "model":
             model = RewardModel(reward.model, self.mesh())
             self._models.append(model)
@@ -196,7 +196,7 @@ class RewardManager:
             self._judges.append(judge)
             return judge
         function = own or load_reward(reward.function, reward.folder)
-        return function_scorer(function, reward.correct_above if reward.is_verifiable else None)
+        return function_scorer(function, reward.correct_above if reward.is_verifiable else None, reward.answers)
 
 
 def _is_number(answer: str | None) -> bool:

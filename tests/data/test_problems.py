@@ -88,7 +88,8 @@ def test_answers_as_text(value, text):
     ("row", "answer", "solution"),
     [
         ({"answer": "She has 3.\n#### 1,600"}, "1,600", "She has 3.\n#### 1,600"),
-        ({"solution": r"So \boxed{1} or \boxed{1/2}."}, "1/2", r"So \boxed{1} or \boxed{1/2}."),
+        ({"solution": r"So \boxed{1} or \boxed{1/2}."}, "1, 1/2", r"So \boxed{1} or \boxed{1/2}."),
+        ({"solution": r"So \boxed{1}, and then \boxed{1/2}."}, "1/2", r"So \boxed{1}, and then \boxed{1/2}."),
         ({"solution": r"So \boxed{1}.", "answer": "one"}, "one", r"So \boxed{1}."),
         ({"solution": "34"}, "34", None),
         ({"solution": "First this.\nThen that."}, None, "First this.\nThen that."),

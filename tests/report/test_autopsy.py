@@ -123,6 +123,14 @@ def test_prompts_behind_a_template_want_their_problems(tmp_path: Path) -> None:
         resolve(str(tmp_path / "out" / "autopsy_dpo.py"))
 
 
+def test_different_answers_are_counted_by_the_rule_that_is_named(tmp_path: Path) -> None:
+    texts = ["Answer: 1", "Answer: 2", "Answer: 2", "none"]
+    rows = [{"prompt": "1+1=?", "completion": text, "reward": "2" in text, "step": 1} for text in texts]
+    dump = save(tmp_path / "dump.jsonl", rows)
+    counts = [read([dump], None, rule).measures[1]["distinct_answers"] for rule in ("boxed", "last_line")]
+    assert counts[0] != counts[0] and counts[1] == 3  # NaN: no answer at all
+
+
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [

@@ -55,6 +55,16 @@ def test_the_problem_carries_its_reward(scorers):
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
+def test_each_task_reads_answers_by_its_own_rule(scorers):
+    score = scorers(main={}, lines={"answers": "last_line"}, even={"function": "tiny:even", "answers": "tags"})
+    text = "Answer: 2\n<answer>3</answer>"
+    problems = [Problem(task, "1+1", "2", task=task) for task in ("main", "lines", "even")]
+    begun = [score.begin(problem, text) for problem in problems]
+    for found in (score(problems, [text] * 3, [IDS] * 3), score.apart(problems, [text] * 3, [IDS] * 3, begun)):
+        assert [one.answer for one in found] == [None, "2", "3"]
+        assert [one.verdict.value for one in found[:2]] == ["no_answer", "correct"]
+
+
 def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers):
     numbers = [Problem("a", "1+1", "2"), Problem("b", "1/2", r"\\frac{1}{2}")]
     for problems, started in ((numbers, 0), ([*numbers, Problem("c", "x", "x+1")], 1)):

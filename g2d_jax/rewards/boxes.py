@@ -1,0 +1,175 @@
+r"""Find the boxed answer of a text: `\boxed{5}`, `\fbox{5}` or the brace-less `\boxed 5`.
+
+Boxes with nothing between them but separators and names are one answer, a list:
+
+    $x=\boxed{1}$ or $x=\boxed{2}$                ─► 1, 2
+    \(a = \boxed{1}\) and \(b = \boxed{2}\)       ─► a = 1, b = 2
+    \boxed{4}. Wait, no: \boxed{5}                ─► 5: words keep boxes apart, and the last ones count
+
+Also read are boxes that were escaped twice (`\\boxed{\\frac{1}{2}}`), and those of which JSON took `\b` for a backspace
+(`oxed{5}`). Model text is hostile: every search is linear in its length, none recurses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# A line break may stand before a box, so that three backslashes are not one that was escaped twice, but four are.
+_WRITTEN = r"\\{1,4}(?:boxed|fbox)"
+_EATEN = r"\x08oxed|\x0cbox|(?<![\w\\])oxed"
+# One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
+_TOKENS = r"|(?P<open>\{)|(?P<close>\})|\\."
+_TOKEN = re.compile(rf"(?P<box>{_WRITTEN}\s*+\{{){_TOKENS}", re.DOTALL)
+_TOKEN_OR_EATEN = re.compile(rf"(?P<box>(?:{_WRITTEN}|{_EATEN})\s*+\{{){_TOKENS}", re.DOTALL)
+_BARE = re.compile(r"(?:\\(?:boxed|fbox)|\x08oxed)[ \t]*+([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))")
+
+# What JSON makes of `\frac`, `\beta`, `\times` and `\rho`, and what is left of the first without control characters.
+_RESTORED = (
+    (re.compile(r"\x0c|(?<![A-Za-z\\\x0c])(?=rac\s*\{)"), r"\\f"),
+    (re.compile(r"\x08"), r"\\b"),
+    (re.compile(r"\t(?=[a-z])"), r"\\t"),
+    (re.compile(r"\r(?=[a-z])"), r"\\r"),
+)
+_LONE_BACKSLASH = re.compile(r"(?<!\\)\\(?:\\\\)*+(?!\\)")
+_ESCAPED_COMMAND = re.compile(r"\\\\(?=[A-Za-z{}|,;:!%])")
+
+_SPACE = r"[\s$&~]|\\{1,2}(?:[()\[\],;:!>\s]|q?quad(?![A-Za-z]))|\\\\|\*\*"
+_BULLET = r"\n[ \t]*+[-*\u2022](?=[ \t])"
+_WORD = r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])"
+_TEXT = r"\\{1,2}(?:text(?:rm|bf|it|normal)?|mbox|mathrm)\s*+\{(?:[\s,;]|\\[ ,;:])*+(?:(?:and|or)[\s,;]*+)?\}"
+_GAP = re.compile(rf"(?:{_BULLET}|{_TEXT}|{_SPACE}|[,;\uff0c\uff1b\u3001]|{_WORD})*+", re.IGNORECASE)
+
+_GREEK = (
+    r"\\(?:(?:var)?(?:epsilon|theta|phi|rho|sigma)|alpha|beta|gamma|delta|zeta|eta|kappa|lambda|mu|nu|xi|pi|tau|chi|psi"
+    r"|omega|ell|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega)(?![A-Za-z])"
+)
+_NAME = (
+    rf"(?:\\angle\s*)?(?:[A-Z]{{2,3}}|[A-Za-z]|{_GREEK})'{{0,3}}"
+    r"[\u2080-\u2089]{0,3}(?:_(?:\w+|\{\w+\}))?(?:\(\w{1,3}\))?"
+)
+_NAMED = re.compile(rf"(?<![\w\\}})\]^_.'])({_NAME})(?:[\s&]|\\[,;: ])*+=(?:[\s$&*]|\\{{1,2}}[(\[,;: ])*+$")
+_NAME_WINDOW = 64  # characters before a box in which its name is looked for
+# Before a name: it is part of a sum or of a chain of equations, as y in `x + y = \boxed{5}`. A bullet is none.
+_OPERATOR = re.compile(r"(?:(?<=[^\n])[-+]|[-+](?=$)|[*/=<>^|]|\\(?:cdot|times|div|pm|mp|cap|cup))[ \t]*+$")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+
+
+class Box(NamedTuple):
+    """A box: where its command starts and where it ends, and between which places its content stands."""
+
+    start: int
+    end: int
+    inside: tuple[int, int]
+
+
+class Boxed(NamedTuple):
+    """The answer of a run of boxes, "" where there is none, and where the run starts and ends."""
+
+    start: int
+    end: int
+    answer: str
+
+
+NOT_BOXED = Boxed(-1, -1, "")
+
+
+def braced(text: str) -> list[Box]:
+    """Find the boxes with balanced braces that are not inside another such box, in their order."""
+    if "oxed" not in text and "box" not in text:
+        return []
+    is_eaten = "\x0cbox" in text or text.count("oxed") > text.count("boxed")
+    open_braces: list[tuple[int, int]] = []  # (where its command starts, -1 for no box, where its content starts)
+    boxes: list[Box] = []
+    for token in (_TOKEN_OR_EATEN if is_eaten else _TOKEN).finditer(text):
+        kind = token.lastgroup
+        if kind == "box" or kind == "open":
+            open_braces.append((token.start() if kind == "box" else -1, token.end()))
+        elif kind == "close" and open_braces:
+            start, inside = open_braces.pop()
+            if start >= 0:
+                while boxes and boxes[-1].start > start:  # boxes inside this one
+                    boxes.pop()
+                boxes.append(Box(start, token.end(), (inside, token.start())))
+    return boxes
+
+
+def bare(text: str) -> list[Box]:
+    r"""Find the boxes without braces, `\boxed 5`."""
+    return [Box(box.start(), box.end(), box.span(1)) for box in _BARE.finditer(text)]
+
+
+def answer_of(text: str, boxes: Sequence[Box]) -> Boxed:
+    """Return the answer of the last run of boxes that are not all empty: the content of one, or a list of several."""
+    run: list[tuple[Box, str]] = []  # the last box first
+    for box in reversed(boxes):
+        if run and not _is_joined(text, box, run[-1][0]):
+            if any(content for _, content in run):
+                break
+            run = []
+        run.append((box, _content(text, box)))
+    filled = [(box, content) for box, content in reversed(run) if content]
+    if not filled:
+        return NOT_BOXED
+    answer = filled[0][1] if len(filled) == 1 else _listed(text, filled)
+    return Boxed(filled[0][0].start, filled[-1][0].end, answer)
+
+
+def _is_joined(text: str, box: Box, after: Box) -> bool:
+    """Tell whether nothing but separators, and the name of the later one, stands between two boxes."""
+    name = _name(text, box.end, after)
+    return _GAP.fullmatch(text, box.end, after.start if name is None else name.start()) is not None
+
+
+def _name(text: str, start: int, box: Box) -> re.Match[str] | None:
+    r"""Match the name that a box gives a value to, as in `x = \boxed{1}`, from a place on."""
+    first = max(start, box.start - _NAME_WINDOW)
+    return None if text.find("=", first, box.start) < 0 else _NAMED.search(text, first, box.start)
+
+
+def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
+    """Write the contents of a run as one answer, by name where each box has one and they differ."""
+    named: dict[tuple[str | None, str], None] = {}
+    before = 0
+    for box, content in run:
+        name = _name(text, before, box)
+        if name and before == 0 and _OPERATOR.search(text, max(name.start() - _NAME_WINDOW, 0), name.start()):
+            name = None
+        named[name[1] if name else None, content] = None
+        before = box.end
+    contents = list(dict.fromkeys(content for _, content in named))
+    names = {name for name, _ in named}
+    if len(names) > 1 and None not in names:
+        return ", ".join(f"{name} = {_one_value(content)}" for name, content in named)
+    return contents[0] if len(contents) == 1 else ", ".join(map(_one_value, contents))
+
+
+def _one_value(content: str) -> str:
+    """Return the content of a box for a list, in which the commas of 1,234 would part values."""
+    return content.replace(",", "") if _THOUSANDS.fullmatch(content) else content
+
+
+def _content(text: str, box: Box) -> str:
+    """Return what is in a box, as it was before anything escaped it twice or took its escapes for characters."""
+    content = text[slice(*box.inside)]
+    if text[box.start] != "\\":
+        for pattern, restored in _RESTORED:
+            content = pattern.sub(restored, content)
+    command = text[box.start : box.inside[0]]
+    if command.count("\\") in (2, 4):
+        content = _unescaped(content)
+    # A line break, or the half of an escaped space, says nothing at the end.
+    return content.strip().rstrip("\\").rstrip()
+
+
+def _unescaped(content: str) -> str:
+    r"""Halve the backslashes of a box that was escaped twice: none stands alone in it.
+
+    In a matrix whose rows have two backslashes and not four, only those of commands and braces were escaped.
+    """
+    if _LONE_BACKSLASH.search(content):
+        return content
+    if "\\begin" in content and "\\\\\\\\" not in content:
+        return _ESCAPED_COMMAND.sub(r"\\", content)
+    return content.replace("\\\\", "\\")
