@@ -37,6 +37,7 @@ Remat = Literal["none", "full", "attention"]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
 SamplingWeights = Literal["", "int8"]
+Unreadable = Literal["leave_out", "equal_text"]
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
@@ -198,6 +199,7 @@ class Reward(Section):
         int, Bounds(least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300")
     ] = 2048
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
+    unreadable: Unreadable = "leave_out"  # problems whose reference answer "verify" cannot read; or "equal_text"
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
 
@@ -207,7 +209,7 @@ class Reward(Section):
         return self.function not in ("model", "judge") if self.verifiable is None else self.verifiable
 
     def check(self) -> None:
-        """Refuse a kind of rewards that the function does not give, and a reward model that is not named."""
+        """Refuse a kind of rewards that the function does not give, what is not its own, and a model without a name."""
         kind = {"verify": True, "model": False, "judge": False}.get(self.function, self.is_verifiable)
         if self.is_verifiable != kind:
             what = "knows right and wrong" if kind else "knows better and worse only"
@@ -216,6 +218,8 @@ class Reward(Section):
             raise FieldError(
                 "answers", f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out"
             )
+        if self.function != "verify" and self.unreadable != "leave_out":
+            raise FieldError("unreadable", f"is of the verifier, and function is {self.function!r}: leave it unset")
         if self.function == "model" and not self.model.path:
             raise FieldError("model.path", "is not set: give the folder or hub id of a model with a scalar head")
 

@@ -22,7 +22,7 @@ from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import flags, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, external_rollouts, golds, inputs, kept_inputs, offline, online, sft
+from g2d_jax.stages import alerts, external_rollouts, inputs, kept_inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute, check_claim, stage_folders
@@ -47,6 +47,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))
+        runtime.follows = None if workdir is None else place
         with closing(runtime):
             _show_settings(runtime, config, config if named is None else named)
             if workdir is not None:
@@ -58,7 +59,6 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 kept_inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
-            golds.warn(runtime, golds.MOST_DRY, golds.SECONDS_DRY)
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]
                 for problem in problems[:SHOWN]:

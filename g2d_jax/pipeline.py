@@ -41,7 +41,6 @@ from g2d_jax.stages import (
     best_checkpoint,
     collect,
     evaluate,
-    golds,
     init_params,
     inputs,
     kept_inputs,
@@ -151,8 +150,6 @@ def run(
     with _opened(settings, order, folder, until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)
-        if processes.leader() and not all(storage.finished(runtime.folders[name]) for name in names):
-            golds.warn(runtime)
         manifests = {name: run_stage(runtime, name, order) for name in names}
         if until is None:
             processes.on_leader(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
@@ -287,6 +284,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         "fingerprint": runtime.stage_fingerprint(name, made_from),
         "started": started,
         "programs": compiling.take_programs(),
+        **({"unreadable": runtime.unreadable} if runtime.unreadable else {}),
         **fields,
     }
     if stage.kind not in TRAINING:  # training stages log it with every update

@@ -139,7 +139,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
     """
     order = plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
-        runtime = Runtime(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
+        runtime = Runtime(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False)
         mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)

@@ -199,8 +199,8 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged. Then
-        `damage`."""
+        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged. Before
+        that the reference answers that the verifier cannot read, after it `damage`."""
         logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
         by_stage = [
             stage.manifest.get("warnings", ())
@@ -209,7 +209,8 @@ class Run:
             for name, stage in self.stages.items()
         ]
         warned = [str(warning["text"]) for warnings in by_stage for warning in warnings if "text" in warning]
-        return [*warned, *self.damage]
+        unreadable = [entry["text"] for manifest in self.manifests.values() for entry in manifest.get("unreadable", ())]
+        return [*dict.fromkeys(map(str, unreadable)), *warned, *self.damage]
 
 
 def read_run(

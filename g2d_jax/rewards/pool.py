@@ -5,8 +5,11 @@
 
 Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the answer's doing: it made
 the grader exceed its CPU time or memory, or crash (see `Verdict`). A worker that dies or does not reply is the
-machine's, and leaves the response UNSCORABLE. An answer far longer than any reference is INCORRECT unless it is the
-reference itself.
+machine's, and leaves the response UNSCORABLE. An answer far longer than the reference is INCORRECT.
+
+Whether the verifier can read a reference answer ("gold") is found out once, from the gold alone. One that it cannot
+read makes every response UNSCORABLE, the same text too; or, with unreadable="equal_text", the same text is CORRECT
+and all else INCORRECT.
 """
 
 from __future__ import annotations
@@ -19,11 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from g2d_jax.records import AnswerRule, Score, Verdict
 from g2d_jax.rewards.extract import final_answer
@@ -37,6 +39,10 @@ REWARDS: Mapping[Verdict, float | None] = {
 START_SECONDS = 300.0
 """How long a worker may take to import math-verify on a machine that is busy compiling."""
 MAX_ANSWER_CHARS = 10_000
+READ_AT_ONCE = 256
+"""Golds that a worker is asked about at a time."""
+
+T = TypeVar("T")
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
 """A response's final answer, and its verdict or where that will be."""
@@ -70,13 +76,22 @@ class Worker:
                     + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, gold: str, answer: str | None, wall_seconds: float) -> tuple[Verdict, float]:
-        """Get a verdict, for no answer that on the gold alone, and its CPU seconds.
+    def ask(self, gold: str, answer: str, wall_seconds: float) -> tuple[Verdict, float]:
+        """Get a verdict and its CPU seconds.
 
         Raises WorkerDied, after which the worker is of no more use.
         """
         verdict, cpu_seconds = self._request(json.dumps([gold, answer]).encode() + b"\n", wall_seconds)
         return Verdict(verdict), cpu_seconds
+
+    def read(self, golds: Sequence[str], wall_seconds: float) -> tuple[list[bool], float]:
+        """Tell of the first of these golds, one after the other, whether they can be read; and the CPU seconds.
+
+        The golds share the limits of one answer; the one that exceeds them and those after it are not told of. Raises
+        as `ask`.
+        """
+        told, cpu_seconds = self._request(json.dumps([golds]).encode() + b"\n", wall_seconds)
+        return told, cpu_seconds
 
     def _request(self, line: bytes, wall_seconds: float) -> list[Any]:
         requests, replies = self.process.stdin, self.process.stdout
@@ -105,16 +120,6 @@ class Worker:
         self.process.communicate()
 
 
-def _by(deadline: float, verdict: Future[Verdict | None]) -> bool | None:
-    """Wait for the verdict on a gold alone; True if it can be read, None where there is none by the deadline."""
-    try:
-        told = verdict.result(max(deadline - time.monotonic(), 0.0))
-    except (TimeoutError, CancelledError):
-        verdict.cancel()
-        return None
-    return None if told is None else told is Verdict.CORRECT
-
-
 def _environment() -> dict[str, str]:
     """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
@@ -130,13 +135,26 @@ def _environment() -> dict[str, str]:
     }
 
 
+_CLOSED = "the verifier pool is closed; make a new one"
+
+
+@contextlib.contextmanager
+def _open_pool() -> Iterator[None]:
+    """Raise RuntimeError in place of the CancelledError of a pool that was closed meanwhile."""
+    try:
+        yield
+    except CancelledError as error:
+        raise RuntimeError("the verifier pool was closed while it was scoring") from error
+
+
 class VerifierPool:
     """Worker processes that verify answers. Thread-safe; a context manager; workers start when first needed.
 
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
     wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
     may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
-    cpu_seconds: of workers on answers since it was made.
+    unreadable: what becomes of responses to golds that cannot be read, see the top.
+    cpu_seconds: of workers on answers and golds since it was made.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
 
@@ -146,6 +164,7 @@ class VerifierPool:
         cpu_seconds: float = 5.0,
         memory_mb: int = 2048,
         cache_size: int = 65_536,
+        unreadable: Literal["leave_out", "equal_text"] = "leave_out",
     ) -> None:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
             raise ValueError(
@@ -161,7 +180,9 @@ class VerifierPool:
         self._lock = threading.Lock()
         self.workers: set[Worker] = set()
         self._closed = False
-        self._verdicts: dict[tuple[str, str], Future[Verdict]] = {}
+        self._verdicts: dict[tuple[str, str | None], Future[Verdict]] = {}
+        self._by_text = unreadable == "equal_text"
+        self._readable: dict[str, bool] = {}  # by gold; as many as a data set has
         self.cpu_seconds = 0.0
 
     def __enter__(self) -> VerifierPool:
@@ -173,11 +194,13 @@ class VerifierPool:
     def score(self, golds: Sequence[str | None], texts: Sequence[str], rule: AnswerRule = "boxed") -> list[Score]:
         """Score responses against reference answers, in order; blocks until all are done.
 
-        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`.
-        Raises ValueError for unequal lengths and RuntimeError when the pool is closed or a worker cannot start.
+        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`. Raises ValueError for
+        unequal lengths and RuntimeError when the pool is closed, a worker cannot start, or the machine ends it twice
+        while it reads golds.
         """
         if len(golds) != len(texts):
             raise ValueError(f"score needs one gold per text, got {len(golds)} golds and {len(texts)} texts")
+        self.read(gold for gold in golds if gold is not None)
         return self.finish([self.begin(gold, text, rule) for gold, text in zip(golds, texts, strict=True)])
 
     def begin(self, gold: str | None, text: str, rule: AnswerRule = "boxed") -> Begun:
@@ -189,28 +212,39 @@ class VerifierPool:
         """Give the scores of what was begun, in order; blocks until all are there, and raises as `score`."""
         scores = []
         for answer, item in begun:
-            try:
+            with _open_pool():
                 verdict = processes.patiently(item) if isinstance(item, Future) else item
-            except CancelledError as error:
-                raise RuntimeError("the verifier pool was closed while it was scoring") from error
             scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
         return scores
 
-    def can_be_read(self, golds: Sequence[str], seconds: float) -> list[bool | None]:
-        """Tell of each reference answer whether any response but the same text can equal it.
+    def read(self, golds: Iterable[str], told: Callable[[int], object] = lambda _: None) -> dict[str, bool]:
+        """Tell of each gold whether the verifier can read it; blocks until all are told.
 
-        At most about so many seconds are spent in workers: None for the answers that had no turn by then, and where a
-        worker died. A gold that makes the verifier give up cannot be read.
+        One that makes the verifier exceed its limits cannot be read. told: called with the number of golds told of.
+        Raises as `score`; what was told by then is remembered.
         """
-        deadline = time.monotonic() + seconds
-        asked: list[bool | Future[Verdict | None]] = []
-        for gold in golds:
-            read = can_be_read(gold)
-            asked.append(self._executor.submit(self._ask, gold, None) if read is None else read)
-        told: list[bool | None] = []
-        for item in asked:
-            told.append(item if isinstance(item, bool) else _by(deadline, item))
-        return told
+        wanted = list(dict.fromkeys(golds))
+        unknown = [gold for gold in wanted if gold not in self._readable]
+        parts = [unknown[first : first + READ_AT_ONCE] for first in range(0, len(unknown), READ_AT_ONCE)]
+        with self._lock:
+            if self._closed and parts:
+                raise RuntimeError(_CLOSED)
+            reading = {self._executor.submit(self._find_out, part): len(part) for part in parts}
+        done = len(wanted) - len(unknown)
+        try:
+            with _open_pool():
+                for part in processes.patiently_completed(reading):
+                    part.result()
+                    done += reading[part]
+                    told(done)
+        finally:
+            for part in reading:
+                part.cancel()
+        return {gold: self._readable[gold] for gold in wanted}
+
+    def know(self, golds: Mapping[str, bool]) -> None:
+        """Take over whether golds can be read, as it was found out before, maybe by another process or version."""
+        self._readable |= golds
 
     def start(self) -> None:
         """Let the workers start in the background, which takes them seconds, before the first answer needs one."""
@@ -232,15 +266,12 @@ class VerifierPool:
         """Give a verdict where none needs a worker, otherwise the (shared) future of one."""
         if gold is None or not gold.strip():
             return Verdict.UNSCORABLE
-        if answer is None:
-            return Verdict.NO_ANSWER
-        is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
-        is_correct = answer == gold if is_overlong else quick_verdict(gold, answer)
-        if is_correct is not None:
-            return Verdict.CORRECT if is_correct else Verdict.INCORRECT
+        verdict = self._decide_here(gold, answer)
+        if verdict is not None:
+            return verdict
         with self._lock:
             if self._closed:
-                raise RuntimeError("the verifier pool is closed; make a new one")
+                raise RuntimeError(_CLOSED)
             if (gold, answer) not in self._verdicts:
                 self._verdicts[gold, answer] = self._executor.submit(self._grade, gold, answer)
             future = self._verdicts[gold, answer]
@@ -248,30 +279,71 @@ class VerifierPool:
                 del self._verdicts[next(iter(self._verdicts))]
             return future
 
-    def _grade(self, gold: str, answer: str) -> Verdict:
+    def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
+        """Give the verdict if no worker is needed, none to tell first whether the gold can be read; else None."""
+        if not self._by_text and not self._can_be_read(gold):
+            return None if self._can_be_read(gold) is None else Verdict.UNSCORABLE
+        if answer is None:
+            return Verdict.NO_ANSWER
+        is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
+        is_correct = False if is_overlong else quick_verdict(gold, answer)
+        if is_correct is None and self._can_be_read(gold) is False:
+            is_correct = False
+        if is_correct is None:
+            return None
+        return Verdict.CORRECT if is_correct else Verdict.INCORRECT
+
+    def _can_be_read(self, gold: str) -> bool | None:
+        """Tell whether a gold can be read, None if a worker has to be asked."""
+        if gold not in self._readable and (read := can_be_read(gold)) is not None:
+            self._readable.setdefault(gold, read)
+        return self._readable.get(gold)
+
+    def _find_out(self, golds: Sequence[str]) -> None:
+        """Find out whether golds can be read, in a thread of the executor. Raises RuntimeError where workers end."""
+        left = [gold for gold in golds if self._can_be_read(gold) is None]
+        while left:
+            told = self._ask(lambda worker: worker.read(left, self.wall_seconds))  # noqa: B023 - called at once
+            if told is None:
+                raise RuntimeError(
+                    "the machine ended a verifier worker twice, or got no reply from it for "
+                    f"{self.wall_seconds:.0f} s, while it read reference answers such as {left[0]!r:.80}. Is there "
+                    "too little memory? Lower reward.memory_mb or reward.workers, or take a larger machine"
+                )
+            # Not told of at all is only a gold that had the limits for itself: it exceeds them.
+            for gold, read in zip(left, told or [False], strict=False):
+                self._readable.setdefault(gold, read)
+            left = left[len(told) or 1 :]
+
+    def _grade(self, gold: str, answer: str | None) -> Verdict:
         """Ask a worker for a verdict, in a thread of the executor; UNSCORABLE where the machine ends workers.
 
         The limits of an answer end no worker, so that the end of one says nothing of the answer.
         """
-        verdict = self._ask(gold, answer)
-        if verdict is None:
-            with self._lock:  # not to be remembered
-                self._verdicts.pop((gold, answer), None)
-            return Verdict.UNSCORABLE
-        return verdict
+        verdict = None
+        try:
+            self._find_out([gold])
+            verdict = self._decide_here(gold, answer)
+            if verdict is None:
+                verdict = self._ask(lambda worker: worker.ask(gold, str(answer), self.wall_seconds))
+        finally:
+            if verdict is None:
+                with self._lock:  # not to be remembered
+                    self._verdicts.pop((gold, answer), None)
+        return verdict or Verdict.UNSCORABLE
 
-    def _ask(self, gold: str, answer: str | None) -> Verdict | None:
+    def _ask(self, request: Callable[[Worker], tuple[T, float]]) -> T | None:
         """Ask a worker. One that is dead or does not answer is replaced, once; None where the second one fails too."""
         for _ in range(2):
             worker = self._worker()
             try:
-                verdict, seconds = worker.ask(gold, answer, self.wall_seconds)
+                reply, seconds = request(worker)
             except WorkerDied:
                 self.workers.discard(worker)
                 continue
             with self._lock:
                 self.cpu_seconds += seconds
-            return verdict
+            return reply
         return None
 
     def _worker(self) -> Worker:

@@ -6,9 +6,14 @@ grader: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS.
 work an answer makes and not on how busy the machine is. A grader says nothing but its exit status, and cannot write
 into files.
 
-Lines of JSON on stdin and stdout. Request: [gold, answer], or [gold, null] to ask whether the gold can be read
-(`verify.parses`). Reply: [verdict, CPU seconds]; TIMEOUT is the verdict of every grader that leaves without one. The
-first reply is []: the worker is ready.
+Reference answers are the user's and not a policy's, so one grader reads many: it marks each in memory that it shares
+with the worker, under the limits of one answer for all of them. One that exceeds these has marked those before.
+
+Lines of JSON on stdin and stdout. The first reply is []: the worker is ready.
+
+    [gold, answer]         ─► [verdict, CPU seconds]; TIMEOUT is the verdict of every grader that leaves without one
+    [[gold, gold, …]]      ─► [[can it be read, …], CPU seconds] of the first golds, up to the one that ended the grader
+
 End of file on stdin ends the worker, so it does not outlive its parent. JAX is never imported.
 """
 
@@ -17,16 +22,20 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import mmap
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.verify import grade, parses
 
 _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 12: Verdict.UNSCORABLE, 13: Verdict.NO_ANSWER}
+"""Exit status of a grader -> its verdict."""
+_UNREAD, _READ = 1, 2  # marks; 0 is of what no grader came to
 
 # Graded once before the first fork: imports, parser tables and caches that every grader then inherits.
 _WARM_UP = (
@@ -56,24 +65,59 @@ def main() -> None:
     replies.write(b"[]\n")
     os.dup2(null, 2)  # what went wrong before this point is shown
     for line in requests:
-        gold, answer = json.loads(line)
-        reply = _grade_apart(gold, answer, cpu_seconds, memory_mb)
+        request = json.loads(line)
+        reply: tuple[str | list[bool], float]
+        if isinstance(request[0], list):
+            reply = _read_apart(request[0], cpu_seconds, memory_mb)
+        else:
+            reply = _grade_apart(*request, cpu_seconds, memory_mb)
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
-def _grade_apart(gold: str, answer: str | None, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
+def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
     """Grade one answer in a process of its own; return the reply."""
+    status, seconds = _apart(lambda: _graded(gold, answer), cpu_seconds, memory_mb)
+    return _VERDICTS.get(status, Verdict.TIMEOUT).value, seconds
+
+
+def _graded(gold: str, answer: str) -> int:
+    """Return the exit status of a verdict."""
+    try:
+        verdict = grade(gold, answer)
+    except RecursionError:  # nested too deeply to be read
+        verdict = Verdict.INCORRECT
+    return next(status for status, its in _VERDICTS.items() if its is verdict)
+
+
+def _read_apart(golds: Sequence[str], cpu_seconds: float, memory_mb: int) -> tuple[list[bool], float]:
+    """Read reference answers in a process of their own; return the reply."""
+    marks = mmap.mmap(-1, len(golds))  # shared with the grader, and of no file
+    status, seconds = _apart(lambda: _mark(golds, marks), cpu_seconds, memory_mb)
+    if status == -signal.SIGKILL:  # none of its limits does that, but a machine without memory: no gold is at fault
+        raise SystemExit(f"a grader was killed after {seconds:.1f} s")
+    told = marks[:].rstrip(b"\0")
+    return [mark == _READ for mark in told], seconds
+
+
+def _mark(golds: Sequence[str], marks: mmap.mmap) -> int:
+    """Mark each reference answer, in order; return an exit status."""
+    for place, gold in enumerate(golds):
+        marks[place] = _READ if parses(gold) is Verdict.CORRECT else _UNREAD
+    return 0
+
+
+def _apart(job: Callable[[], int], cpu_seconds: float, memory_mb: int) -> tuple[int, float]:
+    """Do a job in a process of its own, under limits; return its exit status, minus a signal, and CPU seconds."""
     grader = os.fork()
     if grader == 0:
-        _run_grader(gold, answer, cpu_seconds, memory_mb)
+        _run_grader(job, cpu_seconds, memory_mb)
     _, status, usage = os.wait4(grader, 0)
-    verdict = _VERDICTS.get(os.waitstatus_to_exitcode(status), Verdict.TIMEOUT)
-    return verdict.value, usage.ru_utime + usage.ru_stime
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
 
 
-def _run_grader(gold: str, answer: str | None, cpu_seconds: float, memory_mb: int) -> NoReturn:
-    """Grade under limits and leave with the verdict's exit status. No exception gets past this point."""
-    status, status_of = 1, {verdict: code for code, verdict in _VERDICTS.items()}
+def _run_grader(job: Callable[[], int], cpu_seconds: float, memory_mb: int) -> NoReturn:
+    """Do a job under limits and leave with its exit status. No exception gets past this point."""
+    status = 1
     try:
         os.closerange(3, 1024)  # the pipe of the replies
         limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
@@ -84,9 +128,7 @@ def _run_grader(gold: str, answer: str | None, cpu_seconds: float, memory_mb: in
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})  # both may come from the parent
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        status = status_of[parses(gold) if answer is None else grade(gold, answer)]
-    except RecursionError:  # nested too deeply to be read
-        status = status_of[Verdict.INCORRECT]
+        status = job()
     finally:  # also of a MemoryError, and of math-verify's own TimeoutException, which is a BaseException
         os._exit(status)
 

@@ -83,10 +83,9 @@ def _encoded(runtime: Runtime, stage: Offline, pair: PairRow, held_out: dict[str
 def _held_out(runtime: Runtime) -> dict[str, str]:
     """Map the ids of dev's and test's prompts, bare and in the prompt template, to the problem's own id."""
     found: dict[str, str] = {}
-    for split in ("dev", "test"):
-        for problem in runtime.problems[split]:
-            asked = runtime.tokenizer.conversation(problem)[-1]["content"]
-            found |= {problem.id: problem.id, problem_id(asked): problem.id}
+    for problem in runtime.held_out:
+        asked = runtime.tokenizer.conversation(problem)[-1]["content"]
+        found |= {problem.id: problem.id, problem_id(asked): problem.id}
     return found
 
 

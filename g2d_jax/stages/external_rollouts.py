@@ -147,19 +147,24 @@ def read_groups(
 def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
     """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
 
-    Says how many rows have other prompt ids than the template here gives, or other text than their ids: the ids count.
+    Says how many rows have other prompt ids than the template here gives, or other text than their ids: the ids count;
+    and how many are of training problems that are left out, as they are too.
     """
+    left_out = {problem.id for problem in runtime.left_out["train"]}
     problems: dict[str, Problem] = {}
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
     by_text = functools.cache(partial(_by_text, runtime))
-    prompts_differ = texts_differ = texts_compared = 0
+    prompts_differ = texts_differ = texts_compared = skipped = 0
     for row in read_dump(path, reward):
         try:
             problem = _problem(row, path, runtime, by_text)
-            score = _given(row, runtime.tasks[problem.task].reward)
             if problem.id in runtime.held_out_ids:
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
+            if problem.id in left_out:
+                skipped += 1
+                continue
+            score = _given(row, runtime.tasks[problem.task].reward)
             if score is None and problem.answer is None:
                 raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
             ours = runtime.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
@@ -177,8 +182,13 @@ def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[s
             texts_differ += text.strip() not in map(str.strip, decoded)
         problems.setdefault(problem.id, problem)
         rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
+    if skipped:
+        runtime.say_once(
+            f"{path}: {skipped} rows left out, whose problems data.train goes without: the verifier cannot read their "
+            "reference answers"
+        )
     if not rows:
-        raise ValueError(f"{path} holds no responses")
+        raise ValueError(f"{path} holds no responses{' but these' if skipped else ''}")
     if texts_differ and texts_differ == texts_compared:
         raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
     if texts_differ:
@@ -194,9 +204,11 @@ def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[s
 
 
 def _by_text(runtime: Runtime) -> dict[str, Problem]:
-    """Return all problems by their prompt after the template, with its special tokens and without them."""
+    """Return all problems by their prompt after the template, with its special tokens and without them; also those left
+    out."""
     tokenizer, texts = runtime.tokenizer, dict[str, Problem]()
-    for problem in (problem for split in ("dev", "test", "train") for problem in runtime.problems[split]):
+    sources = (runtime.left_out, runtime.problems)
+    for problem in (p for source in sources for split in ("dev", "test", "train") for p in source[split]):
         for text in (tokenizer.render(problem), tokenizer.decode(tokenizer.encode_prompt(problem))):
             texts[text.strip()] = problem
     return texts

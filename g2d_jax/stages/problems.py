@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from g2d_jax import keys
 from g2d_jax.config import Config, Reward, Source, Task
@@ -20,21 +20,44 @@ from g2d_jax.runtime import processes, storage
 Say = Callable[[str], None]
 Splits = dict[str, list[Problem]]
 """Problems by split: "train", "dev" and "test"."""
-
+Unreadable = Callable[[Sequence[Problem]], Collection[str]]
+"""From problems that the verifier grades to the ids of those whose reference answer it cannot read."""
 
 SPLITS = ("train", "dev", "test")
 READ_FOR = {"test": ("test",), "dev": ("dev", "test"), "train": SPLITS}
 """Split -> those that have to be read for it: it goes without the problems that are in the others."""
+SHOWN = 3  # reference answers that a message shows
+MOST_SHOWN = 80  # characters of one
+
+
+class Loaded(NamedTuple):
+    """The problems of a run.
+
+    problems: by split. contents: of each source, by setting. left_out: the problems that were taken out of each split,
+    for the verifier cannot read their reference answers. unreadable: what to tell of such answers, also of problems
+    that stay: {"split", "problems", "of", "text"} each.
+    """
+
+    problems: Splits
+    contents: dict[str, Content]
+    left_out: Splits
+    unreadable: list[dict[str, Any]]
 
 
 def load(
-    config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say, splits: Collection[str] = SPLITS
-) -> tuple[Splits, dict[str, Content]]:
-    """Read the problems of all tasks, one task after the other, by split; and the content of each source, by setting.
+    config: Config,
+    tokenizer: PromptTokenizer,
+    own_reward: bool,
+    say: Say,
+    splits: Collection[str] = SPLITS,
+    unreadable: Unreadable | None = None,
+) -> Loaded:
+    """Read the problems of all tasks, one task after the other.
 
-    train is without those of dev and test, dev without those of test, and none has too long a prompt. own_reward:
-    whether the task "main" is scored by a function given from Python, so that its problems need no answer.
-    splits: those to read. The others have none, and so has a split where no source is named.
+    train is without those of dev and test, dev without those of test, and none has too long a prompt, or a reference
+    answer that the verifier cannot read; with reward.unreadable="equal_text" these stay. own_reward: whether the task
+    "main" is scored by a function given from Python, so that its problems need no answer. splits: those to read. The
+    others have none, and so has a split where no source is named. unreadable: None asks nobody and leaves none out.
     Raises ValueError where sources come to none, and where processes read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
@@ -58,6 +81,10 @@ def load(
             )
         if overlap:
             say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
+    # Last, so that what a policy may be trained on does not depend on what the verifier can read.
+    left_out, told = _leave_out(config, loaded, own_reward, unreadable)
+    for entry in told:
+        say(f"WARNING: {entry['text']}")
     for split, problems in loaded.items():
         is_named = any(getattr(task, split).path for task in config.all_tasks.values())
         if not problems and is_named and split in splits:
@@ -65,7 +92,45 @@ def load(
     ids = {split: [problem.id for problem in problems] for split, problems in loaded.items()}
     digests = {setting: content.digest for setting, content in contents.items()}
     processes.agreed("problems", storage.fingerprint([ids, digests]))
-    return loaded, contents
+    return Loaded(loaded, contents, left_out, told)
+
+
+def _leave_out(
+    config: Config, loaded: Splits, own_reward: bool, unreadable: Unreadable | None
+) -> tuple[Splits, list[dict[str, Any]]]:
+    """Take the problems out of their splits whose reference answer the verifier cannot read; return these, and what to
+    tell of them."""
+    rewards = {name: task.reward for name, task in config.all_tasks.items()}
+    graded = {name for name, reward in rewards.items() if reading(reward, own_reward and name == "main").verified}
+    ids: Collection[str] = ()
+    if graded and unreadable is not None:
+        ids = unreadable([problem for split in SPLITS for problem in loaded[split] if problem.task in graded])
+    left_out: Splits = {}
+    told = []
+    for split, problems in loaded.items():
+        for choice in ("leave_out", "equal_text"):
+            of = [p for p in problems if p.task in graded and rewards[p.task].unreadable == choice]
+            unread = [problem for problem in of if problem.id in ids]
+            if unread:
+                text = _told(split, unread, len(of), choice)
+                told.append({"split": split, "problems": len(unread), "of": len(of), "text": text})
+        left_out[split] = [p for p in problems if p.id in ids and rewards[p.task].unreadable == "leave_out"]
+        gone = {problem.id for problem in left_out[split]}
+        loaded[split] = [problem for problem in problems if problem.id not in gone]
+    return left_out, told
+
+
+def _told(split: str, unread: Sequence[Problem], of: int, choice: str) -> str:
+    """Say how many reference answers of a split the verifier cannot read, what follows, and the first of them."""
+    first = ", ".join(f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN])
+    follows = {
+        "leave_out": "their problems are left out. To grade them by equal text: reward.unreadable='equal_text'",
+        "equal_text": "only the same text is right there. To leave their problems out: reward.unreadable='leave_out'",
+    }
+    return (
+        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so {follows[choice]}. Or give "
+        f"other answers, another column (data.*.fields) or a reward function of your own. The first: {first}"
+    )
 
 
 class Reading(NamedTuple):

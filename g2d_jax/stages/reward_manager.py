@@ -68,22 +68,12 @@ class RewardManager:
         for pool in self._pools:
             pool.start()
 
-    def can_be_read(self, problems: Sequence[Problem], seconds: float) -> dict[str, bool | None]:
-        """Tell by problem id whether any response but the same text can equal its answer: `VerifierPool.can_be_read`.
-
-        Problems of tasks that the verifier does not score, and those without an answer, are left out. seconds: the most
-        spent on each task in workers.
-        """
-        told: dict[str, bool | None] = {}
-        for task, reward in self.rewards.items():
-            own = [p for p in problems if p.task == task and p.answer is not None]
-            if not own or reward.function != "verify" or (task == "main" and self.own):
-                continue
-            scorer = self._of(task)
-            assert isinstance(scorer, VerifierScorer)
-            golds = [str(problem.answer) for problem in own]
-            told |= dict(zip((p.id for p in own), scorer.pool.can_be_read(golds, seconds), strict=True))
-        return told
+    def verifier(self, task: str) -> VerifierPool:
+        """Return what grades a task's responses. Raises ValueError for a task with another reward."""
+        scorer = self._of(task)
+        if not isinstance(scorer, VerifierScorer):
+            raise ValueError(f"task {task!r} is not scored by the verifier")
+        return scorer.pool
 
     def begin(self, problem: Problem, text: str) -> Begun | None:
         """Begin to score a response while others are sampled, where each is scored by itself; for `apart`."""
@@ -182,7 +172,12 @@ class RewardManager:
         reward = self.rewards[task]
         own = self.own if task == "main" else None
         if own is None and reward.function == "verify":
-            pool = VerifierPool(reward.workers, cpu_seconds=reward.cpu_seconds, memory_mb=reward.memory_mb)
+            pool = VerifierPool(
+                reward.workers,
+                cpu_seconds=reward.cpu_seconds,
+                memory_mb=reward.memory_mb,
+                unreadable=reward.unreadable,
+            )
             self._pools.append(pool)
             return VerifierScorer(pool, reward.answers)
         if own is None and reward.function == "model":

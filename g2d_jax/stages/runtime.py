@@ -38,10 +38,10 @@ from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.sampler.remote import Remote
-from g2d_jax.stages import init_params
+from g2d_jax.stages import golds, init_params
 from g2d_jax.stages.background_writer import Writer
 from g2d_jax.stages.cost import Clock, Cost
-from g2d_jax.stages.problems import SPLITS, Splits
+from g2d_jax.stages.problems import SPLITS, Loaded, Splits
 from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.reward_manager import RewardManager
@@ -72,6 +72,8 @@ class Runtime:
     evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
     its bare name means, where this is not the last one. contents: setting -> digest of what it names outside the run.
     splits: those whose problems are read. fault: called for a fault of the tokenizer that no run should begin with.
+    follows: the work directory that says which reference answers can be read, None: its own. asks: whether the verifier
+    is asked about the others; else all can.
     """
 
     config: Config
@@ -88,6 +90,8 @@ class Runtime:
     contents: Mapping[str, str] = field(default_factory=dict)
     splits: Sequence[str] = SPLITS
     fault: Fault = refuse
+    follows: epath.Path | None = None
+    asks: bool = True
     clock: Clock = field(default_factory=Clock)
     ahead: Ahead = field(default_factory=Ahead)
     writer: Writer = field(default_factory=Writer)
@@ -163,17 +167,32 @@ class Runtime:
     @cached_property
     def problems(self) -> Splits:
         """The problems by split."""
-        return self._loaded[0]
+        return self._loaded.problems
 
     @property
     def problem_contents(self) -> dict[str, Content]:
         """The contents of the sources of problems, by setting: "data.train"."""
-        return self._loaded[1]
+        return self._loaded.contents
+
+    @property
+    def left_out(self) -> Splits:
+        """The problems of each split that are left out: the verifier cannot read their reference answers."""
+        return self._loaded.left_out
+
+    @property
+    def unreadable(self) -> list[dict[str, Any]]:
+        """What to tell of reference answers that the verifier cannot read, as of `Loaded`; [] before problems are
+        read."""
+        return self._loaded.unreadable if "_loaded" in self.__dict__ else []
 
     @cached_property
-    def _loaded(self) -> tuple[Splits, dict[str, Content]]:
+    def _loaded(self) -> Loaded:
+        unreadable = self._find_unreadable if self.asks else None
         own_reward = self.reward is not None
-        return load_problems(self.config, self.tokenizer, own_reward, self.tracker.say, self.splits)
+        return load_problems(self.config, self.tokenizer, own_reward, self.tracker.say, self.splits, unreadable)
+
+    def _find_unreadable(self, problems: Sequence[Problem]) -> set[str]:
+        return golds.unreadable(problems, self.scorer, self.tracker, self.workdir, self.follows)
 
     @cached_property
     def train(self) -> dict[str, Problem]:
@@ -182,8 +201,13 @@ class Runtime:
 
     @cached_property
     def held_out_ids(self) -> set[str]:
-        """The ids of the problems of dev and test, which nothing may be trained on."""
-        return {problem.id for split in ("dev", "test") for problem in self.problems[split]}
+        """The ids of `held_out`."""
+        return {problem.id for problem in self.held_out}
+
+    @property
+    def held_out(self) -> list[Problem]:
+        """The problems of dev and test, also those left out of them: nothing may be trained on any."""
+        return [p for source in (self.problems, self.left_out) for split in ("dev", "test") for p in source[split]]
 
     @cached_property
     def scorer(self) -> RewardManager:

@@ -64,7 +64,7 @@ def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], di
     data, tokenizer = stage.data, runtime.tokenizer
     limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
     loaded, report = load_examples(replace(data, limit=limit), runtime.config.data.seed)
-    distinct, overlap = drop_overlap(loaded, [*runtime.problems["dev"], *runtime.problems["test"]])
+    distinct, overlap = drop_overlap(loaded, runtime.held_out)
     encoded = (tokenizer.encode_example(example) for example in distinct)
     fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
     too_long = len(distinct) - len(fits)

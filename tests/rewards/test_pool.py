@@ -18,6 +18,7 @@ import pytest
 
 from g2d_jax.records import Score, Verdict
 from g2d_jax.rewards.pool import VerifierPool, Worker
+from g2d_jax.runtime import processes
 
 ANSWERS = Path(__file__).with_name("answers.jsonl")
 GOLDS = ["x+1", r"\frac{\sqrt{2}}{2}", "5", "5", "7"]
@@ -107,26 +108,76 @@ def test_every_verdict_arrives_among_bombs() -> None:
     assert {*given_up} <= {text for _, text, _ in hostile}
 
 
-def test_golds_that_cannot_be_read_are_found_in_bounded_time(pool: VerifierPool) -> None:
-    golds = [
-        "72",
-        "about 72, I think",
-        r"\frac{\sqrt{3}}{2}",
-        r"\{x \mid x > 0\}",
-        "(" * 4000 + "x" + ")" * 4000,
-        "",
-        "C",
-    ]
-    assert pool.can_be_read(golds, 60.0) == [True, False, True, False, False, False, True]
-    assert pool.can_be_read(["3", *[f"x^{{{n}}}+1" for n in range(200)]], 0.0)[:1] == [True]
-    late = pool.can_be_read([f"x^{{{n}}}+2" for n in range(200)], 0.0)
-    assert late.count(None) > 100  # those that had no turn
-    assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
+NO_FORMULA = r"\oplus\oplus"
+SLOW = "x^{" * 60 + "x" + "}" * 60  # seconds of parsing
+
+
+def test_golds_are_read_many_at_a_time_and_one_that_hangs_harms_no_other() -> None:
+    before = {f"x+{n}": True for n in range(150)} | {"72": True, "about 72, I think": False, NO_FORMULA: False}
+    after = {"": False, "C": True, r"\frac{\sqrt{3}}{2}": True, "]][(": False} | {f"y+{n}": True for n in range(150)}
+    expected = {**before, SLOW: False, **after}
+    told: list[int] = []
+    with VerifierPool(workers=2, cpu_seconds=0.5) as pool:
+        assert pool.read([*expected, *expected], told.append) == expected
+        assert told[-1] == len(expected) == 308 and told == sorted(told) and len(told) > 1
+        workers, spent = worker_pids(pool), pool.cpu_seconds
+        assert 0.5 < spent < 10.0
+        assert pool.read(expected) == expected and pool.cpu_seconds == spent  # remembered
+        assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
+        assert set(workers) <= set(worker_pids(pool))  # none ended
+
+
+def test_a_gold_that_cannot_be_read_scores_every_response_alike() -> None:
+    with VerifierPool(workers=1) as pool, VerifierPool(workers=1, unreadable="equal_text") as by_text:
+        assert pool.read(["]][("]) == by_text.read(["]][("]) == {"]][(": False}
+        for gold in ("]][(", NO_FORMULA, "about 72, I think"):  # one that was read before, two that were not
+            texts = [rf"\boxed{{{gold}}}", r"\boxed{7}", r"\boxed{x<0}", "no idea", rf"\boxed{{{'1+' * 20_000}1}}"]
+            apart = [pool.finish([pool.begin(gold, text)])[0] for text in texts]
+            assert {(score.verdict, score.reward) for score in apart} == {(Verdict.UNSCORABLE, None)}
+            assert pool.score([gold] * 5, texts) == apart
+            right, *wrong, nothing, long = verdicts([by_text.finish([by_text.begin(gold, t)])[0] for t in texts])
+            assert (right, nothing) == (Verdict.CORRECT, Verdict.NO_ANSWER)
+            assert {*wrong, long} == {Verdict.INCORRECT}
+        assert verdicts(by_text.score(["x+1"] * 2, [r"\boxed{1+x}", r"\boxed{x}"])) == EXPECTED[:1] + EXPECTED[3:4]
+
+
+def test_what_was_found_out_before_holds(pool: VerifierPool) -> None:
+    pool.know({"x+77": False, "y+77": True})
+    assert pool.read(["x+77", "y+77"]) == {"x+77": False, "y+77": True}
+    assert verdicts(pool.score(["x+77", "y+77"], [r"\boxed{x+77}"] * 2)) == [Verdict.UNSCORABLE, Verdict.INCORRECT]
+
+
+def test_golds_that_the_machine_keeps_from_being_read_are_an_error_and_not_unreadable() -> None:
+    with VerifierPool(workers=1, cpu_seconds=30.0) as pool:
+        pool.read(["x+1"])
+        pool.wall_seconds = 0.05
+        with pytest.raises(RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*Lower reward.memory_mb"):
+            pool.read(["72", "y+1", SLOW])
+        with pytest.raises(RuntimeError, match="ended a verifier worker twice"):
+            pool.finish([pool.begin(SLOW, "no idea")])
+        pool.wall_seconds = 60.0
+        assert pool.read(["y+1", NO_FORMULA]) == {"y+1": True, NO_FORMULA: False}
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.read(["z+1"])
+
+
+def test_reading_golds_stops_when_the_run_is_told_to() -> None:
+    with VerifierPool(workers=1, cpu_seconds=300.0) as pool:
+        pool.read(["x+1"])
+        asked = threading.Timer(0.3, processes.ask, [processes.SIGTERM])
+        asked.start()
+        try:
+            with pytest.raises(processes.Preempted):
+                pool.read([*(f"x+{n}" for n in range(500)), "x^{" * 900 + "x" + "}" * 900])
+        finally:
+            asked.join()
+            processes.forget()
 
 
 def test_what_is_decided_here_starts_no_worker_and_identical_pairs_are_graded_once() -> None:
     with VerifierPool(workers=2) as pool:
         pool.score(["5", "0.5", None, "5"], [r"\boxed{5}", r"\boxed{1/2}", "5", ""])
+        pool.know({"x+2": True})
         assert worker_pids(pool) == []
         assert verdicts(pool.score(["x+2"] * 20, [r"\boxed{2+x}"] * 20)) == [Verdict.CORRECT] * 20
         assert len(worker_pids(pool)) == 1  # the other one had nothing to do
@@ -148,9 +199,11 @@ def test_out_of_memory_is_a_timeout_of_its_own_kind() -> None:
         assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
 
 
-def test_an_overlong_answer_is_wrong_unless_it_is_the_gold(pool: VerifierPool) -> None:
+def test_an_overlong_answer_is_wrong_and_an_overlong_gold_is_not_read(pool: VerifierPool) -> None:
     long = "1" + "+1" * 20_000
-    assert verdicts(pool.score(["x+1", long], [rf"\boxed{{{long}}}"] * 2)) == [Verdict.INCORRECT, Verdict.CORRECT]
+    assert verdicts(pool.score(["x+1", long], [rf"\boxed{{{long}}}"] * 2)) == [Verdict.INCORRECT, Verdict.UNSCORABLE]
+    with VerifierPool(workers=1, unreadable="equal_text") as by_text:  # longer than a gold that is read
+        assert verdicts(by_text.score([long, long], [rf"\boxed{{{long}}}", r"\boxed{1}"])) == [EXPECTED[0], EXPECTED[3]]
 
 
 def test_a_worker_that_was_killed_or_does_not_answer_is_replaced() -> None:
@@ -286,3 +339,32 @@ def test_nothing_that_a_grader_does_passes_the_boundary(tmp_path: Path, graded: 
     given, cpu_seconds = json.loads(run_python(script))
     assert given == verdict and cpu_seconds < 1.0
     assert not any(file.stat().st_size for file in tmp_path.iterdir())
+
+
+def test_a_grader_tells_of_the_golds_before_the_one_that_ends_it() -> None:
+    told = {
+        "raise math_verify.errors.TimeoutException('x')": [True],
+        "raise KeyboardInterrupt()": [True],
+        "raise RecursionError()": [True],
+        "raise SystemExit(0)": [True],
+        "os.fstat(held)": [True],
+        "while True: pass": [True],
+        "os.abort()": [True],
+        "return Verdict.UNSCORABLE": [True, False, True],
+        "return Verdict.CORRECT": [True, True, True],
+        "os.kill(os.getpid(), signal.SIGKILL)": "a grader was killed",  # the machine's doing: the worker ends
+    }
+    script = (
+        "import json, os, signal, math_verify\n"
+        "from g2d_jax.records import Verdict\nfrom g2d_jax.rewards import worker\n"
+        "signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
+        "held = os.open(os.devnull, os.O_RDONLY)\n"
+        "worker.parses = lambda gold: second() if gold == '2' else Verdict.CORRECT\n"
+        "replies = []\n"
+        f"for body in {list(told)!r}:\n"
+        "    exec(f'def second():\\n    {body}')\n"
+        "    try:\n        replies.append(worker._read_apart(['1', '2', '3'], 0.5, 2048)[0])\n"
+        "    except SystemExit as error:\n        replies.append(str(error)[:19])\n"
+        "print(json.dumps(replies))\n"
+    )
+    assert json.loads(run_python(script)) == list(told.values())

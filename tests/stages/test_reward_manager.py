@@ -1,6 +1,5 @@
 """Each response is scored by the reward of its problem's task."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.section import record
-from g2d_jax.stages import golds
 from g2d_jax.stages.reward_manager import RewardManager
 
 IDS = np.zeros(1, np.int32)
@@ -95,21 +93,3 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, ope
         if problem in pairs:
             assert (pairs[problem].chosen_reward, pairs[problem].rejected_reward) == (max(rewards), min(rewards))
     assert manifest["counts"]["mixed"] + manifest["counts"]["all_equal"] == 8
-
-
-def test_answers_that_no_response_can_equal_are_told_before_the_run(config, tmp_path, opened, capsys):
-    """How many of each split, and the first; nothing of what the verifier does not score."""
-    prose = ["about 72 apples I think", "It is seven, since 3 + 4 = 7.", "approximately 5", "not known, maybe 9"]
-    rows = [{"problem": f"{n}+{n}=?", "answer": answer} for n, answer in enumerate([*prose, "2", "C", '["1,234"]'])]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    only(config, "warmup")
-    config.data.train = settings.source(str(tmp_path / "train.jsonl"))
-    config.reward.function = "verify"
-    golds.warn(opened(config, tmp_path / "work", None))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "WARNING: data.train: the verifier cannot read 4 of the reference answers (7). Only the same text" in said
-    assert said.count("(problem ") == 3 and "'about 72 apples I think' (problem " in said and "data.dev" not in said
-    golds.warn(opened(config, tmp_path / "work", None), most=2)
-    assert "cannot read 1 of the reference answers (2 looked at, of 7)" in " ".join(capsys.readouterr().out.split())
-    golds.warn(opened(config, tmp_path / "own"))  # a function of the user's
-    assert "WARNING" not in capsys.readouterr().out

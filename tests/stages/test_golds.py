@@ -1,0 +1,222 @@
+"""Problems whose reference answer the verifier cannot read: found out once, told, left out or graded by equal text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worlds import only
+
+from g2d_jax import commands, dryrun, pipeline
+from g2d_jax import config as settings
+from g2d_jax.config_load import resolve
+from g2d_jax.records import Verdict
+from g2d_jax.report.read import read_run
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.stages import external_rollouts
+
+PROSE, SENTENCE = "about 72 apples I think", "It is seven, since 3 + 4 = 7."
+NO_FORMULA = r"\oplus\oplus"  # which takes a worker to say, and the others do not
+
+
+def lines(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def problems(path: Path, first: int, *answers: str) -> str:
+    return lines(path, [{"problem": f"{first + n}+1=?", "answer": answer} for n, answer in enumerate(answers)])
+
+
+@pytest.fixture
+def asking(config, tmp_path):
+    """The config with a stage that samples, and two, one and one golds of three splits that cannot be read."""
+    only(config, "warmup")
+    config.reward.function = "verify"
+    for split, first, answers in (
+        ("train", 0, ("1", SENTENCE, "3", PROSE, "5", '["1,234"]')),
+        ("dev", 20, ("21", SENTENCE)),
+        ("test", 40, (PROSE, "42", "43")),
+    ):
+        config.data[split] = settings.source(problems(tmp_path / f"{split}.jsonl", first, *answers))
+    return config
+
+
+def answers(runtime) -> dict[str, list[str]]:
+    return {split: [problem.answer for problem in of] for split, of in runtime.problems.items()}
+
+
+def said(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+LEFT = {"train": ["1", "3", "5", "1,234"], "dev": ["21"], "test": ["42", "43"]}
+ALL = {
+    "train": ["1", SENTENCE, "3", PROSE, "5", "1,234"],
+    "dev": ["21", SENTENCE],
+    "test": [PROSE, "42", "43"],
+}
+
+
+def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, capsys):
+    runtime = opened(asking, tmp_path / "work", None)
+    assert answers(runtime) == LEFT
+    told = said(capsys)
+    assert "WARNING: train: the verifier cannot read 2 of 6 reference answers, so their problems are left out." in told
+    assert (
+        "The first: 'It is seven, since 3 + 4 = 7.' (problem " in told and "'about 72 apples I think' (problem " in told
+    )
+    assert (
+        "WARNING: dev: the verifier cannot read 1 of 2" in told and "WARNING: test: the verifier cannot read 1" in told
+    )
+    assert [(entry["split"], entry["problems"], entry["of"]) for entry in runtime.unreadable] == [
+        ("train", 2, 6),
+        ("dev", 1, 2),
+        ("test", 1, 3),
+    ]
+    assert [problem.answer for problem in runtime.left_out["train"]] == [SENTENCE, PROSE]
+    assert {problem.answer for problem in runtime.held_out} == {"21", SENTENCE, PROSE, "42", "43"}
+
+
+def test_a_problem_left_out_of_a_held_out_split_is_not_trained_on(asking, tmp_path, opened):
+    """Else a policy would know it once a verifier reads it."""
+    rows = [{"problem": "40+1=?", "answer": "41"}, {"problem": "1+1=?", "answer": "2"}]
+    asking.data.train.path = lines(tmp_path / "more.jsonl", rows)
+    assert answers(opened(asking, tmp_path / "work", None))["train"] == ["2"]
+
+
+def test_by_equal_text_they_stay_and_have_right_and_wrong_answers(asking, tmp_path, opened, capsys):
+    asking.reward.unreadable = "equal_text"
+    runtime = opened(asking, tmp_path / "work", None)
+    assert answers(runtime) == ALL and runtime.left_out == {"train": [], "dev": [], "test": []}
+    assert "cannot read 2 of 6 reference answers, so only the same text is right there." in said(capsys)
+    problem = runtime.problems["train"][1]
+    texts = [rf"\boxed{{{SENTENCE}}}", r"\boxed{7}", "no idea"]
+    scores = runtime.scorer([problem] * 3, texts, [np.zeros(1, np.int32)] * 3)
+    assert [score.verdict for score in scores] == [Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER]
+
+
+def test_each_task_has_its_own_choice_and_other_rewards_ask_nothing(asking, tmp_path, opened, capsys):
+    choices = {"texts": {"unreadable": "equal_text"}, "even": {"function": "tiny:even"}}
+    for first, (name, changes) in zip((60, 80), choices.items(), strict=True):
+        train = settings.source(problems(tmp_path / f"{name}.jsonl", first, SENTENCE, "62"))
+        with asking.tasks.unlocked():
+            asking.tasks[name] = settings.task(train, settings.source(""), settings.source(""), **changes)
+    runtime = opened(asking, tmp_path / "work", None)
+    assert answers(runtime)["train"] == [*LEFT["train"], SENTENCE, "62", SENTENCE, "62"]
+    told = said(capsys)
+    assert "train: the verifier cannot read 2 of 6" in told and "train: the verifier cannot read 1 of 2" in told
+    own = opened(asking, tmp_path / "own")  # a function of the user's in place of the main task's
+    assert answers(own)["train"][:6] == [*ALL["train"][:5], '["1,234"]']  # as the data has them
+    asking.reward.function = asking.tasks.texts.reward.function = "tiny:even"
+    asking.tasks.texts.reward.unreadable = "leave_out"
+    opened(asking, tmp_path / "none", None).problems  # noqa: B018 - read here
+    assert not (tmp_path / "none" / "golds").exists()
+
+
+def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, tmp_path, opened):
+    """As a start under a verifier that reads more, or less, would find it."""
+    more = ("1", NO_FORMULA, "3", PROSE, "5", "x+1")
+    asking.data.train.path = problems(tmp_path / "more.jsonl", 0, *more)
+    first = opened(asking, tmp_path / "work", None)
+    left = {**LEFT, "train": ["1", "3", "5", "x+1"]}
+    assert answers(first) == left and first.scorer.verifier("main").cpu_seconds > 0
+    file = tmp_path / "work" / "golds" / "read.jsonl"
+    found = dict(map(json.loads, file.read_text().splitlines()))
+    assert len(found) == 10 and sum(found.values()) == 7  # by gold: PROSE stands in two splits
+    key = storage.fingerprint(["42", 5.0, 2048])
+    assert found[key] is True
+    file.write_text("".join(json.dumps([name, name != key and read]) + "\n" for name, read in found.items()))
+    again = opened(asking, tmp_path / "work", None)
+    assert answers(again) == {**left, "test": ["43"]}
+    (problem,) = [problem for problem in again.left_out["test"] if problem.answer == "42"]
+    (score,) = again.scorer([problem], [r"\boxed{42}"], [np.zeros(1, np.int32)])
+    assert score.verdict is Verdict.UNSCORABLE
+    assert not again.scorer.verifier("main").workers
+    asking.reward.cpu_seconds = 4.0  # other limits, before a stage has begun: found out anew
+    assert answers(opened(asking, tmp_path / "work", None)) == left
+    file.write_text("[]\n")
+    with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Put back a copy"):
+        opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here
+
+
+def test_a_run_of_a_version_that_left_none_out_keeps_all_of_its_problems(asking, tmp_path, opened, capsys):
+    (tmp_path / "work" / "01-warmup").mkdir(parents=True)
+    runtime = opened(asking, tmp_path / "work", None)
+    assert answers(runtime) == ALL
+    assert "work was begun by a version that left no problem out for its reference answer: all stay" in said(capsys)
+    scores = runtime.scorer([runtime.problems["train"][1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2)
+    assert [score.verdict for score in scores] == [Verdict.UNSCORABLE] * 2
+    assert not (tmp_path / "work" / "golds").exists()
+
+
+def test_a_points_golds_are_those_of_its_study(asking, tmp_path, opened):
+    study, point = tmp_path / "study", tmp_path / "study" / "points" / "name" / "a"
+    opened(asking, study, None).problems  # noqa: B018 - read here
+    storage.write_json(point / "stages.json", [["warmup", "../../../stages/warmup-0", None]])
+    runtime = opened(asking, point, None)
+    assert answers(runtime) == LEFT and not runtime.scorer.verifier("main").workers
+    assert not (point / "golds").exists()
+
+
+def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_path, opened, capsys):
+    rows = [{"prompt": "0+1=?", "completion": r"\boxed{1}"}, {"prompt": "1+1=?", "completion": r"\boxed{2}"}]
+    path = lines(tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}])
+    runtime = opened(asking, tmp_path / "work", None)
+    _, kept = external_rollouts.read(runtime, path)
+    assert [row.text for row in kept] == [r"\boxed{1}"]
+    assert "rows.jsonl: 2 rows left out, whose problems data.train goes without" in said(capsys)
+    held_out = lines(tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}])
+    with pytest.raises(ValueError, match=r"its prompt is in data\.dev or data\.test"):
+        external_rollouts.read(runtime, held_out)
+
+
+def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):
+    asking.data.dev.path = problems(tmp_path / "prose.jsonl", 60, PROSE, SENTENCE)
+    with pytest.raises(ValueError, match=r"data\.dev has no problem left after filtering"):
+        opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here
+
+
+def test_the_setting_is_the_verifiers_and_part_of_the_identity():
+    config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
+    config.reward.unreadable = "equal_text"  # beside a function of the user's
+    with pytest.raises(ValueError, match=r"reward\.unreadable is of the verifier, and function is 'tiny:even'"):
+        settings.Config.of(config)
+    config.reward.function = "verify"
+    assert settings.Config.of(config).reward.unreadable == "equal_text"
+
+
+@pytest.mark.slow
+def test_a_run_draws_none_of_them_and_its_report_tells(asking, tmp_path, capsys):
+    asking.stages.warmup.update(steps=1, keep=(), prompts_per_step=4)
+    with asking.stages.unlocked():
+        asking.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1,), sampling=settings.sampling(8))
+    asking.stages.evaluate.num_generations = 2
+    asking.tokenizer.path = "procedural:slips"
+    asking.data.train.path = problems(tmp_path / "more.jsonl", 0, "1", NO_FORMULA, "3", PROSE, "5", "x+1")
+    asking.lock()
+    work = tmp_path / "work"
+    dryrun.show(asking, workdir=work)
+    told = said(capsys)
+    assert "train: the verifier cannot read 2 of 6 reference answers" in told and not work.exists()
+    result = pipeline.run(asking, work)
+    manifest = result["evaluate"]
+    assert manifest["counts"]["problems"] == 2 and manifest["result"]["policies"][0]["problems"] == 2
+    assert [entry["problems"] for entry in manifest["unreadable"]] == [2, 1, 1]
+    rows = [row for file in work.glob("01-warmup/**/*.parquet") for row in read_rollouts(file)]
+    assert rows and {row.score.verdict for row in rows} <= {Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER}
+    warnings = read_run(work).warnings
+    assert [warning.partition(",")[0] for warning in warnings[:3]] == [
+        "train: the verifier cannot read 2 of 6 reference answers",
+        "dev: the verifier cannot read 1 of 2 reference answers",
+        "test: the verifier cannot read 1 of 3 reference answers",
+    ]
+    assert "cannot read 2 of 6 reference answers" in (work / "report.md").read_text()
+    kept = (work / "golds" / "read.jsonl").read_bytes()
+    capsys.readouterr()
+    dryrun.show(asking, workdir=work)
+    other = problems(tmp_path / "other.jsonl", 90, "x+7", NO_FORMULA, "]][(")
+    evaluated = commands.evaluate(work, "init", problems=other)
+    assert evaluated["counts"]["problems"] == 1
+    assert (work / "golds" / "read.jsonl").read_bytes().startswith(kept)
