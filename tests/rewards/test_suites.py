@@ -26,6 +26,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(__file__).with_name(name).read_text("utf-8").splitlines()]
 
 
+pytestmark = pytest.mark.timeout(1200)  # a minute of CPU time for the larger of them
 GOLDS, HOSTILE = rows("golds.jsonl"), rows("hostile.jsonl")
 
 
