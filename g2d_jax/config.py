@@ -199,6 +199,9 @@ class Reward(Section):
         int, Bounds(least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300")
     ] = 2048
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
+    decimal_places: Annotated[
+        int, Bounds(least=1, most=6, why="digits after the point with which a decimal may be another number, rounded")
+    ] = 6
     unreadable: Unreadable = "leave_out"  # problems whose reference answer "verify" cannot read; or "equal_text"
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
@@ -218,6 +221,8 @@ class Reward(Section):
             raise FieldError(
                 "answers", f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out"
             )
+        if self.function != "verify" and self.decimal_places != 6:
+            raise FieldError("decimal_places", f"is of the verifier, and function is {self.function!r}: leave it unset")
         if self.function != "verify" and self.unreadable != "leave_out":
             raise FieldError("unreadable", f"is of the verifier, and function is {self.function!r}: leave it unset")
         if self.function == "model" and not self.model.path:

@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar
 
 from g2d_jax.records import AnswerRule, Score, Verdict
 from g2d_jax.rewards.extract import final_answer
+from g2d_jax.rewards.quantity import APPROXIMATION_PLACES
 from g2d_jax.rewards.verify import can_be_read, quick_verdict
 from g2d_jax.runtime import processes
 
@@ -76,12 +77,12 @@ class Worker:
                     + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, gold: str, answer: str, wall_seconds: float) -> tuple[Verdict, float]:
-        """Get a verdict and its CPU seconds.
+    def ask(self, request: list[Any], wall_seconds: float) -> tuple[Verdict, float]:
+        """Get a verdict and its CPU seconds. request: the arguments of `verify.grade`.
 
         Raises WorkerDied, after which the worker is of no more use.
         """
-        verdict, cpu_seconds = self._request(json.dumps([gold, answer]).encode() + b"\n", wall_seconds)
+        verdict, cpu_seconds = self._request(json.dumps(request).encode() + b"\n", wall_seconds)
         return Verdict(verdict), cpu_seconds
 
     def read(self, golds: Sequence[str], wall_seconds: float) -> tuple[list[bool], float]:
@@ -153,7 +154,7 @@ class VerifierPool:
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
     wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
     may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
-    unreadable: what becomes of responses to golds that cannot be read, see the top.
+    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places: see `verify.grade`.
     cpu_seconds: of workers on answers and golds since it was made.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
@@ -165,6 +166,7 @@ class VerifierPool:
         memory_mb: int = 2048,
         cache_size: int = 65_536,
         unreadable: Literal["leave_out", "equal_text"] = "leave_out",
+        decimal_places: int = APPROXIMATION_PLACES,
     ) -> None:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
             raise ValueError(
@@ -182,6 +184,7 @@ class VerifierPool:
         self._closed = False
         self._verdicts: dict[tuple[str, str | None], Future[Verdict]] = {}
         self._by_text = unreadable == "equal_text"
+        self._decimal_places = decimal_places
         self._readable: dict[str, bool] = {}  # by gold; as many as a data set has
         self.cpu_seconds = 0.0
 
@@ -286,7 +289,7 @@ class VerifierPool:
         if answer is None:
             return Verdict.NO_ANSWER
         is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
-        is_correct = False if is_overlong else quick_verdict(gold, answer)
+        is_correct = False if is_overlong else quick_verdict(gold, answer, self._decimal_places)
         if is_correct is None and self._can_be_read(gold) is False:
             is_correct = False
         if is_correct is None:
@@ -325,7 +328,8 @@ class VerifierPool:
             self._find_out([gold])
             verdict = self._decide_here(gold, answer)
             if verdict is None:
-                verdict = self._ask(lambda worker: worker.ask(gold, str(answer), self.wall_seconds))
+                request = [gold, str(answer), self._decimal_places]
+                verdict = self._ask(lambda worker: worker.ask(request, self.wall_seconds))
         finally:
             if verdict is None:
                 with self._lock:  # not to be remembered

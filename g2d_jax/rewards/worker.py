@@ -11,7 +11,7 @@ with the worker, under the limits of one answer for all of them. One that exceed
 
 Lines of JSON on stdin and stdout. The first reply is []: the worker is ready.
 
-    [gold, answer]         ─► [verdict, CPU seconds]; TIMEOUT is the verdict of every grader that leaves without one
+    [gold, answer, places] ─► [verdict, CPU seconds]; TIMEOUT is the verdict of every grader that leaves without one
     [[gold, gold, …]]      ─► [[can it be read, …], CPU seconds] of the first golds, up to the one that ended the grader
 
 End of file on stdin ends the worker, so it does not outlive its parent. JAX is never imported.
@@ -74,16 +74,16 @@ def main() -> None:
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
-def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
+def _grade_apart(gold: str, answer: str, places: int, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
     """Grade one answer in a process of its own; return the reply."""
-    status, seconds = _apart(lambda: _graded(gold, answer), cpu_seconds, memory_mb)
+    status, seconds = _apart(lambda: _graded(gold, answer, places), cpu_seconds, memory_mb)
     return _VERDICTS.get(status, Verdict.TIMEOUT).value, seconds
 
 
-def _graded(gold: str, answer: str) -> int:
+def _graded(gold: str, answer: str, places: int) -> int:
     """Return the exit status of a verdict."""
     try:
-        verdict = grade(gold, answer)
+        verdict = grade(gold, answer, places)
     except RecursionError:  # nested too deeply to be read
         verdict = Verdict.INCORRECT
     return next(status for status, its in _VERDICTS.items() if its is verdict)

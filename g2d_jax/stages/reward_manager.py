@@ -177,6 +177,7 @@ class RewardManager:
                 cpu_seconds=reward.cpu_seconds,
                 memory_mb=reward.memory_mb,
                 unreadable=reward.unreadable,
+                decimal_places=reward.decimal_places,
             )
             self._pools.append(pool)
             return VerifierScorer(pool, reward.answers)
