@@ -65,7 +65,6 @@ _MEASURE = re.compile(r"\b(?:in|at|per)\s+(?:base\s+)?\$?\d[\d.,]*(?<![.,])")
 _NEXT_LINE = re.compile(r"[ \t]*\n\s*(?:[-*\u2022][ \t]+)?")
 _LINE_END = re.compile(r"[ \t.,;]*(?:\n|$)")
 _NUMBER_LINE = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
-
 _HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
 _ANSWER_CUE = re.compile(
     r"(?:^|(?<=[.!?:;,]\s))[ \t>#*_-]{0,20}"
@@ -183,10 +182,13 @@ def _last_answer_line(text: str) -> tuple[int, str]:
         return _NOTHING
     full_stop = _SENTENCE_END.search(line)
     sentence, after = (line, "") if full_stop is None else (line[: full_stop.start()], line[full_stop.end() :])
-    is_choice = _LETTER.fullmatch(sentence.strip(" *")) is not None  # "C. 12": its period ends no sentence
-    said = _without_marks(_REASON.split(line if is_choice and _OTHER_VALUE.search(after) else sentence, maxsplit=1)[0])
-    if _SECOND_THOUGHT.search(after) or (_OTHER_VALUE.search(after) and not is_choice):
+    has_more = _OTHER_VALUE.search(after) is not None
+    if has_more and _LETTER.fullmatch(sentence.strip(" *")):  # "C. 12": its period ends no sentence
+        sentence = line
+        has_more = False
+    if has_more or _SECOND_THOUGHT.search(after):
         return _NOTHING
+    said = _without_marks(_REASON.split(sentence, maxsplit=1)[0])
     if not said or (_VALUE.search(said) and _HEDGED.search(said)):
         return _NOTHING
     below = text[cue.end() + len(line) : cue.end() + len(line) + _FINAL_WINDOW]
