@@ -197,7 +197,7 @@ class Reward(Section):
         int, Bounds(least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300")
     ] = 2048
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
-    unreadable: Unreadable = "leave_out"  # problems whose reference answer "verify" cannot read; or "equal_text"
+    unreadable: Unreadable = "leave_out"  # what becomes of problems whose reference answer "verify" cannot read
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
 

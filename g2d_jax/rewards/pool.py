@@ -39,7 +39,7 @@ REWARDS: Mapping[Verdict, float | None] = {
 START_SECONDS = 300.0
 """How long a worker may take to import math-verify on a machine that is busy compiling."""
 MAX_ANSWER_CHARS = 10_000
-READ_AT_ONCE = 256
+READ_AT_ONCE = 128
 """Golds that a worker is asked about at a time."""
 
 T = TypeVar("T")
@@ -279,14 +279,15 @@ class VerifierPool:
             return future
 
     def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
-        """Give the verdict if no worker is needed, none to tell first whether the gold can be read; else None."""
-        if not self._by_text and not self._can_be_read(gold):
-            return None if self._can_be_read(gold) is None else Verdict.UNSCORABLE
+        """Give the verdict; None where a worker is needed, be it to tell whether the gold can be read."""
+        read = self._can_be_read(gold)
+        if not self._by_text and not read:
+            return None if read is None else Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
         is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
         is_correct = False if is_overlong else quick_verdict(gold, answer)
-        if is_correct is None and self._can_be_read(gold) is False:
+        if is_correct is None and read is False:
             is_correct = False
         if is_correct is None:
             return None
