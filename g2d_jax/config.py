@@ -202,7 +202,7 @@ class Reward(Section):
     decimal_places: Annotated[
         int, Bounds(least=1, most=6, why="digits after the point with which a decimal may be another number, rounded")
     ] = 6
-    unreadable: Unreadable = "leave_out"  # problems whose reference answer "verify" cannot read; or "equal_text"
+    unreadable: Unreadable = "leave_out"  # what becomes of problems whose reference answer "verify" cannot read
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
 

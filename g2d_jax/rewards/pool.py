@@ -40,7 +40,7 @@ REWARDS: Mapping[Verdict, float | None] = {
 START_SECONDS = 300.0
 """How long a worker may take to import math-verify on a machine that is busy compiling."""
 MAX_ANSWER_CHARS = 10_000
-READ_AT_ONCE = 256
+READ_AT_ONCE = 128
 """Golds that a worker is asked about at a time."""
 
 T = TypeVar("T")
@@ -197,9 +197,9 @@ class VerifierPool:
     def score(self, golds: Sequence[str | None], texts: Sequence[str], rule: AnswerRule = "boxed") -> list[Score]:
         """Score responses against reference answers, in order; blocks until all are done.
 
-        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`. Raises ValueError for
-        unequal lengths and RuntimeError when the pool is closed, a worker cannot start, or the machine ends it twice
-        while it reads golds.
+        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`. Raises ValueError
+        for unequal lengths and RuntimeError when the pool is closed, a worker cannot start, or the machine ends it
+        twice while it reads golds.
         """
         if len(golds) != len(texts):
             raise ValueError(f"score needs one gold per text, got {len(golds)} golds and {len(texts)} texts")
@@ -283,14 +283,15 @@ class VerifierPool:
             return future
 
     def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
-        """Give the verdict if no worker is needed, none to tell first whether the gold can be read; else None."""
-        if not self._by_text and not self._can_be_read(gold):
-            return None if self._can_be_read(gold) is None else Verdict.UNSCORABLE
+        """Give the verdict; None where a worker is needed, be it to tell whether the gold can be read."""
+        read = self._can_be_read(gold)
+        if not self._by_text and not read:
+            return None if read is None else Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
         is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
         is_correct = False if is_overlong else quick_verdict(gold, answer, self._decimal_places)
-        if is_correct is None and self._can_be_read(gold) is False:
+        if is_correct is None and read is False:
             is_correct = False
         if is_correct is None:
             return None

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards import angles, expression, lists, names, sets, shapes
@@ -25,13 +27,16 @@ from g2d_jax.rewards.quantity import (
     unit_of,
 )
 
+T = TypeVar("T")
+
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
 
 MAX_GOLD_CHARS = 10_000
 """No response but the same text is taken to equal a longer reference answer."""
 
-MAX_CASES = 10
+MAX_PARTS = 10
+"""Of a union, a list or a definition by cases, that are compared each with each."""
 
 MAX_WORDS = 4
 """An answer of more words is a sentence, which no response is expected to repeat word by word."""
@@ -42,6 +47,7 @@ _POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*,[^()]*\))")
 TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"([\w)}]?)\s*\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _WORD = re.compile(r"[a-z']+")
+_PARENTHESES = re.compile(r"[(\[].*[)\]]", re.DOTALL)
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
@@ -175,7 +181,7 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
         return Verdict.CORRECT if same_cases else Verdict.INCORRECT
     if _says_more(a) or _says_more(b):
         return Verdict.INCORRECT
-    if _same_intervals(a, b):
+    if _same_by_parts(a, b):
         return Verdict.CORRECT
     expected, given = shapes.ratio(a), shapes.ratio(b)
     if expected and given:
@@ -200,24 +206,39 @@ def _other_unit(gold: str, answer: str) -> bool:
     return all(units) and units[0] != units[1]
 
 
-def _same_intervals(gold: str, answer: str) -> bool:
-    """Tell whether two unions have the same intervals, in any order, with ends that are equal."""
+def _same_by_parts(gold: str, answer: str) -> bool:
+    """Tell whether two unions, tuples or lists have the same parts, each compared by its value."""
     expected, given = sets.intervals(gold), sets.intervals(answer)
-    if expected is None or given is None or len(expected) != len(given) or not 1 < len(expected) <= MAX_CASES:
+    if expected and given:
+        return _paired(expected, given, _same_interval)
+    tuples = [lists.elements(text[1:-1]) if _PARENTHESES.fullmatch(text) else None for text in (gold, answer)]
+    if tuples[0] and tuples[1]:
+        return len(tuples[0]) == len(tuples[1]) and all(map(_same, *tuples))
+    a, b = lists.elements(gold), lists.elements(answer)
+    return bool(a and b) and _paired(a or [], b or [], _same)
+
+
+def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]) -> bool:
+    """Tell whether each of some parts has one of its own that is the same."""
+    if len(gold) != len(answer) or len(gold) > MAX_PARTS:
         return False
-    rest = list(given)
-    for part in expected:
-        same = next((other for other in rest if _same_interval(part, other)), None)
-        if same is None:
+    rest = list(answer)
+    for part in gold:
+        found = next((other for other in rest if same(part, other)), None)
+        if found is None:
             return False
-        rest.remove(same)
+        rest.remove(found)
     return True
+
+
+def _same(gold: str, answer: str) -> bool:
+    return grade(gold, answer) is Verdict.CORRECT
 
 
 def _same_interval(gold: tuple[str, str, str], answer: tuple[str, str, str]) -> bool:
     if gold[0] != answer[0]:
         return False
-    return all(grade(x, y) is Verdict.CORRECT for x, y in zip(gold[1:], answer[1:], strict=True) if x or y)
+    return all(_same(x, y) for x, y in zip(gold[1:], answer[1:], strict=True) if x or y)
 
 
 def _same_ratio(gold: list[str], answer: list[str]) -> Verdict:
@@ -245,21 +266,13 @@ def _same_cases(gold: str, answer: str) -> bool | None:
     expected, given = shapes.cases(gold), shapes.cases(answer)
     if expected is None and given is None:
         return None
-    if expected is None or given is None or len(expected) != len(given) or len(expected) > MAX_CASES:
-        return False
-    rest = list(given)
-    for row in expected:
-        same = next((other for other in rest if _same_row(row, other)), None)
-        if same is None:
-            return False
-        rest.remove(same)
-    return True
+    return expected is not None and given is not None and _paired(expected, given, _same_row)
 
 
 def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
     if bool(gold[1]) != bool(answer[1]):
         return not gold[0]  # "otherwise" may stand for a condition
-    return all(grade(x, y) is Verdict.CORRECT for x, y in zip(gold, answer, strict=True) if x or y)
+    return all(_same(x, y) for x, y in zip(gold, answer, strict=True) if x or y)
 
 
 def _same_by_parsing(gold: str, answer: str) -> bool:

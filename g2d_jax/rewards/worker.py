@@ -70,7 +70,8 @@ def main() -> None:
         if isinstance(request[0], list):
             reply = _read_apart(request[0], cpu_seconds, memory_mb)
         else:
-            reply = _grade_apart(*request, cpu_seconds, memory_mb)
+            gold, answer, places = request
+            reply = _grade_apart(gold, answer, places, cpu_seconds, memory_mb)
         replies.write(json.dumps(reply).encode() + b"\n")
 
 

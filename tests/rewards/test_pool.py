@@ -300,8 +300,8 @@ def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyP
     worker = Worker(1.0, 1024)
     try:
         process = Path(f"/proc/{worker.process.pid}")
-        assert worker.ask("x+1", "1+x", 60.0)[0] is Verdict.CORRECT
-        assert worker.ask("\x00 \ud83d ٣ \n", "3", 60.0)[0] is Verdict.CORRECT  # lines carry any text
+        assert worker.ask(["x+1", "1+x", 6], 60.0)[0] is Verdict.CORRECT
+        assert worker.ask(["\x00 \ud83d ٣ \n", "3", 6], 60.0)[0] is Verdict.CORRECT  # lines carry any text
         environment = dict(pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair)
         names = {"PATH", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "OMP_NUM_THREADS"}
         assert environment.keys() == names and "sentinel-hf-token" not in str(environment)
@@ -332,9 +332,9 @@ def test_nothing_that_a_grader_does_passes_the_boundary(tmp_path: Path, graded: 
         "from g2d_jax.records import Verdict\nfrom g2d_jax.rewards import worker\n"
         "signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
         "held = os.open(os.devnull, os.O_RDONLY)\n"
-        f"def explode(gold, answer):\n    {graded}\n"
+        f"def explode(gold, answer, places):\n    {graded}\n"
         "worker.grade = explode\n"
-        "print(json.dumps(worker._grade_apart('1', '2', 0.5, 2048)))\n"
+        "print(json.dumps(worker._grade_apart('1', '2', 6, 0.5, 2048)))\n"
     )
     given, cpu_seconds = json.loads(run_python(script))
     assert given == verdict and cpu_seconds < 1.0

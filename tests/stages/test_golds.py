@@ -1,6 +1,8 @@
 """Problems whose reference answer the verifier cannot read: found out once, told, left out or graded by equal text."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,9 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import resolve
 from g2d_jax.records import Verdict
 from g2d_jax.report.read import read_run
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.stages import external_rollouts
+from g2d_jax.stages import external_rollouts, golds
 
 PROSE, SENTENCE = "about 72 apples I think", "It is seven, since 3 + 4 = 7."
 NO_FORMULA = r"\oplus\oplus"  # which takes a worker to say, and the others do not
@@ -139,6 +141,28 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     file.write_text("[]\n")
     with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Put back a copy"):
         opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here
+
+
+def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(golds, "AT_ONCE", 1)
+    asking.reward.cpu_seconds = 300.0
+    asking.data.train.path = problems(tmp_path / "slow.jsonl", 0, "x+1", "x^{" * 900 + "x" + "}" * 900)
+    runtime, file = opened(asking, tmp_path / "work", None), tmp_path / "work" / "golds" / "read.jsonl"
+
+    def stop() -> None:
+        while not file.exists() or not file.read_text():
+            time.sleep(0.05)
+        processes.ask(processes.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    try:
+        with pytest.raises(processes.Preempted):
+            runtime.problems  # noqa: B018 - read here
+    finally:
+        stopping.join()
+        processes.forget()
+    assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0, 2048]), True]
 
 
 def test_a_run_of_a_version_that_left_none_out_keeps_all_of_its_problems(asking, tmp_path, opened, capsys):
