@@ -85,7 +85,10 @@ def is_set(text: str) -> bool:
 
 
 def intervals(text: str) -> list[tuple[str, str, str]] | None:
-    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their elements as low."""
+    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their elements as low.
+
+    None for anything else, a set alone too.
+    """
     parts = []
     for part in re.split(r"\s*\\cup(?![A-Za-z])\s*", text.strip()):
         found = _INTERVAL.fullmatch(part)
@@ -95,7 +98,7 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
             parts.append(("{}", part, ""))
         else:
             return None
-    return parts
+    return None if [brackets for brackets, _, _ in parts] == ["{}"] else parts
 
 
 def can_be_read(text: str) -> bool:
