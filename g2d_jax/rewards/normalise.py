@@ -44,6 +44,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
         (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
         (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
+        (r"(?<=[\d}]) ?(?:\\ )?\\Omega(?![A-Za-z])", r"\\text{ ohm}"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
         (r"\\langle(?![A-Za-z])", "("),

@@ -39,7 +39,7 @@ _UNIT_NAMES = {
     "sec": "s sec second", "min": "min minute", "hour": "h hr hour", "day": "day", "week": "week", "month": "month",
     "year": "yr year", "mg": "mg milligram", "g": "g gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce",
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon", "mph": "mph", "degree": "deg degree",
-    "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit",
+    "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit", "ohm": "ohm",
 }  # fmt: skip
 _UNITS = {name + plural: unit for unit, names in _UNIT_NAMES.items() for name in names.split() for plural in ("", "s")}
 _CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "cent", "$": "dollar"}

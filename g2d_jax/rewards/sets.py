@@ -42,6 +42,7 @@ _DOMAINS = {
     "R": "", "mathbf{R}": "", "mathbb{R}": "", "text{R}": "",
     "Z": "Z", "mathbf{Z}": "Z", "mathbb{Z}": "Z", "text{Z}": "Z",
 }  # fmt: skip
+_MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 _SET = re.compile(r"(?:[(\[]|\\\{).*,.*(?:[)\]]|\\\})|\\\{.*\\\}|\\emptyset|\\mathbb\s*\{R\}", re.DOTALL)
 
@@ -84,6 +85,12 @@ def is_set(text: str) -> bool:
     return _SET.fullmatch(cleaned[named.end() :] if named else cleaned) is not None
 
 
+def member(text: str) -> tuple[str, str] | None:
+    r"""Split `x \in (1, 2)` into the name and the set."""
+    found = _MEMBER.fullmatch(text)
+    return (found[1], found[2]) if found else None
+
+
 def intervals(text: str) -> list[tuple[str, str, str]] | None:
     r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their elements as low.
 
@@ -108,9 +115,11 @@ def can_be_read(text: str) -> bool:
 
 def _read(text: str) -> tuple[str, bool, str] | None:
     """Return the variable, whether a set-builder binds it, and the intervals."""
-    if len(text) > MAX_CHARS or not (_RELATION.search(text) or "|" in text):
+    if len(text) > MAX_CHARS or (text.isascii() and not (_RELATION.search(text) or "|" in text)):
         return None
     cleaned = _without_name(clean(text, joined=False))
+    if _RELATION.match(cleaned) and not cleaned.startswith("="):
+        cleaned = f"x {cleaned}"  # "> 3", of whatever it is
     builder = _BUILDER.fullmatch(cleaned)
     try:
         if builder is not None and builder["condition"].count("\\{"):

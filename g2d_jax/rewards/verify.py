@@ -39,7 +39,7 @@ MAX_PARTS = 10
 """Of a union, a list or a definition by cases, that are compared each with each."""
 
 MAX_WORDS = 4
-"""An answer of more words is a sentence, which no response is expected to repeat word by word."""
+"""An answer of more words, not marked as text, is a sentence, which no response is expected to repeat word by word."""
 
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
@@ -122,7 +122,7 @@ def _value_can_be_read(text: str) -> bool | None:
     if shapes.choice(text) or shapes.time_of_day(text) or shapes.congruence(text) or based_number(text):
         return True
     if len(text) > 1 and (words := plain_text(text)):
-        return len(words.split()) <= MAX_WORDS
+        return text.startswith("\\text") or len(words.split()) <= MAX_WORDS
     bare = _FUNCTION.sub(" ", _NAMES.sub(" ", text))
     return False if _TWO_WORDS.search(bare) or _LONG_WORD.search(bare) else None
 
@@ -370,6 +370,9 @@ def _apart_from_letters(gold: str, answer: str) -> tuple[str, str]:
 def _unnamed(gold: str, answer: str) -> tuple[str, str]:
     """Take a name off where both have the same one, or where the other is a mere value."""
     expected, given = names.assignment(gold), names.assignment(answer)
+    among, within = sets.member(gold), sets.member(answer)
+    if among is None or within is None or names.same(among[0], within[0]):
+        gold, answer = among[1] if among else gold, within[1] if within else answer
     points = [_POINT.fullmatch(text) for text in (gold, answer)]
     if any(points) and all(point or text.startswith("(") for point, text in zip(points, (gold, answer), strict=True)):
         letters = {point[1] for point in points if point}
