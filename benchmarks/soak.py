@@ -169,6 +169,7 @@ class Run:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: whatever ends the soak leaves no run behind
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not ignored, as where the soak itself was started by nohup
 
 
 def _environment(mark: str, cache: Path) -> dict[str, str]:
