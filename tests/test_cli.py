@@ -285,6 +285,35 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     assert done.returncode == 130 and "stopped by Ctrl-C" in done.stderr
 
 
+def test_where_ctrl_c_is_ignored_a_forked_process_still_ends_at_sigterm_and_sighup() -> None:
+    """As in the background job of a script, which launch/workstation.sh starts."""
+    code = """
+import multiprocessing, os, signal, time
+from g2d_jax.runtime import processes, heartbeat
+assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+with heartbeat.watched(peer_timeout=60, hang_timeout=60):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    time.sleep(0.2)
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -signal.SIGTERM, child.exitcode
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        time.sleep(60)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGHUP)
+    assert os.waitpid(child, 0)[1] == signal.SIGHUP
+    os.kill(os.getpid(), signal.SIGTERM)  # the parent hears it as before
+    processes.check_stop()
+"""
+    ignoring = "trap '' INT; exec \"$@\""
+    command = ["sh", "-c", ignoring, "sh", sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75, done.stderr
+
+
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

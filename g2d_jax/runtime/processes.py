@@ -98,8 +98,9 @@ class State:
 
     meetings: calls of `meet`, by what for; met: of all of them, those that are over.
     run: times that it was watched. joining: waiting for the others to come. cause: what told the run to stop where it
-    can be continued, `asked` on the monotonic clock; "" if nothing has. savable: Ctrl-C asks for that. interrupted:
-    Ctrl-C was pressed here. Signal handlers set these: plain values, for a lock may be held where they are called.
+    can be continued, `asked` on the monotonic clock; "" if nothing has. hearing: SIGTERM and SIGHUP ask for that.
+    savable: Ctrl-C asks for it too. interrupted: Ctrl-C was pressed here. Signal handlers set cause, asked and
+    interrupted: plain values, for a lock may be held where they are called.
     left: the processes that left with an error, with its description and exit status.
     """
 
@@ -110,6 +111,7 @@ class State:
     marks: int = 0
     place: str = "starting"
     joining: bool = False
+    hearing: bool = False
     savable: bool = False
     cause: str = ""
     asked: float = 0.0
@@ -453,18 +455,26 @@ def hearing_stops() -> Iterator[None]:
     for number, name in _STOPS.items():
         if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, hear)
+    heard, state.hearing = state.hearing, True
     try:
         yield
     finally:
+        state.hearing = heard
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def hear_no_stops() -> None:
-    """Give a forked process the system's own handling of what `hearing_stops` hears."""
+def _hear_no_stops() -> None:
+    """Give a forked process, as of a reward function's own pool, the system's own handling of what its parent hears."""
+    if not state.hearing:
+        return
+    state.hearing = False
     for number, name in _STOPS.items():
         if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_hear_no_stops)
 
 
 def _is_terminal(file: int) -> bool:
