@@ -303,7 +303,14 @@ def meet_before_programs() -> None:
     the first time, and in every reduce-scatter. One process may be minutes behind: it compiles what another finds in
     its cache (of which only the first process's programs are: JAX's key has a process's own devices in it), or writes
     to a slow disk. Accelerators wait for each other by themselves.
+
+    A CPU device executes each program before the call of it returns: else it begins a shared one after all that it was
+    given before, however long ago the processes met. That is of devices that nothing has touched yet.
     """
+    import jax
+
+    if count() > 1:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     private.before_shared_programs("cpu", meet)
 
 

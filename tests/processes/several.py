@@ -57,7 +57,8 @@ if "SKEW" in os.environ:
 
 
 def late(seconds: str) -> None:
-    """Execute programs of all devices for which the last process is late: it compiles, or does something else.
+    """Execute programs of all devices for which the last process is late: it compiles, or does something else, or its
+    devices are at work on a program of their own.
 
     One adds up over a part of the devices first, so that these have not talked before.
     """
@@ -71,6 +72,10 @@ def late(seconds: str) -> None:
     def scattered(part: jax.Array) -> jax.Array:
         return jax.lax.psum_scatter(jax.lax.psum(part, "pairs"), ("pairs", "rest"), tiled=True)
 
+    def slowly(number: np.float32) -> np.float32:
+        time.sleep(float(seconds))
+        return number
+
     with watched(peer_timeout=60, hang_timeout=300):
         spread = jax.jit(
             jax.shard_map(scattered, mesh=mesh, in_specs=where.spec, out_specs=where.spec, check_vma=False)
@@ -79,6 +84,8 @@ def late(seconds: str) -> None:
         for _ in range(2):
             found.append(jax.block_until_ready(spread(array)))
             time.sleep(float(seconds) * last)
+        if last:
+            jax.jit(lambda x: jax.pure_callback(slowly, x, x))(np.float32(0))  # not waited for here
         found.append(jax.block_until_ready(array + 1))  # a program of JAX's own
     own = [np.concatenate([shard.data for shard in each.addressable_shards]).tolist() for each in found]
     print(json.dumps(own))
