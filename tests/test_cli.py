@@ -131,14 +131,33 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
             file.write(damage)
     count = sum(damage.count(b"\n") for damage in DAMAGE.values())
     said = g2d("export", hurt, "--output", tmp_path / "model")
-    assert f"WARNING: {count} damaged lines of " in said
+    assert f"WARNING: {count} damaged lines or files of " in said
     assert (tmp_path / "model" / "config.json").exists() and (tmp_path / "model" / "README.md").exists()
     g2d("report", hurt)
     warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
-    assert any(f"{count} damaged lines of " in line for line in warnings)
+    assert any(f"{count} damaged lines or files of " in line for line in warnings)
     assert any("environment.json is not valid JSON" in line for line in warnings)
     assert [row[2] for row in cells(g2d("status", hurt))] == ["done"] * 5
-    (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")  # what decides stays strict
+    for name in ("metrics/00009.jsonl", "environment.json"):
+        (hurt / name).unlink(missing_ok=True)
+        (hurt / name).mkdir()
+    # A manifest only informs, too, of all stages but that which made the policy.
+    evaluated = hurt / "05-evaluate" / "manifest.json"
+    evaluated.write_bytes(evaluated.read_bytes().replace(b'"done"', b'"dome"'))
+    (hurt / "01-sft" / "manifest.json").write_bytes(b"{")
+    said = g2d("export", hurt, "--output", tmp_path / "another")
+    assert f"WARNING: {count + 1} damaged lines or files of " in said
+    assert "WARNING: what evaluate did is left out: " in said and "WARNING: what sft did is left out: " in said
+    assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
+    said = g2d("status", hurt)
+    assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
+    assert "evaluate has a damaged manifest: " in said and "sft has a damaged manifest: " in said
+    g2d("report", hurt)
+    warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
+    assert any("evaluate is left out: " in line for line in warnings)
+    (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
+    assert "has no kind" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
+    (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")
     assert "is not valid JSON" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
 
 
