@@ -42,6 +42,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     """
     processes.state.run += 1
     processes.state.gathers = 0
+    processes.state.meetings.clear()
     processes.check_interrupted()
     try:
         with _signals() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():

@@ -36,6 +36,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from g2d_jax.runtime import flags, private, terminal
 
@@ -120,6 +121,8 @@ class State:
 
 
 state = State()
+_MEETING = threading.Lock()
+"""Held where threads that meet others count: `State.meetings` and `State.met`."""
 
 
 def store() -> Any:
@@ -148,8 +151,9 @@ def name() -> str:
 
 
 def say(message: str) -> None:
-    """Print a line about this process to standard error, as `terminal.shown`."""
-    print(f"g2d: {terminal.shown(message)}", file=sys.stderr, flush=True)
+    """Print a line about this process to standard error, as `terminal.shown`; further ones are indented: text from
+    elsewhere that has them cannot pass for a message of its own."""
+    print(f"g2d: {terminal.shown(message)}".replace("\n", "\n  "), file=sys.stderr, flush=True)
 
 
 # Joining
@@ -320,10 +324,12 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
     program: what they meet for, so that threads that meet for different ones do not meet each other. Raises PeerFailed
     when another process ends with an error instead.
     """
-    group = program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}"
-    number = state.meetings[group]
-    state.meetings[group] += 1
-    client, key = store(), f"{PREFIX}/meet/{group.replace('/', ' ')}/{{}}/{{}}"
+    # One name for the counter and the key, in which "/" would begin another folder.
+    group = quote(program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}", safe="")
+    with _MEETING:
+        number = state.meetings[group]
+        state.meetings[group] += 1
+    client, key = store(), f"{PREFIX}/{state.run}/meet/{group}/{{}}/{{}}"
     client.key_value_set(key.format(number, index()), "")
     for peer in peers:
         if peer != index():
@@ -331,7 +337,8 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
             _wait(key.format(number, peer), peer, late)
     if number:  # all have come this far, so none waits for the one before
         client.key_value_delete(key.format(number - 1, index()))
-    state.met += 1
+    with _MEETING:
+        state.met += 1
     mark(state.place)
 
 

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -205,6 +206,11 @@ def agreement(folder: str) -> None:
     total = jax.jit(lambda x: x.sum())
     assert [int(total(array)) for _ in range(3)] == [sum(everyone)] * 3
     assert processes.state.met == met + 3  # before each of them, not only the first
+    met = processes.state.met
+    names = ["a/b", "a b", "a%2Fb", "a/b"] * 10  # of which none meets another one
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: processes.meet(name, tuple(sorted(everyone))), names))
+    assert processes.state.met == met + len(names)
     with failure_of(0, "the leader's"), watched(peer_timeout=60, hang_timeout=60):
         if processes.leader():  # it leaves with an error while the others wait for it
             fail("the leader's")
