@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
     if not os.environ.get("G2D_TRACEBACK"):
         failures.hush()
-    terminal.clean_tracebacks()
+    stack = contextlib.ExitStack()
+    undo = terminal.clean_tracebacks()
+    if argv is not None:  # called in a program of the user's own, whose tracebacks are its own afterwards
+        stack.callback(undo)
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
@@ -49,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
     continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
-    stack = contextlib.ExitStack()
     if continues:
         processes.forget()
         stack.enter_context(processes.hearing_stops())  # before JAX is imported, which takes seconds

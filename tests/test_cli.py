@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -899,6 +900,12 @@ def test_what_a_reward_raises_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_p
     )
     assert "\\x1b[2J" in said and "\\u202e" in said and "characters left out" in said
     assert len(said) < 40_000 and is_harmless(said)
+
+
+def test_a_command_that_a_program_calls_leaves_its_tracebacks_as_they_were(tmp_path: Path) -> None:
+    hooks = sys.excepthook, threading.excepthook
+    assert cli.main(["status", str(tmp_path / "none")]) == 1
+    assert (sys.excepthook, threading.excepthook) == hooks
 
 
 def test_the_traceback_of_an_error_that_nobody_expected_is_printed_cleaned() -> None:

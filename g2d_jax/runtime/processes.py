@@ -321,8 +321,8 @@ def meet_before_programs() -> None:
 def meet(program: str, peers: tuple[int, ...]) -> None:
     """Wait until all these processes, of which this is one, have made this call as often as this process has.
 
-    program: what they meet for, so that threads that meet for different ones do not meet each other. Raises PeerFailed
-    when another process ends with an error instead.
+    program: what they meet for, so that threads that meet for different ones do not meet each other; for each of them
+    one thread at a time. Raises PeerFailed when another process ends with an error instead.
     """
     # One name for the counter and the key, in which "/" would begin another folder.
     group = quote(program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}", safe="")
