@@ -890,8 +890,7 @@ def test_whatever_a_command_says_is_cleaned_and_has_an_end(text: str, capsys: py
 def test_text_from_elsewhere_cannot_pass_for_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     processes.say("the server said: no\ng2d: all passed\n\ng2d: done")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "g2d: the server said: no" and all(line.startswith("  ") for line in said[1:])
-    assert "  g2d: all passed" in said
+    assert said[0] == "g2d: the server said: no" and said[1:] == ["  g2d: all passed", "", "  g2d: done"]
 
 
 def test_what_a_reward_raises_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_path: Path) -> None:

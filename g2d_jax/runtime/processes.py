@@ -25,6 +25,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -153,7 +154,7 @@ def name() -> str:
 def say(message: str) -> None:
     """Print a line about this process to standard error, as `terminal.shown`; further ones are indented: text from
     elsewhere that has them cannot pass for a message of its own."""
-    print(f"g2d: {terminal.shown(message)}".replace("\n", "\n  "), file=sys.stderr, flush=True)
+    print("g2d: " + re.sub(r"\n(?=\S)", "\n  ", terminal.shown(message)), file=sys.stderr, flush=True)
 
 
 # Joining
