@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
     """Write a policy's README.md from the run's settings and its finished stages' manifests. adapters: of PEFT."""
     config = runtime.config
-    manifests = _finished(runtime)
+    manifests = _finished(runtime, policy.partition("@")[0])
     parts = [
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
@@ -34,7 +34,7 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
         _too_long(runtime, policy, manifests),
         _quantised(config, adapters),
         _data(_published(config)),
-        *(_results(manifest, manifests) for manifest in manifests.values() if manifest["kind"] == "evaluate"),
+        *(_results(manifest, manifests) for manifest in manifests.values() if manifest.get("kind") == "evaluate"),
         _use(runtime),
         *_origins(runtime, "the base model and of the data"),
     ]
@@ -43,18 +43,19 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
 
 def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
     """Write the README.md of a collect stage's preference pairs, in a repository as `dataset.write` lays it out."""
-    config, manifests = runtime.config, _finished(runtime)
+    config = runtime.config
+    manifests = _finished(runtime, name)
+    behind = {**accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"]), name: None}
     files = ("preferences/*.parquet", "completions/*.parquet", "problems.parquet")
     configs = [{"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files]
     front = DatasetCardData(task_categories=["text-generation"], tags=["g2d-jax", "preference"], configs=configs)
-    behind = accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"])
     parts = [
         f"---\n{front.to_yaml()}\n---\n",
         f"# {config.name}: preference pairs of {name}\n",
         _headline(manifests),
         f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; `completions` every "
         "answer with its score, from which they were chosen; `problems` what was asked, with reference answers.\n",
-        _stages(runtime, {**behind, name: None}, manifests),
+        _stages(runtime, behind, manifests),
         _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
         f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n',
@@ -85,16 +86,28 @@ def _published(config: Config) -> Config:
     return Config.of(places.without_folders(from_dict(to_dict(config))))
 
 
-def _finished(runtime: Runtime) -> dict[str, dict[str, Any]]:
-    """Map each finished stage to its manifest."""
-    return {name: manifest for name, folder in runtime.folders.items() if (manifest := storage.finished(folder))}
+def _finished(runtime: Runtime, needed: str = "") -> dict[str, dict[str, Any]]:
+    """Map each finished stage to its manifest; a damaged one is left out, with a warning.
+
+    Raises ValueError for that of the stage `needed`, whose work is exported.
+    """
+    manifests = {}
+    for name, folder in runtime.folders.items():
+        manifest, damage = storage.read_finished(folder)
+        if damage and name == needed:
+            raise ValueError(damage)
+        if damage:
+            runtime.say_once(f"WARNING: what {name} did is left out: {damage}")
+        if manifest:
+            manifests[name] = manifest
+    return manifests
 
 
 def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the report's headline, "" where nothing was evaluated."""
     from g2d_jax.report.run import headline  # here: it loads what draws figures
 
-    evaluations = [manifest for manifest in manifests.values() if manifest["kind"] == "evaluate"]
+    evaluations = [manifest for manifest in manifests.values() if manifest.get("kind") == "evaluate"]
     return f"{one_line(headline(evaluations[-1]))}\n" if evaluations else ""
 
 

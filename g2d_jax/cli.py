@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
     if not os.environ.get("G2D_TRACEBACK"):
         failures.hush()
-    terminal.clean_tracebacks()
+    stack = contextlib.ExitStack()
+    undo = terminal.clean_tracebacks()
+    if argv is not None:  # called in a program of the user's own, whose tracebacks are its own afterwards
+        stack.callback(undo)
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
@@ -50,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
     continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
-    stack = contextlib.ExitStack()
     if continues:
         processes.forget()
         stack.enter_context(processes.hearing_stops())  # before JAX is imported, which takes seconds
@@ -573,7 +575,7 @@ def _study_status(workdir: epath.Path, name: str) -> None:
     screen = Screen()
     screen.table(f"{name}: {len(rows)} points", ["point", "left to do"], rows)
     screen.say(f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them done")
-    _say_stopped(screen, {folder.name: error for folder, (_, error) in described.items()})
+    _say_remarks(screen, {folder.name: remark for folder, (_, remark) in described.items()})
 
 
 def _run_status(workdir: epath.Path) -> None:
@@ -586,33 +588,39 @@ def _run_status(workdir: epath.Path) -> None:
     is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
     owner = "" if is_point else holder(workdir)
     is_next = True  # a run does its stages one after the other: its process is at the first that is not finished
-    rows, errors = [], {}
+    rows, remarks = [], {}
     for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
-        manifest = storage.finished(folder)
+        manifest, _ = storage.read_finished(folder)
         running = bool(holder(folder)) if is_point else bool(owner) and is_next and manifest is None
         is_next = is_next and manifest is not None
-        state, errors[name] = _state(name, folder, folder if is_point else workdir, running)
-        seconds = f"{manifest['seconds']:.0f}" if manifest else ""
+        state, remarks[name] = _state(name, folder, folder if is_point else workdir, running)
+        seconds = f"{float(manifest['seconds']):.0f}" if manifest else ""
         rows.append([name, config.stages[name].kind, state, str(getattr(config.stages[name], "steps", "")), seconds])
     screen = Screen()
     screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
-    _say_stopped(screen, errors)
+    _say_remarks(screen, remarks)
     if owner:
         screen.say(f"{owner} works on it now")
     elif not is_point and any(row[2] != "done" for row in rows):
         screen.say(f"no process works on it: {processes.AGAIN}")
 
 
-def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
-    for stage, error in errors.items():
-        if error:
-            screen.say(f"{stage} last stopped with: {error}", "yellow")
+def _say_remarks(screen: Screen, remarks: Mapping[str, str]) -> None:
+    for stage, remark in remarks.items():
+        if remark:
+            screen.say(f"{stage} {remark}", "yellow")
 
 
 def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> tuple[str, str]:
-    """Describe a stage: done, waiting, or running or stopped and how far, by the steps logged in `logged` or by the
-    rollouts written. With the error that is the last of its log, "" if none is. running: whether a process is at it."""
-    if storage.finished(folder):
+    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps logged in `logged` or
+    by the rollouts written. With a remark: on the damage, or the error that is the last of its log; "" for none.
+
+    running: whether a process is at it.
+    """
+    manifest, damage = storage.read_finished(folder)
+    if damage:
+        return "damaged", f"has a damaged manifest: {damage}"
+    if manifest:
         return "done", ""
     ignored: list[str] = []
     records = [
@@ -622,7 +630,7 @@ def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> 
     ]
     error = ""
     if records and records[-1].get("kind") == "error":
-        error = str(records[-1].get("text", "")).removeprefix(f"{name}: ")
+        error = f"last stopped with: {str(records[-1].get('text', '')).removeprefix(f'{name}: ')}"
     step = max((record["step"] for record in records), default=0)
     files = len(list((folder / "rollouts").glob("*.parquet")))
     far = f"at step {step}" if step else f"with {files} files of rollouts" if files else ""

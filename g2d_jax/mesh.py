@@ -76,7 +76,7 @@ def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
     Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not equally large.
     """
     # jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice of its own.
-    devices_of = _slices(devices)
+    devices_of = _devices_of_slices(devices)
     count = len(devices_of)
     if count == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
@@ -94,7 +94,7 @@ def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
     )
 
 
-def _slices(devices: Sequence[jax.Device]) -> Counter[int]:
+def _devices_of_slices(devices: Sequence[jax.Device]) -> Counter[int]:
     """Count the devices of every slice of TPUs; those of other platforms are one."""
     if devices[0].platform != "tpu":
         return Counter({0: len(devices)})
@@ -103,7 +103,7 @@ def _slices(devices: Sequence[jax.Device]) -> Counter[int]:
 
 def slices(devices: Sequence[jax.Device]) -> int:
     """Count the slices of TPUs that the devices belong to; 1 on other platforms."""
-    return len(_slices(devices))
+    return len(_devices_of_slices(devices))
 
 
 def near(mesh: Mesh) -> int:

@@ -45,7 +45,11 @@ class Bounds:
 
     def __str__(self) -> str:
         """Return the bounds for a message: "at least 1 and at most 90"."""
-        return " and ".join(f"{words} {limit:g}" for words, (_, limit) in self._limits.items() if limit is not None)
+        told = []
+        for words, (_, limit) in self._limits.items():
+            if limit is not None:
+                told.append(f"{words} {limit:,}" if isinstance(limit, int) else f"{words} {limit:g}")
+        return " and ".join(told)
 
     def hold(self, value: float) -> bool:
         """Return whether a value keeps to the bounds; NaN keeps to none."""

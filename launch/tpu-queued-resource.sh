@@ -53,6 +53,9 @@ case ${KEEP:=failed} in
 esac
 every=${G2D_CHECKPOINT_EVERY-10}
 [[ $every =~ ^([1-9][0-9]*)?$ ]] || refuse "G2D_CHECKPOINT_EVERY is a number of updates, or empty, got $every"
+most=${G2D_MAX_FAILURES:-8} pause=${G2D_PAUSE:-30}
+[[ $most =~ ^[1-9][0-9]*$ ]] || refuse "G2D_MAX_FAILURES is a number of failures, got $most"
+[[ $pause =~ ^[0-9]+(\.[0-9]+)?$ ]] || refuse "G2D_PAUSE is a number of seconds, got $pause"
 
 where=("--zone=$ZONE")
 [[ -z ${PROJECT:-} ]] || where+=("--project=$PROJECT")
@@ -63,6 +66,7 @@ arguments=()
 bucket=
 previous=
 for argument in "$@"; do
+  [[ $argument != --dry-run ]] || refuse "--dry-run stands before NAME"
   case $previous in
     --config) value=$argument key= ;;
     --workdir) [[ $argument != gs://* ]] || bucket=1 ;;
@@ -151,7 +155,7 @@ finish() { # status: delete the slice, or say that it stays, and end
 failed() { # message
   failures=$((failures + 1))
   say "$1 ($failures in a row)"
-  if ((failures >= ${G2D_MAX_FAILURES:-8})); then
+  if ((failures >= most)); then
     say "giving up"
     finish 75
   fi
@@ -209,5 +213,5 @@ while :; do
     FAILED) failed "the request failed" && "${delete[@]}" ;;
     *) say "$state" ;; # waiting, being made, or going
   esac
-  sleep "${G2D_PAUSE:-30}"
+  sleep "$pause"
 done

@@ -20,21 +20,34 @@ if [[ ${1:-} == --dry-run ]]; then
   dry=1
   shift
 fi
+refuse() { # message
+  echo "$0: $1" >&2
+  exit 2
+}
 if [[ $# -lt 2 || -z ${CLUSTER:-} || -z ${PROJECT:-} || -z ${ZONE:-} || -z ${TYPE:-} || -z ${IMAGE:-} ]]; then
   sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
   exit 2
 fi
 name=$1
 shift
+[[ $name =~ ^[a-z][-a-z0-9]*$ ]] || refuse "NAME is of small letters, digits and -, and begins with a letter, got $name"
 every=${G2D_CHECKPOINT_EVERY-10}
-if [[ ! $every =~ ^([1-9][0-9]*)?$ ]]; then
-  echo "$0: G2D_CHECKPOINT_EVERY is a number of updates, or empty, got $every" >&2
-  exit 2
-fi
+[[ $every =~ ^([1-9][0-9]*)?$ ]] || refuse "G2D_CHECKPOINT_EVERY is a number of updates, or empty, got $every"
+slices=${SLICES:-1} restarts=${MAX_RESTARTS:-100}
+[[ $slices =~ ^[1-9][0-9]*$ ]] || refuse "SLICES is a number of slices, got $slices"
+[[ $restarts =~ ^[0-9]+$ ]] || refuse "MAX_RESTARTS is a number of restarts, got $restarts"
+bucket=
+previous=
+for argument in "$@"; do
+  [[ $argument != --dry-run ]] || refuse "--dry-run stands before NAME"
+  [[ $argument != --workdir=gs://* && $previous$argument != --workdirgs://* ]] || bucket=1
+  previous=$argument
+done
+[[ $bucket ]] || refuse "give --workdir gs://…: all hosts share it, and it outlives the workload"
 
 command=(xpk workload create "--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE" "--workload=$name"
-  "--tpu-type=$TYPE" "--num-slices=${SLICES:-1}" "--docker-image=$IMAGE"
-  "--max-restarts=${MAX_RESTARTS:-100}" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
+  "--tpu-type=$TYPE" "--num-slices=$slices" "--docker-image=$IMAGE"
+  "--max-restarts=$restarts" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
 [[ -z ${SPOT:-} ]] || command+=(--spot)
 arguments=$(printf '%q ' ${every:+"--config.checkpoint.every=$every"} "$@") # of two settings the last counts
 command+=("--command=exec g2d run ${arguments% }") # exec: SIGTERM reaches g2d

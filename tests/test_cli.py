@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,14 +132,33 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
             file.write(damage)
     count = sum(damage.count(b"\n") for damage in DAMAGE.values())
     said = g2d("export", hurt, "--output", tmp_path / "model")
-    assert f"WARNING: {count} damaged lines of " in said
+    assert f"WARNING: {count} damaged lines or files of " in said
     assert (tmp_path / "model" / "config.json").exists() and (tmp_path / "model" / "README.md").exists()
     g2d("report", hurt)
     warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
-    assert any(f"{count} damaged lines of " in line for line in warnings)
+    assert any(f"{count} damaged lines or files of " in line for line in warnings)
     assert any("environment.json is not valid JSON" in line for line in warnings)
     assert [row[2] for row in cells(g2d("status", hurt))] == ["done"] * 5
-    (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")  # what decides stays strict
+    for name in ("metrics/00009.jsonl", "environment.json"):
+        (hurt / name).unlink(missing_ok=True)
+        (hurt / name).mkdir()
+    # A manifest only informs, too, of all stages but that which made the policy.
+    evaluated = hurt / "05-evaluate" / "manifest.json"
+    evaluated.write_bytes(evaluated.read_bytes().replace(b'"done"', b'"dome"'))
+    (hurt / "01-sft" / "manifest.json").write_bytes(b"{")
+    said = g2d("export", hurt, "--output", tmp_path / "another")
+    assert f"WARNING: {count + 1} damaged lines or files of " in said
+    assert "WARNING: what evaluate did is left out: " in said and "WARNING: what sft did is left out: " in said
+    assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
+    said = g2d("status", hurt)
+    assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
+    assert "evaluate has a damaged manifest: " in said and "sft has a damaged manifest: " in said
+    g2d("report", hurt)
+    warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
+    assert any("evaluate is left out: " in line for line in warnings)
+    (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
+    assert "has no kind" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
+    (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")
     assert "is not valid JSON" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
 
 
@@ -283,6 +303,35 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert done.stderr.count("saving; Ctrl-C again") == 1 and "interrupted" not in done.stderr
     assert done.returncode == 130 and "stopped by Ctrl-C" in done.stderr
+
+
+def test_where_ctrl_c_is_ignored_a_forked_process_still_ends_at_sigterm_and_sighup() -> None:
+    """As in the background job of a script, which launch/workstation.sh starts."""
+    code = """
+import multiprocessing, os, signal, time
+from g2d_jax.runtime import processes, heartbeat
+assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+with heartbeat.watched(peer_timeout=60, hang_timeout=60):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    time.sleep(0.2)
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -signal.SIGTERM, child.exitcode
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        time.sleep(60)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGHUP)
+    assert os.waitpid(child, 0)[1] == signal.SIGHUP
+    os.kill(os.getpid(), signal.SIGTERM)  # the parent hears it as before
+    processes.check_stop()
+"""
+    ignoring = "trap '' INT; exec \"$@\""
+    command = ["sh", "-c", ignoring, "sh", sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75, done.stderr
 
 
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
@@ -848,12 +897,24 @@ def test_whatever_a_command_says_is_cleaned_and_has_an_end(text: str, capsys: py
     assert "characters left out" in said
 
 
+def test_text_from_elsewhere_cannot_pass_for_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    processes.say("the server said: no\ng2d: all passed\n\ng2d: done")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "g2d: the server said: no" and said[1:] == ["  g2d: all passed", "", "  g2d: done"]
+
+
 def test_what_a_reward_raises_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_path: Path) -> None:
     said = as_typed(
         g2d, tmp_path, CONFIG, f"def graded(completions):\n    raise ValueError({STEERING!r} + 'long ' * 200_000)"
     )
     assert "\\x1b[2J" in said and "\\u202e" in said and "characters left out" in said
     assert len(said) < 40_000 and is_harmless(said)
+
+
+def test_a_command_that_a_program_calls_leaves_its_tracebacks_as_they_were(tmp_path: Path) -> None:
+    hooks = sys.excepthook, threading.excepthook
+    assert cli.main(["status", str(tmp_path / "none")]) == 1
+    assert (sys.excepthook, threading.excepthook) == hooks
 
 
 def test_the_traceback_of_an_error_that_nobody_expected_is_printed_cleaned() -> None:

@@ -136,6 +136,12 @@ def test_a_rule_of_reading_is_a_known_one_and_of_a_reward_that_reads_answers() -
         apply(config, "reward.answers=tags")
 
 
+def test_bounds_are_told_as_they_are_written():
+    assert str(Bounds(least=512, most=1 << 20)) == "at least 512 and at most 1,048,576"
+    assert str(Bounds(above=0, most=0.95)) == "more than 0 and at most 0.95"
+    assert str(Bounds(least=-1e12, most=1e12)) == "at least -1e+12 and at most 1e+12"
+
+
 NO_MACHINE_HAS = {
     "reward.cpu_seconds": ("1e300", "0", "nan", "inf", "3601"),
     "reward.memory_mb": ("100", "1048577", "9" * 30),

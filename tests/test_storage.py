@@ -181,12 +181,44 @@ def test_a_manifest_that_was_changed_is_named_with_what_to_do(tmp_path, change):
 
 
 def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path):
-    storage.write_json(tmp_path / "manifest.json", {"steps": 40, "done": True})
-    assert storage.finished(tmp_path) == {"steps": 40, "done": True}
+    earlier = {"kind": "online", "seconds": 1.5, "steps": 40, "done": True}
+    storage.write_json(tmp_path / "manifest.json", earlier)
+    assert storage.finished(tmp_path) == earlier
+    storage.write_json(tmp_path / "manifest.json", {"steps": 40, "done": True})  # of none
+    with pytest.raises(ValueError, match=r"manifest\.json has no kind and no seconds: it was edited or damaged"):
+        storage.finished(tmp_path)
     storage.finish(tmp_path, {"steps": 40})
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items()))))  # laid out in another way
     assert storage.finished(tmp_path) == {"steps": 40, "done": True}
+
+
+def test_what_only_informs_is_left_out_whatever_is_wrong_with_it(tmp_path):
+    (tmp_path / "environment.json").mkdir()
+
+    assert "environment.json" in storage.read_informing(tmp_path / "environment.json")[1]
+    assert storage.read_informing(tmp_path / "none.json") == ({}, "")
+    (tmp_path / "log" / "00000.jsonl").mkdir(parents=True)
+    (tmp_path / "log" / "00001.jsonl").write_text('{"a": 1}\n')
+    damaged = []
+    assert storage.read_segments(tmp_path / "log", damaged.append) == [{"a": 1}]
+    assert len(damaged) == 1 and "00000.jsonl" in damaged[0]
+    assert storage.read_segments(tmp_path / "log" / "00001.jsonl", damaged.append) == [] and len(damaged) == 2
+    with pytest.raises(OSError, match=r"00000\.jsonl"):
+        storage.read_segments(tmp_path / "log")
+    (tmp_path / "manifest.json").mkdir()
+    manifest, damage = storage.read_finished(tmp_path)
+    assert manifest is None and "manifest.json" in damage
+
+
+def test_no_more_of_a_json_file_is_read_than_the_most(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text('"' + "x" * 98 + '"')
+    monkeypatch.setattr(storage, "MOST_JSON", 100)
+    assert storage.read_json(tmp_path / "a.json") == "x" * 98
+    with open(tmp_path / "a.json", "r+b") as file:
+        file.truncate(2**40)  # of a terabyte, of which the disk holds nothing
+    with pytest.raises(ValueError, match=r"a\.json has more than 100 bytes"):
+        storage.read_json(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"b":'])

@@ -2,7 +2,7 @@
 
 Files are untrusted. A row that cannot be read is handed on with the reason, for the caller to stop at or to count; a
 file that cannot be read at all raises ValueError. What is held in memory at a time is bounded, also where a small file
-says a long text many times.
+says a long text many times, in rows or in a list; of Parquet that goes by the sizes that the file itself says it has.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from g2d_jax.runtime import extras, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ROW_BYTES = 64 * 2**20
-MAX_JSON_BYTES = 256 * 2**20  # Python's objects take several times as much
-BATCH_BYTES = 256 * 2**20  # of Parquet rows that are expanded together
+BATCH_BYTES = MAX_ROW_BYTES  # of Parquet rows that are expanded together
+GROUP_BYTES = 256 * 2**20  # of a group of Parquet rows, with texts that are not expanded
+MOST_GROWTH = 32  # times that what is stored of such a group may grow, where that is more than GROUP_BYTES
+_INDEXED = {"PLAIN", "RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
+"""Encodings of texts that Arrow reads as indices."""
+_APART = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
+"""Encodings that store each text for itself."""
 _BOM = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
@@ -107,10 +112,10 @@ def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
 
 
 def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
-    text = handle.read(MAX_JSON_BYTES + 1)
-    if len(text) > MAX_JSON_BYTES:
+    text = handle.read(storage.MOST_JSON + 1)
+    if len(text) > storage.MOST_JSON:
         raise ValueError(
-            f"{path} has more than {MAX_JSON_BYTES:,} bytes: make it .jsonl, one object a line, or .parquet"
+            f"{path} has more than {storage.MOST_JSON:,} bytes: make it .jsonl, one object a line, or .parquet"
         )
     try:
         content = _loads(text)
@@ -129,9 +134,10 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        for number, row in enumerate(_slices(pq.ParquetFile(handle)), 1):
+        file = pq.ParquetFile(handle)
+        for number, row in enumerate(_single_rows(file, handle, path), 1):
             where = f"{path}, row {number}"
-            if row.nbytes > MAX_ROW_BYTES:
+            if row is None or row.nbytes > MAX_ROW_BYTES:
                 yield _too_long(where)
                 continue
             try:
@@ -142,15 +148,113 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
 
 
-def _slices(file: Any) -> Iterator[Any]:
-    """Yield each row of a pyarrow.parquet.ParquetFile as a batch of its own."""
-    for group in range(file.num_row_groups):
-        # A text is stored once, however many rows have it: each of them may be as long as all that is stored.
-        stored = max(file.metadata.row_group(group).total_byte_size, 1)
-        count = min(max(BATCH_BYTES // stored, 1), 1024)
-        for batch in file.iter_batches(batch_size=count, row_groups=[group]):
-            for i in range(batch.num_rows):
-                yield batch.slice(i, 1)
+def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
+    """Yield each row of a pyarrow.parquet.ParquetFile as a batch of its own, None for one of over BATCH_BYTES.
+
+    Parquet stores a text once, however many rows, or elements of one row's list, have it. So texts are read as indices
+    into those that are stored, which is little, and expanded only where they are known to fit. Raises ValueError for a
+    group of rows of which even that is too much: one that was compressed by far more than text is, or a list of a
+    number said a billion times.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    leaves = [file.schema.column(i) for i in range(len(file.schema))]
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    texts = []
+    for i, leaf in enumerate(leaves):
+        indexed = all(_INDEXED.issuperset(group.column(i).encodings) for group in groups)
+        if leaf.physical_type == "BYTE_ARRAY" and indexed:
+            texts.append(leaf.path)
+    plain = []
+    for column in file.schema_arrow:
+        indices = pa.types.is_dictionary(column.type)  # a category of pandas
+        plain.append(column.with_type(column.type.value_type) if indices else column)
+    as_indices = pq.ParquetFile(handle, read_dictionary=texts)
+    for number, group in enumerate(groups):
+        count = _rows_at_a_time(leaves, texts, group, f"{path}, group {number + 1} of its rows")
+        for batch in as_indices.iter_batches(batch_size=count, row_groups=[number]):
+            for piece in _pieces(batch, range(batch.num_rows)):
+                if piece is None:
+                    yield None
+                    continue
+                expanded = piece.cast(pa.schema(plain))
+                for i in range(expanded.num_rows):
+                    yield expanded.slice(i, 1)
+
+
+def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str) -> int:
+    """Return how many rows of a group to read at a time. Goes by the sizes that the file says it has.
+
+    leaves: the columns of its schema. texts: those that are read as indices. Raises ValueError where one row may
+    take more than GROUP_BYTES, and more than MOST_GROWTH times what is stored.
+    """
+    whole = compressed = 0  # what one row may take, where it has nearly everything
+    width = 1  # what one takes of the columns that are no lists
+    for i, leaf in enumerate(leaves):
+        chunk = group.column(i)
+        value = 8
+        if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
+            value = max(leaf.length, 8)
+        elif leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts and not _APART.issuperset(chunk.encodings):
+            value = chunk.total_uncompressed_size
+        compressed += chunk.total_compressed_size
+        whole += chunk.total_uncompressed_size
+        if leaf.max_repetition_level:
+            whole += chunk.num_values * value
+        else:
+            width += value
+    if whole > max(GROUP_BYTES, MOST_GROWTH * compressed):
+        raise ValueError(
+            f"{where}: {compressed:,} bytes may become {whole:,} in memory, and of so few {GROUP_BYTES:,} are read. "
+            "Write it in smaller groups (row_group_size), or as .jsonl"
+        )
+    return min(max(BATCH_BYTES // width, 1), 1024)
+
+
+def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
+    """Split rows of a batch until each piece takes at most BATCH_BYTES with its texts expanded; None is a row of more.
+
+    A piece is a copy: of a slice, what Arrow expands is all that it is a slice of.
+    """
+    import pyarrow as pa
+
+    piece = batch.take(pa.array(numbers, pa.int64()))
+    if sum(map(_expanded_bytes, piece.columns)) <= BATCH_BYTES:
+        yield piece
+    elif len(numbers) == 1:
+        yield None
+    else:
+        half = len(numbers) // 2
+        yield from _pieces(piece, range(half))
+        yield from _pieces(piece, range(half, len(numbers)))
+
+
+def _expanded_bytes(values: Any) -> int:
+    """Return the bytes of an Arrow array in which texts are expanded that it has as indices."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return sum(map(_expanded_bytes, values.flatten()))
+    if pa.types.is_map(kind):
+        return _expanded_bytes(values.keys) + _expanded_bytes(values.items) + 8 * len(values)
+    if pa.types.is_nested(kind):  # lists of all kinds
+        return _expanded_bytes(values.flatten()) + 8 * len(values)
+    if not pa.types.is_dictionary(kind) or not _is_text(kind.value_type):
+        return int(values.nbytes)
+    lengths = pc.binary_length(values.dictionary).take(values.indices)
+    return int(pc.sum(lengths).as_py() or 0) + 8 * len(values)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return any(
+        is_kind(kind)
+        for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}

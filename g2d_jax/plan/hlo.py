@@ -265,7 +265,7 @@ def _bytes(kind: str, dimensions: str) -> int:
 
 def _groups(rest: str) -> list[list[int]]:
     """List the devices of every group, or every pair, in any of XLA's forms. Raises ValueError for another one."""
-    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
+    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?\s*)*)\}", rest):
         return [[int(device) for device in pair.split(",")] for pair in re.findall(r"\d+,\d+", pairs[1])]
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]+?\})\}", rest):
         return [[int(device) for device in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]

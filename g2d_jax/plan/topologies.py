@@ -165,13 +165,13 @@ def topology(name: str) -> Topology:
     """Return the machine of a name such as v5e-16, 2xv5e-16 or h100x8. Raises ValueError with the valid names."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
-    several = re.fullmatch(r"(\d+)x(.+)", name)
+    several = re.fullmatch(r"([1-9]\d?)x(.+)", name, re.ASCII)
     one = TOPOLOGIES.get(several[2]) if several else None
     if several and one and one.device.platform == "tpu" and 2 <= (count := int(several[1])) <= MOST_SLICES:
         return replace(one, name=name, chips=count * one.chips, hosts=count * one.hosts, slices=count)
     near = difflib.get_close_matches(name, TOPOLOGIES, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ValueError(
-        f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for two slices, up to "
-        f"{MOST_SLICES}, of any TPU's name"
+        f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for two slices, and so "
+        f"for 2 to {MOST_SLICES} of any TPU's name"
     )

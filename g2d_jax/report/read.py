@@ -24,7 +24,7 @@ from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name
 from g2d_jax.report.tables import Manifest, policies
 from g2d_jax.runtime.lock import holder
-from g2d_jax.runtime.storage import PathLike, finished, read_bytes, read_informing, read_json
+from g2d_jax.runtime.storage import PathLike, read_bytes, read_finished, read_informing, read_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
@@ -128,6 +128,7 @@ class Run:
     """A work directory, or a study's point, finished or not. stages: those that have begun, in order.
 
     answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for `Policy.costs`.
+    left_out: what is wrong with manifests that were read as if they were not there.
     """
 
     workdir: epath.Path
@@ -135,6 +136,7 @@ class Run:
     stages: Mapping[str, Stage]
     answers: Callable[[epath.Path], pd.DataFrame]
     rates: Rates | None = None
+    left_out: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -189,7 +191,7 @@ class Run:
     def damage(self) -> list[str]:
         """The damage found in files that only inform, and that was left out."""
         environment = read_informing(self.workdir / "environment.json")[1]
-        return [*self._logged[1], *filter(None, [environment])]
+        return [*self.left_out, *self._logged[1], *filter(None, [environment])]
 
     @property
     def is_running(self) -> bool:
@@ -214,11 +216,16 @@ class Run:
 
 
 def read_run(
-    workdir: PathLike, answers: Callable[[epath.Path], pd.DataFrame] | None = None, rates: Rates | None = None
+    workdir: PathLike,
+    answers: Callable[[epath.Path], pd.DataFrame] | None = None,
+    rates: Rates | None = None,
+    *,
+    lenient: bool = False,
 ) -> Run:
     """Read config and manifests; all else is read when it is asked for. What is not written yet is empty.
 
     answers: `Run.answers`, shared by the points of a study, which share evaluations. rates: `Run.rates`.
+    lenient: read a damaged manifest as if its stage had not finished, see `Run.left_out`.
     Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
     """
     root = epath.Path(workdir)
@@ -230,10 +237,15 @@ def read_run(
     if not config and not folders:
         raise no_run(root)
     sections = config.get("stages", {})
-    stages = {
-        name: Stage(folder, name, sections.get(name, {}), finished(folder) or {}) for name, folder in folders.items()
-    }
-    return Run(root, config, stages, answers or functools.cache(read_answers), rates)
+    stages, left_out = {}, []
+    for name, folder in folders.items():
+        manifest, damage = read_finished(folder)
+        if damage and not lenient:
+            raise ValueError(damage)
+        if damage:
+            left_out.append(f"{name} is left out: {damage}")
+        stages[name] = Stage(folder, name, sections.get(name, {}), manifest or {})
+    return Run(root, config, stages, answers or functools.cache(read_answers), rates, left_out)
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,9 +98,10 @@ def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
     """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a work directory holds.
 
     The run may be unfinished. Returns the paths of the first three in this order. The same work directory gives
-    the same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
+    the same bytes. A stage with a damaged manifest is left out, with a warning. Raises ValueError as `read_run` does
+    for other files, and if completions or pairs are damaged; OSError.
     """
-    run = read_run(workdir)
+    run = read_run(workdir, lenient=True)
     return write(report(run), sheet(COLUMNS, records(run)), run.workdir, "report", figures=figures)
 
 

@@ -15,7 +15,6 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -25,6 +24,7 @@ from g2d_jax.records import Message
 from g2d_jax.runtime import endpoint as endpoints
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import safe_text
+from g2d_jax.runtime.threads import in_daemons
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
 """No connection; no answer in time; 408, 409, 425, 429 or 5xx; 401, 404 or a redirect, which every request will get;
@@ -116,8 +116,10 @@ class Chat:
         """Ask and journal; return the requests that failed."""
         failed: dict[str, Reply] = {}
         stopped = threading.Event()
-        pool = ThreadPoolExecutor(self.endpoint.concurrency)
-        waiting = {pool.submit(self._request, messages, stopped): name for name, messages in requests.items()}
+        futures = in_daemons(
+            lambda messages: self._request(messages, stopped), requests.values(), self.endpoint.concurrency
+        )
+        waiting = dict(zip(futures, requests, strict=True))
         try:
             for done, future in enumerate(processes.patiently_completed(waiting), 1):
                 reply, usage = future.result()
@@ -127,7 +129,8 @@ class Chat:
                     self._check_alive(reply, len(failed), done == len(requests))
         finally:
             stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
+            for future in futures:
+                future.cancel()  # after an error no more is sent, and nobody waits for what is under way
         return failed
 
     def _record(self, name: str, reply: Reply, usage: dict[str, int]) -> None:

@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import inspect
 import math
-import numbers
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +93,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 def _origin(error: BaseException) -> str:
     """Say where the code raised that this file called, and what: " at FILE, line N, in FUNCTION: KeyError: 'label'"."""
-    what = f"{type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {_text(str, error)}"
     if isinstance(error, SystemExit):
         what = f"it exits ({what}), where it must return or raise an exception"
     if isinstance(error, SyntaxError):
@@ -118,7 +117,7 @@ def call_reward(
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-    name = f"reward {getattr(function, '__qualname__', repr(function))}{place}"
+    name = f"reward {getattr(function, '__qualname__', type(function).__name__)}{place}"
     arguments = _arguments(function, problems, texts, token_ids)
     try:
         result = function(**arguments)
@@ -225,31 +224,59 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5,
 
 def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float | None]:
     """Return the rewards of the problems' responses. Raises RewardFailed for a result that is none."""
-    expected = len(problems)
     if inspect.iscoroutine(result):
         result.close()
         raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
-    if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str) or len(result) != expected:
-        size = f"{len(result)} values" if hasattr(result, "__len__") else type(result).__name__
-        raise RewardFailed(f"{name} must return a list of {expected} numbers, one per completion, got {size}")
+    kind, expected = type(result).__name__, len(problems)
+    wanted = f"{name} must return a list of {expected} numbers, one per completion, got"
+    if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str | bytes):
+        raise RewardFailed(f"{wanted} {kind}")
+    try:
+        values = list(result)
+    except Exception as error:
+        raise RewardFailed(f"{wanted} {kind} whose values cannot be read{_origin(error)}") from error
+    if len(values) != expected:
+        raise RewardFailed(f"{wanted} {len(values)} values")
     rewards: list[float | None] = []
-    for index, (value, problem) in enumerate(zip(result, problems, strict=True)):
+    for index, (value, problem) in enumerate(zip(values, problems, strict=True)):
+        of = f"{_text(repr, value):.80} for completion {index}, of problem {problem.id} ({problem.prompt!r:.80})"
         number = None if value is None else _number(value)
+        if value is not None and number is None:
+            raise RewardFailed(
+                f"{name} returned {of}, of type {type(value).__name__}: return a number, or None for one that cannot "
+                "be scored"
+            )
         if number is not None and not is_reward(number):
             raise RewardFailed(
-                f"{name} returned {value!r:.80} for completion {index}, of problem {problem.id} "
-                f"({problem.prompt!r:.80}); return a finite number of at most {MOST_REWARD:g} in size, or None for one "
+                f"{name} returned {of}; return a finite number of at most {MOST_REWARD:g} in size, or None for one "
                 "that cannot be scored"
             )
         rewards.append(number)
     return rewards
 
 
-def _number(value: Any) -> float:
-    """Return a number as a float, NaN for what is none and what no float can hold."""
-    if not isinstance(value, numbers.Real | np.bool_):
-        return math.nan
+def _text(show: Callable[[Any], str], value: Any) -> str:
+    """Return str or repr of a user's object, or its type where that fails: of a number of 5,000 digits, say."""
+    try:
+        return show(value)
+    except BaseException as error:
+        if not _is_told(error):
+            raise
+        return f"<{type(value).__name__}>"
+
+
+def _number(value: Any) -> float | None:
+    """Return what float makes of a number, or of an array of one without a dimension; None for what is neither.
+
+    NaN stands for a number that no float can hold.
+    """
+    if isinstance(value, str) or not hasattr(type(value), "__float__") or getattr(value, "shape", ()) != ():
+        return None
+    if getattr(getattr(value, "dtype", None), "kind", None) in ("c", "m", "M"):  # float drops an imaginary part, a unit
+        return None
     try:
         return float(value)
     except OverflowError:
         return math.nan
+    except (TypeError, ValueError):
+        return None

@@ -20,10 +20,12 @@ ERROR_CHARACTERS = 300
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for a url that is not the base of an endpoint, or that holds a login."""
+    """Raise ValueError for a url that is not the base of an endpoint, or that holds a login, and for a proxy in front
+    of it that cannot be used."""
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        valid = parts.scheme in ("http", "https") and _has_place(parts)
+        valid = valid and url.isascii() and url.isprintable() and " " not in url
         has_key = bool(parts.username or parts.password or parts.query)
     except ValueError:
         valid = has_key = False
@@ -33,6 +35,15 @@ def check_url(url: str) -> None:
         raise ValueError(
             f'{url!r} is no endpoint: give the base, as in "http://localhost:8000/v1" or "https://api.openai.com/v1"'
         )
+    _connection(parts, 1.0)
+
+
+def _has_place(parts: SplitResult) -> bool:
+    """Return whether a url has a host and a port that can be asked for. Raises ValueError for some that cannot."""
+    host = parts.hostname or ""
+    if ":" not in host:  # else an address of IPv6
+        host.encode("idna")  # as a connection does: each part of a name has 1 to 63 characters
+    return bool(host) and host.isascii() and host.isprintable() and " " not in host and parts.port != 0
 
 
 def api_key(url: str, variable: str) -> str:
@@ -77,19 +88,12 @@ class Answer(NamedTuple):
     headers: http.client.HTTPMessage
 
 
-def send(
-    method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int
-) -> tuple[int, bytes]:
-    """Send a request as `exchange` does; return status and body of the answer."""
-    answer = exchange(method, url, body, key=key, timeout=timeout, most_bytes=most_bytes)
-    return answer.status, answer.body
-
-
 def exchange(method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int) -> Answer:
     """Send a request, with JSON unless the body is None; return the answer. Redirects are not followed: they could
     lead the key elsewhere. Compressed answers are not asked for and not expanded.
 
-    timeout: seconds to connect, and until the whole answer is there. https goes through the proxy of HTTPS_PROXY.
+    timeout: seconds to connect to an address, and until the whole answer is there. https goes through the proxy of
+    HTTPS_PROXY.
     Raises TimeoutError, another OSError or HTTPException without an answer, and ValueError for one of more than
     most_bytes and for a proxy that cannot be used.
     """
@@ -130,10 +134,16 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
         connection = http.client.HTTPConnection(host, port, timeout=timeout)
         connection.default_port = http.client.HTTPS_PORT  # or else the header Host names it
         return connection
-    through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    if through.scheme != "http" or not through.hostname:
+    try:
+        through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        valid = through.scheme == "http" and _has_place(through)
+    except ValueError:
+        valid = False
+    if not valid:  # not repeated here: it may hold a login
         raise ValueError("HTTPS_PROXY names no proxy that is spoken to by http: write http://HOST:PORT, or unset it")
-    connection = http.client.HTTPConnection(through.hostname, through.port or http.client.HTTP_PORT, timeout=timeout)
+    connection = http.client.HTTPConnection(
+        through.hostname or "", through.port or http.client.HTTP_PORT, timeout=timeout
+    )
     connection.default_port = http.client.HTTPS_PORT
     login = {}
     if through.username is not None:

@@ -42,6 +42,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     """
     processes.state.run += 1
     processes.state.gathers = 0
+    processes.state.meetings.clear()
     processes.check_interrupted()
     try:
         with _signals() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
@@ -101,15 +102,15 @@ def _listening(command: bool) -> Iterator[None]:
             thread.join()
 
 
-def _forget_signals() -> None:
-    """Give a forked process, as of a reward function's own pool, the usual handlers: it shares its parent's socket."""
+def _forget_interrupts() -> None:
+    """Give a forked process Python's own handling of Ctrl-C: it shares its parent's socket."""
     if processes.state.savable:
+        processes.state.savable = False
         signal.set_wakeup_fd(-1)
-        processes.hear_no_stops()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-os.register_at_fork(after_in_child=_forget_signals)
+os.register_at_fork(after_in_child=_forget_interrupts)
 
 
 def _listen(ears: socket.socket, command: bool) -> None:

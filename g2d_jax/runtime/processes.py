@@ -25,6 +25,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -36,6 +37,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from g2d_jax.runtime import flags, private, terminal
 
@@ -98,8 +100,9 @@ class State:
 
     meetings: calls of `meet`, by what for; met: of all of them, those that are over.
     run: times that it was watched. joining: waiting for the others to come. cause: what told the run to stop where it
-    can be continued, `asked` on the monotonic clock; "" if nothing has. savable: Ctrl-C asks for that. interrupted:
-    Ctrl-C was pressed here. Signal handlers set these: plain values, for a lock may be held where they are called.
+    can be continued, `asked` on the monotonic clock; "" if nothing has. hearing: SIGTERM and SIGHUP ask for that.
+    savable: Ctrl-C asks for it too. interrupted: Ctrl-C was pressed here. Signal handlers set cause, asked and
+    interrupted: plain values, for a lock may be held where they are called.
     left: the processes that left with an error, with its description and exit status.
     """
 
@@ -110,6 +113,7 @@ class State:
     marks: int = 0
     place: str = "starting"
     joining: bool = False
+    hearing: bool = False
     savable: bool = False
     cause: str = ""
     asked: float = 0.0
@@ -118,6 +122,8 @@ class State:
 
 
 state = State()
+_MEETING = threading.Lock()
+"""Held where threads that meet others count: `State.meetings` and `State.met`."""
 
 
 def store() -> Any:
@@ -146,8 +152,9 @@ def name() -> str:
 
 
 def say(message: str) -> None:
-    """Print a line about this process to standard error, as `terminal.shown`."""
-    print(f"g2d: {terminal.shown(message)}", file=sys.stderr, flush=True)
+    """Print a line about this process to standard error, as `terminal.shown`; further ones are indented: text from
+    elsewhere that has them cannot pass for a message of its own."""
+    print("g2d: " + re.sub(r"\n(?=\S)", "\n  ", terminal.shown(message)), file=sys.stderr, flush=True)
 
 
 # Joining
@@ -301,20 +308,29 @@ def meet_before_programs() -> None:
     the first time, and in every reduce-scatter. One process may be minutes behind: it compiles what another finds in
     its cache (of which only the first process's programs are: JAX's key has a process's own devices in it), or writes
     to a slow disk. Accelerators wait for each other by themselves.
+
+    A CPU device executes each program before the call of it returns: else it begins a shared one after all that it was
+    given before, however long ago the processes met. That is of devices that nothing has touched yet.
     """
+    import jax
+
+    if count() > 1:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     private.before_shared_programs("cpu", meet)
 
 
 def meet(program: str, peers: tuple[int, ...]) -> None:
     """Wait until all these processes, of which this is one, have made this call as often as this process has.
 
-    program: what they meet for, so that threads that meet for different ones do not meet each other. Raises PeerFailed
-    when another process ends with an error instead.
+    program: what they meet for, so that threads that meet for different ones do not meet each other; for each of them
+    one thread at a time. Raises PeerFailed when another process ends with an error instead.
     """
-    group = program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}"
-    number = state.meetings[group]
-    state.meetings[group] += 1
-    client, key = store(), f"{PREFIX}/meet/{group.replace('/', ' ')}/{{}}/{{}}"
+    # One name for the counter and the key, in which "/" would begin another folder.
+    group = quote(program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}", safe="")
+    with _MEETING:
+        number = state.meetings[group]
+        state.meetings[group] += 1
+    client, key = store(), f"{PREFIX}/{state.run}/meet/{group}/{{}}/{{}}"
     client.key_value_set(key.format(number, index()), "")
     for peer in peers:
         if peer != index():
@@ -322,7 +338,8 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
             _wait(key.format(number, peer), peer, late)
     if number:  # all have come this far, so none waits for the one before
         client.key_value_delete(key.format(number - 1, index()))
-    state.met += 1
+    with _MEETING:
+        state.met += 1
     mark(state.place)
 
 
@@ -453,18 +470,26 @@ def hearing_stops() -> Iterator[None]:
     for number, name in _STOPS.items():
         if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, hear)
+    heard, state.hearing = state.hearing, True
     try:
         yield
     finally:
+        state.hearing = heard
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def hear_no_stops() -> None:
-    """Give a forked process the system's own handling of what `hearing_stops` hears."""
+def _hear_no_stops() -> None:
+    """Give a forked process, as of a reward function's own pool, the system's own handling of what its parent hears."""
+    if not state.hearing:
+        return
+    state.hearing = False
     for number, name in _STOPS.items():
         if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_hear_no_stops)
 
 
 def _is_terminal(file: int) -> bool:

@@ -40,7 +40,7 @@ MANIFEST = "manifest.json"
 CHECKSUM = "checksum"
 """The field of a manifest that holds the `fingerprint` of all others."""
 MOST_JSON = 256 << 20
-"""Bytes of a JSON file, of which Python's objects take several times as much."""
+"""Bytes of a JSON file, at most: Python's objects take several times as much."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
 _DRIVERS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages that raise errors of their own
@@ -231,9 +231,10 @@ def read_json(path: PathLike) -> Any:
 
     One of more than MOST_JSON bytes is refused: it is none of ours, nor of a model's.
     """
-    data = read_bytes(path)
+    with naming("read", path), epath.Path(path).open("rb") as file:
+        data = file.read(MOST_JSON + 1)
     if len(data) > MOST_JSON:
-        raise ValueError(f"{os.fspath(path)} has {len(data):,} bytes; JSON of {MOST_JSON:,} at most is read")
+        raise ValueError(f"{os.fspath(path)} has more than {MOST_JSON:,} bytes, the most of a JSON file that are read")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # the latter: nested too deeply
@@ -246,7 +247,9 @@ def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
         content = read_json(path)
     except FileNotFoundError:
         return {}, ""
-    except ValueError as error:
+    except StoreUnavailable:
+        raise
+    except (OSError, ValueError) as error:
         return {}, str(error)
     if not isinstance(content, dict):
         return {}, f"{os.fspath(path)} must hold a JSON object, got {type(content).__name__}"
@@ -269,7 +272,7 @@ def finished(stage_dir: PathLike) -> dict[str, Any] | None:
     """Return the manifest of a finished stage, None if it is not finished.
 
     Raises ValueError for a damaged manifest, such as one whose checksum is that of other content; one of an earlier
-    version has none.
+    version has none, but says what kind of stage it is of, and how long that took.
     """
     path = epath.Path(stage_dir) / MANIFEST
     try:
@@ -284,7 +287,21 @@ def finished(stage_dir: PathLike) -> dict[str, Any] | None:
             f"{path} is not what its stage wrote (its checksum is that of other content): it was edited or damaged. "
             "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
         )
-    return manifest if manifest.get("done") is True else None
+    if manifest.get("done") is not True:
+        return None
+    if checksum is None and (lacking := {"kind", "seconds"} - manifest.keys()):
+        raise ValueError(f"{path} has no {' and no '.join(sorted(lacking))}: it was edited or damaged")
+    return manifest
+
+
+def read_finished(stage_dir: PathLike) -> tuple[dict[str, Any] | None, str]:
+    """Return what `finished` does where a manifest only informs, and what is wrong with it: (None, …), else ""."""
+    try:
+        return finished(stage_dir), ""
+    except StoreUnavailable:
+        raise
+    except (OSError, ValueError) as error:
+        return None, str(error)
 
 
 class Appender:
@@ -387,8 +404,8 @@ def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = No
     """Read all records of a log in the order written; [] if there are none.
 
     A segment's last line may be torn (the process died while writing it) and is then left out. Raises ValueError naming
-    file and line for any other damage; with `damaged`, for a log that only informs, that is called with each such
-    message, and the line is left out.
+    file and line for any other damage, and OSError; with `damaged`, for a log that only informs, that is called with
+    each such message, and the line, or the file, is left out.
     """
 
     def refuse(message: str, cause: Exception | None = None) -> None:
@@ -396,9 +413,24 @@ def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = No
             raise ValueError(message) from cause
         damaged(message)
 
-    records = []
-    for _, path in _numbered(epath.Path(folder)):
-        *lines, tail = read_bytes(path).split(b"\n")
+    @contextlib.contextmanager
+    def leaving_out() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if damaged is None or isinstance(error, StoreUnavailable):
+                raise
+            damaged(str(error))
+
+    records: list[dict[str, Any]] = []
+    segments: list[tuple[int, epath.Path]] = []
+    with leaving_out():
+        segments = _numbered(epath.Path(folder))
+    for _, path in segments:
+        content = b""
+        with leaving_out():
+            content = read_bytes(path)
+        *lines, tail = content.split(b"\n")
         for number, line in enumerate([*lines, tail], 1):
             try:
                 record = json.loads(line)

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 import unicodedata
+from collections.abc import Callable
 from types import TracebackType
 
 MOST = 10_000
@@ -44,10 +45,20 @@ def shown(text: str, most: int = MOST) -> str:
     return shortened(clean(shortened(text, most)), most)
 
 
-def clean_tracebacks() -> None:
-    """Have this process print tracebacks cleaned: exceptions hold what files and servers said."""
+def clean_tracebacks() -> Callable[[], None]:
+    """Have this process print tracebacks cleaned: exceptions hold what files and servers said.
+
+    Returns what undoes it.
+    """
+    before, before_of_threads = sys.excepthook, threading.excepthook
     sys.excepthook = _print_traceback
     threading.excepthook = _print_of_thread
+
+    def undo() -> None:
+        sys.excepthook = before
+        threading.excepthook = before_of_threads
+
+    return undo
 
 
 def print_traceback(error: BaseException) -> None:

@@ -1,10 +1,16 @@
-"""Threads that do something again and again while a block runs."""
+"""Threads that do something again and again while a block runs, or once for each of many things."""
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 @contextmanager
@@ -28,3 +34,33 @@ def repeating(*calls: tuple[float, Callable[[], object]], patience: float | None
         closing.set()
         for thread in threads:
             thread.join(patience)
+
+
+def in_daemons(call: Callable[[S], T], things: Iterable[S], count: int) -> list[Future[T]]:
+    """Make a call for each thing, in so many threads, and return the futures of the results, in order.
+
+    Cancel those that are not wanted any more. Unlike with a ThreadPoolExecutor the end of the program waits for none.
+    """
+    left: queue.SimpleQueue[tuple[Future[T], S]] = queue.SimpleQueue()
+    futures = []
+    for thing in things:
+        future: Future[T] = Future()
+        futures.append(future)
+        left.put((future, thing))
+
+    def work() -> None:
+        while True:
+            try:
+                future, thing = left.get_nowait()
+            except queue.Empty:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call(thing))
+            except BaseException as error:
+                future.set_exception(error)
+
+    for _ in range(min(count, len(futures))):
+        threading.Thread(target=work, name="g2d-daemon", daemon=True).start()
+    return futures

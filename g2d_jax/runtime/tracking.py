@@ -426,5 +426,5 @@ def read_metrics(workdir: PathLike, say: Callable[[str], object] | None = None) 
             continue
         last[key] = {**record, "metrics": metrics, "time": time_logged}
     if damaged and say is not None:
-        say(f"{len(damaged)} damaged lines of {folder} are left out, the first: {damaged[0]}")
+        say(f"{len(damaged)} damaged lines or files of {folder} are left out, the first: {damaged[0]}")
     return list(last.values())

@@ -403,14 +403,15 @@ class Remote:
         """Return the answer to a request that is sent once. Raises _Lost, and EngineError for what stays so."""
         most, timeout = BYTES_A_TOKEN * (tokens + 1000), self.settings.timeout
         try:
-            status, data = endpoint.send(method, url, body, key=self._key, timeout=timeout, most_bytes=most)
+            answer = endpoint.exchange(method, url, body, key=self._key, timeout=timeout, most_bytes=most)
         except (OSError, http.client.HTTPException) as error:
             raise _Lost(url, endpoint.shown(f"{type(error).__name__}: {error}", self._key)) from error
         except ValueError as error:
             raise self._wrong(f"{url}: {error}", "look at its log") from error
+        status = answer.status
         if status == 200:
-            return data
-        problem = endpoint.shown(f"status {status}: {data.decode('utf-8', 'replace')}", self._key)
+            return answer.body
+        problem = endpoint.shown(f"status {status}: {answer.body.decode('utf-8', 'replace')}", self._key)
         if status in RESTING or status >= 500:
             raise _Lost(url, problem)
         raise self._wrong(f"{url} answers {problem}", _advice(status, url))

@@ -185,6 +185,86 @@ def test_equal_long_texts_of_parquet_are_expanded_a_few_at_a_time(tmp_path, monk
         load_problems(str(path), on_error="skip")
 
 
+LONG = "x" * 2**20
+HOSTILE = {
+    "a list of one row that says a text often": {"n": pa.array([[LONG] * 400], pa.list_(pa.string()))},
+    "a map of one row": {"n": pa.array([[(str(i), LONG) for i in range(400)]], pa.map_(pa.string(), pa.string()))},
+    "lists in lists": {"n": pa.array([[[LONG] * 20] * 20])},
+    "messages": {"n": pa.array([[{"role": "user", "content": LONG}] * 400])},
+    "bytes": {"n": pa.array([[LONG.encode()] * 400])},
+}
+
+
+@pytest.mark.parametrize("columns", HOSTILE.values(), ids=HOSTILE)
+def test_a_row_of_a_small_parquet_file_that_says_a_text_often_is_refused_unexpanded(tmp_path, columns):
+    rest = {name: pa.concat_arrays([values, pa.array([None], values.type)]) for name, values in columns.items()}
+    pq.write_table(pa.table({"problem": ["1+1=", "2+2="], **rest}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 30_000
+    before = pa.default_memory_pool().bytes_allocated()
+    seen = []
+    for row in rows.file_rows(str(tmp_path / "a.parquet")):
+        seen.append(row)
+        assert pa.default_memory_pool().bytes_allocated() - before < 20 * 2**20
+    assert seen[0].error == "the row is longer than 67,108,864 bytes"
+    assert seen[1].values == {"problem": "2+2=", "n": None}
+
+
+def test_parquet_that_grows_too_far_when_it_is_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "GROUP_BYTES", 10 * 2**20)
+    path = tmp_path / "a.parquet"
+    long = pa.array([[b"x" * 2**20] * 11], pa.list_(pa.binary(2**20)))
+    tables = {
+        "one long text": pa.table({"problem": ["x" * 11 * 2**20]}),
+        "a list of a number": pa.table({"problem": ["1+1="], "n": pa.array([[7] * 2 * 2**20])}),
+        "a list of long values": pa.table({"problem": ["1+1="], "n": long}),
+    }
+    for what, table in tables.items():
+        pq.write_table(table, path, compression="zstd")
+        with pytest.raises(ValueError, match=r"a\.parquet, group 1 of its rows: .* Write it in smaller groups"):
+            list(rows.file_rows(str(path)))
+        assert path.stat().st_size < 100_000, what
+    prefixes = {"use_dictionary": False, "column_encoding": {"n.list.element": "DELTA_BYTE_ARRAY", "problem": "PLAIN"}}
+    pq.write_table(pa.table({"problem": ["1"], "n": [["x" * 2**20] * 11]}), path, compression="zstd", **prefixes)
+    with pytest.raises(ValueError, match="group 1 of its rows"):
+        list(rows.file_rows(str(path)))
+
+
+WRITTEN = {
+    "as ever": {},
+    "no indices": {"use_dictionary": False},
+    "version 2": {"data_page_version": "2.0"},
+    "without Arrow's schema": {"store_schema": False},
+    "prefixes": {
+        "use_dictionary": False,
+        "column_encoding": {
+            "problem": "DELTA_BYTE_ARRAY",
+            "deep.list.element.list.element": "DELTA_BYTE_ARRAY",
+            "texts.list.element": "DELTA_LENGTH_BYTE_ARRAY",
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN.values(), ids=WRITTEN)
+def test_all_that_parquet_holds_is_read_in_pieces_as_it_was_written(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(rows, "BATCH_BYTES", 700)
+    table = pa.table(
+        {
+            "problem": [f"1+{i}=" for i in range(60)],
+            "texts": pa.array([["y" * 100, None], None, []] * 20, pa.list_(pa.string())),
+            "messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": None}]] * 30,
+            "map": pa.array([[("k", "v")], [("q", "w"), ("r", None)]] * 30, pa.map_(pa.string(), pa.string())),
+            "category": pa.array(["a", None] * 30).dictionary_encode(),
+            "numbers": pa.array([1, 2] * 30).dictionary_encode(),
+            "large": pa.array([["a"], []] * 30, pa.large_list(pa.large_string())),
+            "deep": [[["a"]], [["b", "c"], []]] * 30,
+            "bytes": pa.array([b"a", None] * 30),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=25, **how)
+    assert [row.values for row in rows.file_rows(str(tmp_path / "a.parquet"))] == table.to_pylist()
+
+
 def test_texts_conversations_and_files_have_bounds(jsonl, tmp_path, monkeypatch):
     message = {"role": "user", "content": "x"}
     path = jsonl(
@@ -203,9 +283,9 @@ def test_texts_conversations_and_files_have_bounds(jsonl, tmp_path, monkeypatch)
     listed = tmp_path / "rows.json"
     listed.write_text(json.dumps([{"problem": "x"}]))
     size = listed.stat().st_size
-    monkeypatch.setattr(rows, "MAX_JSON_BYTES", size)
+    monkeypatch.setattr(rows.storage, "MOST_JSON", size)
     assert len(load_problems(str(listed))[0]) == 1
-    monkeypatch.setattr(rows, "MAX_JSON_BYTES", size - 1)
+    monkeypatch.setattr(rows.storage, "MOST_JSON", size - 1)
     with pytest.raises(ValueError, match=r"rows\.json has more than .* bytes: make it \.jsonl"):
         load_problems(str(listed))
 

@@ -123,7 +123,18 @@ def test_spot_runs_save_often_unless_told_otherwise(
         ("vllm.sh", ("model", "nothing"), {}),
         ("xpk.sh", ("mine", *ARGUMENTS), {"CLUSTER": "c"}),
         ("xpk.sh", ("mine", *ARGUMENTS), {**XPK, "G2D_CHECKPOINT_EVERY": "ten"}),
+        ("xpk.sh", ("--name", *ARGUMENTS), XPK),
+        ("xpk.sh", ("Mine", *ARGUMENTS), XPK),
+        ("xpk.sh", ("mine", *ARGUMENTS), {**XPK, "SLICES": "0"}),
+        ("xpk.sh", ("mine", *ARGUMENTS), {**XPK, "SLICES": "two"}),
+        ("xpk.sh", ("mine", *ARGUMENTS), {**XPK, "MAX_RESTARTS": "many"}),
+        ("xpk.sh", ("mine", *ARGUMENTS, "--dry-run"), XPK),
+        ("xpk.sh", ("mine", "--config", "demo", "--workdir", "r"), XPK),
+        ("xpk.sh", ("mine", "--config", "gs://b/r"), XPK),
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS, "--dry-run"), SLICE),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {**SLICE, "G2D_MAX_FAILURES": "0"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {**SLICE, "G2D_PAUSE": "half a minute"}),
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"TYPE": "v6e-8"}),
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8"}),
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {**SLICE, "KEEP": "1"}),
@@ -136,4 +147,4 @@ def test_spot_runs_save_often_unless_told_otherwise(
 def test_half_a_command_is_refused(tmp_path: Path, script: str, arguments: tuple, variables: dict) -> None:
     done = launch(script, *arguments, env=environment(tmp_path, **variables))
     assert done.returncode == 2 and done.stderr
-    assert not (tmp_path / "gcloud").exists() and not (tmp_path / "starts0").exists()
+    assert not any((tmp_path / record).exists() for record in ("xpk", "gcloud", "starts0"))

@@ -239,6 +239,18 @@ def test_what_leaves_a_slice():
     assert [one.far for one in collectives(text)] == [0, 0, 0, 0]
 
 
+def test_pairs_are_those_of_their_own_list():
+    """None is a list too, and what stands behind it may look like pairs."""
+    behind = 'metadata={op_name="a{b{3,4}}"}'
+    text = entry(
+        f"f32[16]{{0}} collective-permute(%p), channel_id=1, source_target_pairs={{}}, {behind}",
+        f"f32[16]{{0}} collective-permute(%p), channel_id=2, source_target_pairs={{{{0,9}}}}, {behind}",
+        "f32[16]{0} collective-permute(%p), channel_id=3, source_target_pairs={{0,9},{9,0}}",
+    )
+    found = collectives(text, near=8)
+    assert [(one.group, one.sent, one.far) for one in found] == [(2, 64, 64)] * 2  # the first sends nothing
+
+
 def between(shape, transfer, target):
     """A TPU's send of an array to other slices, as libtpu prints it."""
     attributes = f'_xla_megascale_target="{target}",_xla_megascale_transfer_type="{transfer}"'

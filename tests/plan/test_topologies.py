@@ -97,9 +97,12 @@ def test_what_a_plan_may_use_is_what_a_run_may():
         "1xv5e-4",
         "2xh100x8",
         "65xv5e-4",
+        "0xv5e-4",
+        "02xv5e-16",
+        "\u0662xv5e-16",  # the Arabic digit two
         "2x2xv5e-4",
     ],
 )
 def test_other_names_are_refused_with_those_there_are(name):
-    with pytest.raises(ValueError, match=r"unknown topology .* there are v5e-1, "):
+    with pytest.raises(ValueError, match=r"unknown topology .* there are v5e-1, .* for 2 to 64 of any TPU"):
         topology(name)

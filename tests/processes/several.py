@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -57,7 +58,8 @@ if "SKEW" in os.environ:
 
 
 def late(seconds: str) -> None:
-    """Execute programs of all devices for which the last process is late: it compiles, or does something else.
+    """Execute programs of all devices for which the last process is late: it compiles, or does something else, or its
+    devices are at work on a program of their own.
 
     One adds up over a part of the devices first, so that these have not talked before.
     """
@@ -71,6 +73,10 @@ def late(seconds: str) -> None:
     def scattered(part: jax.Array) -> jax.Array:
         return jax.lax.psum_scatter(jax.lax.psum(part, "pairs"), ("pairs", "rest"), tiled=True)
 
+    def slowly(number: np.float32) -> np.float32:
+        time.sleep(float(seconds))
+        return number
+
     with watched(peer_timeout=60, hang_timeout=300):
         spread = jax.jit(
             jax.shard_map(scattered, mesh=mesh, in_specs=where.spec, out_specs=where.spec, check_vma=False)
@@ -79,6 +85,8 @@ def late(seconds: str) -> None:
         for _ in range(2):
             found.append(jax.block_until_ready(spread(array)))
             time.sleep(float(seconds) * last)
+        if last:
+            jax.jit(lambda x: jax.pure_callback(slowly, x, x))(np.float32(0))  # not waited for here
         found.append(jax.block_until_ready(array + 1))  # a program of JAX's own
     own = [np.concatenate([shard.data for shard in each.addressable_shards]).tolist() for each in found]
     print(json.dumps(own))
@@ -198,6 +206,11 @@ def agreement(folder: str) -> None:
     total = jax.jit(lambda x: x.sum())
     assert [int(total(array)) for _ in range(3)] == [sum(everyone)] * 3
     assert processes.state.met == met + 3  # before each of them, not only the first
+    met = processes.state.met
+    names = ["a/b", "a b", "a%2Fb"]  # of which none meets another one
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: [processes.meet(name, tuple(sorted(everyone))) for _ in range(10)], names))
+    assert processes.state.met == met + 10 * len(names)
     with failure_of(0, "the leader's"), watched(peer_timeout=60, hang_timeout=60):
         if processes.leader():  # it leaves with an error while the others wait for it
             fail("the leader's")

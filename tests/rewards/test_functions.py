@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,33 @@ async def coroutine(**columns: Any) -> Any:
     return [0.0, 0.0]
 
 
+class Silent(float):
+    """A number that cannot be shown."""
+
+    def __repr__(self) -> str:
+        sys.exit(0)
+
+
+class Lying(list[float]):
+    """A list of another length than it says."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_an_exception_that_cannot_be_shown_is_named() -> None:
+    def reward(**columns: Any) -> list[float]:
+        raise Unspeakable
+
+    with pytest.raises(RewardFailed, match=r"reward .*reward .* failed at .*, in reward: Unspeakable: <Unspeakable>"):
+        call_reward(reward, [PLAIN, PLAIN], ["a", "b"], IDS)
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
@@ -75,6 +103,16 @@ async def coroutine(**columns: Any) -> Any:
         (lambda **_: [10**400, 0.0], "returned 1000.* for completion 0"),
         (lambda **_: [Fraction(10**400, 3), 0.0], "returned Fraction.* for completion 0"),
         (lambda **_: [np.zeros(2), 0.0], r"returned array\(\[0\., 0\.\]\) for completion 0"),
+        (lambda **_: [10**5000, 0.0], "returned <int> for completion 0, of problem a .* at most 1e"),
+        (lambda **_: [0.0, Silent("nan")], "returned <Silent> for completion 1, of problem a"),
+        (lambda **_: [Decimal(10) ** 20, 0.0], r"returned Decimal\(.*\) for completion 0, of problem a .* at most 1e"),
+        (lambda **_: [1j, 0.0], "returned 1j for completion 0, .* of type complex: return a number"),
+        (lambda **_: [np.array(1j), 0.0], "for completion 0, .* of type ndarray: return a number"),
+        (lambda **_: [{"score": 1}, 0.0], "for completion 0, .* of type dict: return a number"),
+        (lambda **_: {0: 1.0, 1: 0.0}, "got dict"),
+        (lambda **_: np.array(1.0), "got ndarray whose values cannot be read"),
+        (lambda **_: Lying([1.0]), "got 1 values"),
+        (lambda **_: b"\x00\x01", "got bytes"),
         (lambda **_: [1.0, "0"], "returned '0' for completion 1"),
         (lambda **_: "ab", "must return a list"),
         (coroutine, "async"),
@@ -86,9 +124,18 @@ def test_bad_results_are_named(reward: Any, message: str) -> None:
 
 
 def test_rewards_of_any_kind_of_number_within_the_limit_are_taken() -> None:
-    values = [np.True_, Fraction(1, 4), np.float32(-2.5), 10**12, None, -1e12]
-    rewards = call_reward(lambda **_: values, [PLAIN] * 6, ["a"] * 6, IDS[:1] * 6)
-    assert rewards == [1.0, 0.25, -2.5, 1e12, None, -1e12]
+    values = [
+        np.True_,
+        Fraction(1, 4),
+        np.float32(-2.5),
+        10**12,
+        None,
+        -1e12,
+        Decimal("0.5"),
+        np.array(0.5, np.float16),
+    ]
+    rewards = call_reward(lambda **_: values, [PLAIN] * 8, ["a"] * 8, IDS[:1] * 8)
+    assert rewards == [1.0, 0.25, -2.5, 1e12, None, -1e12, 0.5, 0.5]
     assert np.isfinite(np.square(np.array([1e12] * 4096, np.float32)).sum())
 
 

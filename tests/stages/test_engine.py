@@ -223,7 +223,7 @@ def test_headers_that_drip_end_at_the_deadline(drop: bytes) -> None:
         threading.Thread(target=drip, daemon=True).start()
         started, url = time.monotonic(), f"http://127.0.0.1:{listening.getsockname()[1]}/"
         with pytest.raises(TimeoutError, match=r"not complete after 0\.5 s"):
-            endpoint.send("GET", url, timeout=0.5, most_bytes=1000)
+            endpoint.exchange("GET", url, timeout=0.5, most_bytes=1000)
         assert time.monotonic() - started < 5
 
 
