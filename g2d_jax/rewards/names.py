@@ -88,18 +88,19 @@ def alike(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
-    """Drop `k \\in \\mathbb{Z}` behind values that depend on k, and call it alike in both."""
-    heads, letters = [], []
-    for text in (gold, answer):
-        found = _PARAMETER.search(text)
-        head = text[: found.start()].strip() if found else ""
-        value = head.rpartition("=")[2]
-        is_parameter = bool(found) and found[1] in _COMMAND_OR_LETTER.findall(value) and head != value.strip() + "="
-        heads.append(head if found and is_parameter else text)
-        letters.append(found[1] if found and is_parameter else "")
-    if letters[0] and letters[1] and letters[0] != letters[1]:
-        heads[1] = renamed(heads[1], letters[1], letters[0])
-    return heads[0], heads[1]
+    r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
+    (a, first), (b, second) = _apart_from_parameter(gold), _apart_from_parameter(answer)
+    return a, renamed(b, second, first) if first and second and first != second else b
+
+
+def _apart_from_parameter(text: str) -> tuple[str, str]:
+    """Split values that depend on an integer from what says so; the parameter is "" where nothing does."""
+    found = _PARAMETER.search(text)
+    if found is None:
+        return text, ""
+    head = text[: found.start()].strip()
+    is_parameter = found[1] in _COMMAND_OR_LETTER.findall(head.rpartition("=")[2])
+    return (head, found[1]) if is_parameter else (text, "")
 
 
 def renamed(text: str, old: str, new: str) -> str:

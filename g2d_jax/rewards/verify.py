@@ -211,11 +211,11 @@ def _same_by_parts(gold: str, answer: str) -> bool:
     expected, given = sets.intervals(gold), sets.intervals(answer)
     if expected and given:
         return _paired(expected, given, _same_interval)
-    tuples = [lists.elements(text[1:-1]) if _PARENTHESES.fullmatch(text) else None for text in (gold, answer)]
-    if tuples[0] and tuples[1]:
-        return len(tuples[0]) == len(tuples[1]) and all(map(_same, *tuples))
-    a, b = lists.elements(gold), lists.elements(answer)
-    return bool(a and b) and _paired(a or [], b or [], _same)
+    if _PARENTHESES.fullmatch(gold) and _PARENTHESES.fullmatch(answer):
+        a, b = lists.elements(gold[1:-1]) or [], lists.elements(answer[1:-1]) or []
+        return len(a) == len(b) > 0 and all(map(_same, a, b))
+    a, b = lists.elements(gold) or [], lists.elements(answer) or []
+    return len(b) > 0 and _paired(a, b, _same)
 
 
 def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]) -> bool:
