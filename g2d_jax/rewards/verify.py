@@ -47,7 +47,7 @@ _POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*,[^()]*\))")
 TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"([\w)}]?)\s*\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _WORD = re.compile(r"[a-z']+")
-_PARENTHESES = re.compile(r"[(\[].*[)\]]", re.DOTALL)
+_PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")

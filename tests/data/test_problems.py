@@ -185,18 +185,20 @@ def test_equal_long_texts_of_parquet_are_expanded_a_few_at_a_time(tmp_path, monk
         load_problems(str(path), on_error="skip")
 
 
-LONG = "x" * 2**20
+LONG = "x" * 2**16
 HOSTILE = {
-    "a list of one row that says a text often": {"n": pa.array([[LONG] * 400], pa.list_(pa.string()))},
-    "a map of one row": {"n": pa.array([[(str(i), LONG) for i in range(400)]], pa.map_(pa.string(), pa.string()))},
-    "lists in lists": {"n": pa.array([[[LONG] * 20] * 20])},
-    "messages": {"n": pa.array([[{"role": "user", "content": LONG}] * 400])},
-    "bytes": {"n": pa.array([[LONG.encode()] * 400])},
+    "a list of one row that says a text often": {"n": pa.array([[LONG] * 100], pa.list_(pa.string()))},
+    "a map of one row": {"n": pa.array([[(str(i), LONG) for i in range(100)]], pa.map_(pa.string(), pa.string()))},
+    "lists in lists": {"n": pa.array([[[LONG] * 10] * 10])},
+    "messages": {"n": pa.array([[{"role": "user", "content": LONG}] * 100])},
+    "bytes": {"n": pa.array([[LONG.encode()] * 100])},
 }
 
 
 @pytest.mark.parametrize("columns", HOSTILE.values(), ids=HOSTILE)
-def test_a_row_of_a_small_parquet_file_that_says_a_text_often_is_refused_unexpanded(tmp_path, columns):
+def test_a_row_of_a_small_parquet_file_that_says_a_text_often_is_refused_unexpanded(tmp_path, columns, monkeypatch):
+    for limit in ("MAX_ROW_BYTES", "BATCH_BYTES"):
+        monkeypatch.setattr(rows, limit, 2**20)
     rest = {name: pa.concat_arrays([values, pa.array([None], values.type)]) for name, values in columns.items()}
     pq.write_table(pa.table({"problem": ["1+1=", "2+2="], **rest}), tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 30_000
@@ -204,8 +206,8 @@ def test_a_row_of_a_small_parquet_file_that_says_a_text_often_is_refused_unexpan
     seen = []
     for row in rows.file_rows(str(tmp_path / "a.parquet")):
         seen.append(row)
-        assert pa.default_memory_pool().bytes_allocated() - before < 20 * 2**20
-    assert seen[0].error == "the row is longer than 67,108,864 bytes"
+        assert pa.default_memory_pool().bytes_allocated() - before < 2**20
+    assert seen[0].error == "the row is longer than 1,048,576 bytes"
     assert seen[1].values == {"problem": "2+2=", "n": None}
 
 

@@ -39,7 +39,14 @@ DOCUMENTED = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer", "verdict"), [*DOCUMENTED, *APPROXIMATIONS])
+FORMS = [
+    (row[0], answer, cell)
+    for row in table("Forms.")[1:]
+    for answer, cell in zip(row[1:], ("right", "wrong"), strict=True)
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "verdict"), [*DOCUMENTED, *APPROXIMATIONS, *FORMS])
 def test_verdicts_as_the_documented_tables_say(pool: VerifierPool, gold: str, answer: str, verdict: str) -> None:
     assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is VERDICTS[verdict]
 
