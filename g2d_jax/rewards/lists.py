@@ -21,7 +21,7 @@ _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
 OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
-_TUPLE = re.compile(r"\(([^()]*,[^()]*)\)\s*=\s*\((.*)\)")
+_TUPLE = re.compile(r"\(([^()]*)\)\s*=\s*\((.*)\)")
 _LETTER = re.compile(r"\s*[A-Za-z]\s*")
 _PLUS = re.compile(r"(?:(?<=[({,=])|(?<=, )|^)\+")  # of a positive sign, not of a sum
 _SIGNS = re.compile(r"\\pm(?![A-Za-z])")

@@ -36,6 +36,19 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
         (r"(?<!\\)\$", " "),
         (r"\*\*|`", ""),  # Markdown
+        (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"\\(?:left|right)\s*\.", ""),
+        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+        (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
+        (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
+        (r"\\'", "'"),
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
+        (r"\\text\s*\{\s*\}", ""),
+        (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
+        (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
         (r"\\[hv]?phantom(?![A-Za-z])\s*\{[^{}]*\}", ""),  # what nobody sees
         (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
         (r"\\middle(?![A-Za-z])\s*", ""),
@@ -52,19 +65,6 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\\var(phi|epsilon|theta|rho|sigma)(?![A-Za-z])", r"\\\1"),
         (r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
         (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
-        (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"\\(?:left|right)\s*\.", ""),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
-        (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
-        (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
-        (r"\\'", "'"),
-        (r"(?<!\\)\\!", ""),
-        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
-        (r"\\text\s*\{\s*\}", ""),
-        (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
-        (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
         (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
         (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),

@@ -44,7 +44,6 @@ _DOMAINS = {
 }  # fmt: skip
 _MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
-_SET = re.compile(r"(?:[(\[]|\\\{).*,.*(?:[)\]]|\\\})|\\\{.*\\\}|\\emptyset|\\mathbb\s*\{R\}", re.DOTALL)
 
 
 @dataclass
@@ -79,10 +78,14 @@ def as_set(text: str, *, other: str) -> str | None:
 
 
 def is_set(text: str) -> bool:
-    """Tell whether an answer is written as a set or an interval."""
+    """Tell whether an answer is written as a set, an interval or a union of them."""
     cleaned = clean(text)
     named = re.match(rf"{expression.NAME}\s*(?:=|\\in(?![A-Za-z]))\s*", cleaned)
-    return _SET.fullmatch(cleaned[named.end() :] if named else cleaned) is not None
+    cleaned = cleaned[named.end() :] if named else cleaned
+    if cleaned in (r"\emptyset", r"\mathbb{R}"):
+        return True
+    is_bracketed = cleaned.startswith(("(", "[", r"\{")) and cleaned.endswith((")", "]", r"\}"))
+    return is_bracketed and ("," in cleaned or cleaned.startswith(r"\{"))
 
 
 def member(text: str) -> tuple[str, str] | None:

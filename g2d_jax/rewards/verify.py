@@ -16,6 +16,7 @@ from typing import TypeVar
 from g2d_jax.records import Verdict
 from g2d_jax.rewards import angles, expression, lists, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
+from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import (
     APPROXIMATION_PLACES,
     HEDGES,
@@ -43,18 +44,15 @@ MAX_WORDS = 4
 
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
-_POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*,[^()]*\))")
 TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"([\w)}]?)\s*\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _WORD = re.compile(r"[a-z']+")
 _PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
-_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
-_LETTER = re.compile(r"[A-Za-z<>]")
 # What is no prose for all its letters: commands with a name in braces, other commands, indices.
 _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
 _TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
@@ -72,7 +70,7 @@ def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) ->
     """
     if max(len(gold), len(answer)) > MAX_QUICK_CHARS:
         return True if gold == answer else None
-    a, b = _pair(gold, answer)
+    a, b = paired_up(gold, answer)
     if not a:
         return False
     if a == b or canonical(a) == canonical(b):
@@ -131,7 +129,7 @@ def parses(gold: str) -> Verdict:
     """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For worker processes."""
     read = can_be_read(gold)
     if read is None:
-        a, _ = _pair(gold, "")
+        a, _ = paired_up(gold, "")
         a, _ = _keep_case(_without_unit(a), "")
         read = bool(_parse(a))
     return Verdict.CORRECT if read else Verdict.UNSCORABLE
@@ -168,7 +166,7 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
     quick = quick_verdict(gold, answer, places)
     if quick is not None:
         return Verdict.CORRECT if quick else Verdict.INCORRECT
-    a, b = _pair(gold, answer)
+    a, b = paired_up(gold, answer)
     if _may_be_rounded(a, b, places) and _rounded(a, b, places):
         return Verdict.CORRECT
     if "\\approx" in b and "\\approx" not in a:
@@ -325,66 +323,6 @@ def _rounds(exact: str, decimal: Quantity) -> bool:
 def _share(quantity: Quantity) -> Fraction:
     """Return the value, 12 % being 0.12."""
     return quantity.value / 100 if quantity.percent else quantity.value
-
-
-def _pair(gold: str, answer: str) -> tuple[str, str]:
-    """Clean both; of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer.
-
-    That is done where no letter is involved and the gold is no equation: in `x=2, y=3` nothing is a last result. Lists
-    that give values to different names are tuples (lists.in_order).
-    """
-    a, b = clean(gold), clean(answer)
-    if a == b and not (_RELATION.search(a) and clean(gold, joined=False) != clean(answer, joined=False)):
-        return a, b  # but "x > 2 and x < 6" is not "x > 2 or x < 6"
-    a, b = sets.as_set(gold, other=answer) or a, sets.as_set(answer, other=gold) or b
-    a, b = _system(a), _system(b)
-    if a.startswith("(") or b.startswith("("):
-        a, b = shapes.vector(a), shapes.vector(b)
-    a, b = lists.in_order(*_apart_from_letters(*names.alike(a, b)))
-    a, b = _unnamed(lists.signed(a), lists.signed(b))
-    if "=" in b and "=" not in a and not _LETTER.search(_COMMAND.sub("", b)):
-        b = b.rpartition("=")[2].strip()
-    return a, b
-
-
-def _system(text: str) -> str:
-    r"""Write a system, `\begin{cases} x=1 \\ y=2 \end{cases}`, as a list."""
-    rows = shapes.cases(text) if "\\begin" in text else None
-    if rows is None or any(condition for _, condition in rows) or not all("=" in value for value, _ in rows):
-        return text
-    return ", ".join(value for value, _ in rows)
-
-
-def _apart_from_letters(gold: str, answer: str) -> tuple[str, str]:
-    """Take the text of a choice where the other side has no letter, or the same: `(D) 18` beside 18."""
-    expected, given = shapes.choice(gold), shapes.choice(answer)
-    if expected is not None and given is not None and expected[0] == given[0] and expected[1] and given[1]:
-        return expected[1], given[1]
-    if expected is not None and given is None and expected[1]:
-        return expected[1], answer
-    if given is not None and expected is None and given[1]:
-        return gold, given[1]
-    return gold, answer
-
-
-def _unnamed(gold: str, answer: str) -> tuple[str, str]:
-    """Take a name off where both have the same one, or where the other is a mere value."""
-    expected, given = names.assignment(gold), names.assignment(answer)
-    among, within = sets.member(gold), sets.member(answer)
-    if among is None or within is None or names.same(among[0], within[0]):
-        gold, answer = among[1] if among else gold, within[1] if within else answer
-    points = [_POINT.fullmatch(text) for text in (gold, answer)]
-    if any(points) and all(point or text.startswith("(") for point, text in zip(points, (gold, answer), strict=True)):
-        letters = {point[1] for point in points if point}
-        if len(letters) == 1:
-            return points[0][2] if points[0] else gold, points[1][2] if points[1] else answer
-    if expected and given and names.same(expected[0], given[0]):
-        return expected[1], given[1]
-    if expected and not given and not _RELATION.search(answer):
-        return expected[1], answer
-    if given and not expected and not _RELATION.search(gold):
-        return gold, given[1]
-    return gold, answer
 
 
 def _same_choice(gold: str, answer: str) -> bool | None:

@@ -183,6 +183,15 @@ def test_long_hostile_answers_are_read_in_linear_time(unit: str) -> None:
     assert quick_verdict("3", "1" + unit * (90_000 // len(unit))) in (False, None)
 
 
+BEGINNINGS = ["(", "\\{", "[", "P(", "f(x)=", "x<", "\\{x|", "\\begin{cases}", "]"]
+
+
+@pytest.mark.parametrize("begun", BEGINNINGS)
+def test_long_hostile_answers_beside_a_set_are_read_in_linear_time(begun: str) -> None:
+    for unit in [*UNITS, ",", "<", "x,", "\\cup ", "1:", "'", "\\pm,", "\\le ", "&", "=", "A,"]:
+        assert quick_verdict("x > 3", begun + unit * (20_000 // len(unit))) in (False, None)
+
+
 @pytest.mark.parametrize(
     ("gold", "read"),
     [
