@@ -45,6 +45,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
         (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
@@ -56,7 +57,6 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\{([:;])\}", r"\1"),
         (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
         (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
-        (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
         (r"(?<=[\d}]) ?(?:\\ )?\\Omega(?![A-Za-z])", r"\\text{ ohm}"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
