@@ -32,7 +32,8 @@ def bare(record: Path, plan: str = "", **more: str) -> dict[str, str]:
     """Return the environment of machines on which g2d is to be installed, from a checkout that can be edited."""
     (record / "checkout").write_text("first\n")
     env = environment(record, plan, **{"G2D_COMMAND": "", **more})
-    return env | {"PATH": f"{HOST}{os.pathsep}{env['PATH']}"}
+    without = [folder for folder in env["PATH"].split(os.pathsep) if not (Path(folder) / "g2d").exists()]
+    return env | {"PATH": os.pathsep.join([str(HOST), *without])}
 
 
 def installed(record: Path) -> list[str]:
