@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import TypeAlias
 
 _SYMBOLS = str.maketrans(
     {
@@ -29,54 +30,64 @@ _SUBSCRIPT = re.compile("[\u2080-\u2089\u208a\u208b]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[A-Za-z])|\\(([^()]*)\\))?")
 
-_REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
-        (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
-        (r"(?<!\\)\$", " "),
-        (r"\*\*|`", ""),  # Markdown
-        (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"\\(?:left|right)\s*\.", ""),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
-        (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
-        (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
-        (r"\\'", "'"),
-        (r"(?<!\\)\\!", ""),
-        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
-        (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
-        (r"\\text\s*\{\s*\}", ""),
-        (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
-        (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
-        (r"\\[hv]?phantom(?![A-Za-z])\s*\{[^{}]*\}", ""),  # what nobody sees
-        (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
-        (r"\\middle(?![A-Za-z])\s*", ""),
-        (r"\\[lr]?vert(?![A-Za-z])", "|"),
-        (r"\{([:;])\}", r"\1"),
-        (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
-        (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
-        (r"(?<=[\d}]) ?(?:\\ )?\\Omega(?![A-Za-z])", r"\\text{ ohm}"),
-        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
-        (r"\\langle(?![A-Za-z])", "("),
-        (r"\\rangle(?![A-Za-z])", ")"),
-        (r"\\var(phi|epsilon|theta|rho|sigma)(?![A-Za-z])", r"\\\1"),
-        (r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
-        (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
-        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
-        (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
-        (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
-        (r"\\(?:geq(?:slant)?|geqslant)(?![A-Za-z])", r"\\ge"),
-        (r"\\(?:leq(?:slant)?|leqslant)(?![A-Za-z])", r"\\le"),
-        (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),
-        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
-        (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
-        (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
-        (r"(?<![\d.])\.(?=\d)", "0."),
-        (r" {2,}", " "),
-    )
+Replacement: TypeAlias = str | Callable[[re.Match[str]], str]
+
+
+def _rules(*rules: tuple[str, Replacement]) -> tuple[tuple[re.Pattern[str], Replacement], ...]:
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
+
+
+_SPACES = _rules(
+    (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
+    (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
+    (r"(?<!\\)\$", " "),
+    (r"\*\*|`", ""),  # Markdown
+    (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+    (r"\\(?:left|right)\s*\.", ""),
+    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+    (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
+    (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
+    (r"\\'", "'"),
+    (r"(?<!\\)\\!", ""),
+    (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
+    (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
+    (r"\\text\s*\{\s*\}", ""),
+    (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
+    (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
+)
+# Tried where one of these words occurs: most answers have none of them.
+_RARELY = re.compile(r"phantom|space|middle|vert|\{[:;]\}|\\lg|rightarrow|Omega|binom|angle|\\var|prime|choose")
+_RARE = _rules(
+    (r"\\[hv]?phantom(?![A-Za-z])\s*\{[^{}]*\}", ""),  # what nobody sees
+    (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
+    (r"\\middle(?![A-Za-z])\s*", ""),
+    (r"\\[lr]?vert(?![A-Za-z])", "|"),
+    (r"\{([:;])\}", r"\1"),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10}"),
+    (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
+    (r"(?<=[\d}]) ?(?:\\ )?\\Omega(?![A-Za-z])", r"\\text{ ohm}"),
+    (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+    (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
+    (r"\\langle(?![A-Za-z])", "("),
+    (r"\\rangle(?![A-Za-z])", ")"),
+    (r"\\var(phi|epsilon|theta|rho|sigma)(?![A-Za-z])", r"\\\1"),
+    (r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
+    (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
+)
+_SPELLINGS = _rules(
+    (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
+    (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
+    (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
+    (r"\\(?:geq(?:slant)?|geqslant)(?![A-Za-z])", r"\\ge"),
+    (r"\\(?:leq(?:slant)?|leqslant)(?![A-Za-z])", r"\\le"),
+    (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),
+    (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
+    (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
+    (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
+    (r"(?<![\d.])\.(?=\d)", "0."),
+    (r" {2,}", " "),
 )
 # "and" and "or" between values, and not beside other words in \text.
 _JOINED = re.compile(r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) ")
@@ -108,16 +119,20 @@ def clean(latex: str, *, joined: bool = True) -> str:
     text = latex if latex.isascii() else _from_unicode(latex)
     if "\\\\" in text and not re.search(r"\\begin|\\cr", text):
         text = _DOUBLE_BACKSLASH.sub(r"\\", text)  # "\\frac" from a response that escaped twice
-    for pattern, replacement in _REWRITES:
+    for pattern, replacement in (*_SPACES, *(_RARE if _RARELY.search(text) else ()), *_SPELLINGS):
         text = pattern.sub(replacement, text)
     if joined:
         text = _JOINED.sub(lambda found: found["words"] or ", ", text)
     if "'" in text and "^\\circ" in text:
         text = _MINUTES.sub(_degrees, text)
-    text = _PERIOD.sub(lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}", text)
-    text = _DOTS.sub(r"\1\\overline{\2\3\4}", text)
-    text = _REVERSED.sub(_interval, text)
-    text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text)
+    if "(" in text:
+        text = _PERIOD.sub(lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}", text)
+    if "\\dot" in text:
+        text = _DOTS.sub(r"\1\\overline{\2\3\4}", text)
+    if "[" in text or "]" in text:
+        text = _REVERSED.sub(_interval, text)
+    if "\\begin" in text:
+        text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text)
     text = _ENDLESS.sub(r"\1.\2\\overline{\3}", text)
     text = _REPEATING.sub(_repeating_fraction, text)
     return _trim(text)
