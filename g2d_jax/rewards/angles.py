@@ -15,12 +15,12 @@ _ANGLE = re.compile(r"(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\([^()]*\)|\d+(?:\.\d+)?
 _UNBRACKETED = re.compile(
     rf"(\\(?:{_FUNCTIONS})(?![A-Za-z])(?:\s*[\^_]\s*(?:\{{[^{{}}]*\}}|\w))*)"
     r"\s*((?:\\(?:frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*\{[^{}]*\}|alpha|beta|gamma|delta|theta|phi|psi|omega|pi|lambda|mu|rho)"
-    r"|\d+(?:\.\d+)?|[A-Za-z]|\^\s*(?:\{[^{}]*\}|\w)|\s)+?)\s*(?=\\(?:cdot|times)(?![A-Za-z])|[*/])"
+    r"|\d+(?:\.\d+)?|[A-Za-z]|\^\s*(?:\{[^{}]*\}|\w)|\s)+?)\s*(?=\\(?:cdot|times)(?![A-Za-z])|\*|/\s*\\[a-z])"
 )
 
 
 def with_arguments(text: str) -> str:
-    r"""Put what a function is applied to into parentheses before an operator: `\ln 2\cdot 3` is `\ln(2)\cdot 3`."""
+    r"""Put what a function is applied to into parentheses before a product: `\ln 2\cdot 3` is `\ln(2)\cdot 3`."""
     return _UNBRACKETED.sub(r"\1(\2)", text)
 
 

@@ -13,21 +13,32 @@ from fractions import Fraction
 from typing import Any
 
 from sympy import (
+    Abs,
     Derivative,
     Eq,
     Expr,
     FiniteSet,
     Float,
+    GeneratorsNeeded,
     I,
     Integral,
     Limit,
+    Max,
+    Min,
+    Mod,
     Poly,
     PolynomialError,
     Product,
     Rational,
     Sum,
     UnevaluatedExpr,
+    acos,
+    acot,
+    asin,
+    atan,
+    ceiling,
     default_sort_key,
+    floor,
     nan,
     oo,
     zoo,
@@ -38,9 +49,10 @@ from g2d_jax.runtime import private
 
 DIGITS = 300
 MOST_SYMBOLS = 6
-POINTS = 12
+POINTS = 16
 """Points at which two functions are compared; at a quarter of them both must be real."""
 _OPERATORS = (AppliedUndef, Derivative, Integral, Limit, Product, Sum, UnevaluatedExpr)
+_IN_PIECES = (Abs, Max, Min, Mod, floor, ceiling, asin, acos, atan, acot)
 
 
 def numbers_equal(gold: Any, answer: Any) -> bool | None:
@@ -70,9 +82,11 @@ def equations_equal(gold: Any, answer: Any) -> bool | None:
     """Tell whether two polynomial equations are the same but for a factor; None for anything else."""
     if not (isinstance(gold, Eq) and isinstance(answer, Eq)):
         return None
+    if not all(isinstance(side, Expr) for side in (*gold.args, *answer.args)):
+        return None
     try:
         a, b = (Poly(_exact(side.lhs - side.rhs).doit()) for side in (gold, answer))
-    except PolynomialError:
+    except (PolynomialError, GeneratorsNeeded):
         return None
     if a.gens != b.gens or a.is_zero or b.is_zero or not all(value.is_Rational for value in (*a.coeffs(), *b.coeffs())):
         return None
@@ -85,7 +99,9 @@ def same_function(gold: Any, answer: Any) -> bool:
     Symbolic rules hold for complex values, where `\sqrt{1/n}` and `1/\sqrt n` differ. The points are negative too, so
     that |x| is not x.
     """
-    if not (isinstance(gold, Expr) and isinstance(answer, Expr)) or gold.has(*_OPERATORS) or answer.has(*_OPERATORS):
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+        return False
+    if any(side.has(*_OPERATORS, *_IN_PIECES) for side in (gold, answer)):
         return False
     symbols = sorted(gold.free_symbols, key=str)
     if not 0 < len(symbols) <= MOST_SYMBOLS or set(symbols) != answer.free_symbols:
@@ -93,8 +109,13 @@ def same_function(gold: Any, answer: Any) -> bool:
     draw = random.Random(0)
     seen = 0
     for number in range(POINTS):
-        signs = (1, -1) if number % 2 else (1,)
-        point = {symbol: draw.choice(signs) * Rational(draw.randint(11, 399), 100) for symbol in symbols}
+        # All positive, then one after the other alone negative, then any signs; small values and large ones.
+        negative = {symbols[number - 2]} if 2 <= number < 2 + len(symbols) else set()
+        if number >= 2 + len(symbols):
+            negative = {symbol for symbol in symbols if draw.random() < 0.5}
+        largest = draw.choice((400, 4_000, 100_000))
+        point = {symbol: Rational(draw.randint(11, largest), 100) for symbol in symbols}
+        point |= {symbol: -point[symbol] for symbol in negative}
         a, b = (_exact(side).xreplace(point).doit() for side in (gold, answer))
         if not all(value.is_number and value.evalf(30, maxn=DIGITS).is_real for value in (a, b)):
             continue

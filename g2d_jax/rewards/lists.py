@@ -73,7 +73,8 @@ def in_order(gold: str, answer: str) -> tuple[str, str]:
         return _tuple(expected.values()), answer if b is None else _tuple(b)
     if given and not _of_one_unknown(given):
         return gold if a is None else _tuple(a), _tuple(given.values())
-    return _unnamed(a, gold), ", ".join(given.values()) if given else _unnamed(b, answer)
+    alone, other = _unnamed(a, gold), ", ".join(given.values()) if given else _unnamed(b, answer)
+    return (gold, answer) if "=" in other and alone != gold else (alone, other)
 
 
 def _parts(cleaned: str) -> list[str] | None:

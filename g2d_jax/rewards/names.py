@@ -14,9 +14,12 @@ _BARS = re.compile(
 )
 _SETS = re.compile(r"\\(?:cap|cup|setminus|complement)(?![A-Za-z])|:")
 _BEFORE = re.compile(
-    r"\\(?:angle|triangle|max|min|sup|inf|deg|operatorname\s*\{[A-Za-z]+\}|text\s*\{[^{}]*\})(?![A-Za-z])"
+    r"\\(?:angle|triangle|max|min|sup|inf|deg|operatorname\s*\{[A-Za-z]+\}"
+    r"|text\s*\{(?![^{}]*\b(?:not|no|is|isn|never)\b)[^{}]*\})(?![A-Za-z])"
 )
-_NAME = re.compile(r"\s*(?:[A-Za-z]{1,4}|\\(?!pi(?![A-Za-z])|infty|frac|sqrt)[a-z]+)?\s*")
+_NAME = re.compile(
+    r"\s*(?:[A-Za-z]{1,4}|\\(?!(?:pi|infty|not|neg|ln|lg|log|sin|cos|tan|exp)(?![A-Za-z])|frac|sqrt)[a-z]+)?\s*"
+)
 _FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*")
 _LETTERS = r"[A-Za-z](?:\s*,\s*[A-Za-z])*"
 _NUMBERS = (
@@ -28,7 +31,7 @@ _FOR_ALL = re.compile(
     rf"|\\forall(?![A-Za-z])\s*)\s*(?:{_LETTERS})\s*(?:\\in\s*(?:{_NUMBERS}))?(?![A-Za-z+*/^<>=\\])\)?"
 )
 _PARAMETER = re.compile(
-    rf"[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*(?:{_NUMBERS})\s*\)?\s*$"
+    rf"[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*({_NUMBERS})\s*\)?\s*$"
 )
 _PRIMES = re.compile(r"([A-Za-z\d])('+)")
 _COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
@@ -82,25 +85,32 @@ def alike(gold: str, answer: str) -> tuple[str, str]:
         gold, answer = _without_parameter(gold, answer)
     if "(" in gold and "=" in gold and "=" in answer:
         a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
-        if a and b and a[1] == b[1] and a[2] != b[2]:
+        if a and b and a[1] == b[1] and a[2] != b[2] and _varies(gold, a[2]) and _varies(answer, b[2]):
             answer = renamed(answer, b[2], a[2])
     return gold, answer
 
 
+def _varies(text: str, name: str) -> bool:
+    """Tell whether a definition's value has its variable in it, which is no event and no constant."""
+    return name not in "ei" and name in _COMMAND_OR_LETTER.findall(text.partition("=")[2])
+
+
 def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
     r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
-    (a, first), (b, second) = _apart_from_parameter(gold), _apart_from_parameter(answer)
+    (a, first, domain), (b, second, other) = _apart_from_parameter(gold), _apart_from_parameter(answer)
+    if domain and other and not same(domain, other):
+        return gold, answer
     return a, renamed(b, second, first) if first and second and first != second else b
 
 
-def _apart_from_parameter(text: str) -> tuple[str, str]:
-    """Split values that depend on an integer from what says so; the parameter is "" where nothing does."""
+def _apart_from_parameter(text: str) -> tuple[str, str, str]:
+    """Split values that depend on an integer from the parameter and its domain, both "" where nothing says so."""
     found = _PARAMETER.search(text)
-    if found is None:
-        return text, ""
+    if found is None or re.search(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])", text[: found.start()]):
+        return text, "", ""
     head = text[: found.start()].strip()
     is_parameter = found[1] in _COMMAND_OR_LETTER.findall(head.rpartition("=")[2])
-    return (head, found[1]) if is_parameter else (text, "")
+    return (head, found[1], found[2]) if is_parameter else (text, "", "")
 
 
 def renamed(text: str, old: str, new: str) -> str:

@@ -45,7 +45,10 @@ _SPACES = _rules(
     (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
     (r"\\(?:left|right)\s*\.", ""),
     (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
-    (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
+    (
+        r"(?:(?<=[1-9])|(?<=\d\d))(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))",
+        "",
+    ),  # thousands: 1\,234, 1{,}234, 1,\!234
     (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
     (r"\\'", "'"),
     (r"(?<!\\)\\!", ""),
@@ -60,7 +63,7 @@ _SPACES = _rules(
 # Tried where one of these words occurs: most answers have none of them.
 _RARELY = re.compile(r"phantom|space|middle|vert|\{[:;]\}|\\lg|rightarrow|Omega|binom|angle|\\var|prime|choose")
 _RARE = _rules(
-    (r"\\[hv]?phantom(?![A-Za-z])\s*\{[^{}]*\}", ""),  # what nobody sees
+    (r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
     (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
     (r"\\middle(?![A-Za-z])\s*", ""),
     (r"\\[lr]?vert(?![A-Za-z])", "|"),
@@ -99,7 +102,7 @@ _ENDLESS = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\
 _PERIOD = re.compile(r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$")
 _REVERSED = re.compile(r"(?<![\d)}])(\]|\[)([^][()]{1,100})[,;]([^][()]{1,100})(\[|\])(?![\w(])")
 _DOTS = re.compile(r"(?<![\d.])(\d{1,60}\.\d{0,60})\\dot\s*\{(\d)\}(\d{0,60})\\dot\s*\{(\d)\}")
-_ARRAY = re.compile(r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.+?)\\end\s*\{array\}\s*\)", re.DOTALL)
+_ARRAY = re.compile(r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.{1,500}?)\\end\s*\{array\}\s*\)", re.DOTALL)
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")

@@ -36,7 +36,7 @@ def paired_up(gold: str, answer: str) -> tuple[str, str]:
     a, b = lists.signed(a), lists.signed(b)
     a, b = _without_member(a, b)
     a, b = _without_name(*_without_point(a, b))
-    if "=" in b and "=" not in a and not _LETTER.search(_COMMAND.sub("", b)):
+    if "=" in b and "=" not in a and "\\not" not in b and not _LETTER.search(_COMMAND.sub("", b)):
         b = b.rpartition("=")[2].strip()
     return a, b
 

@@ -32,16 +32,27 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\
 _POWER = re.compile(r"\^?([23])$")
 _BASED = re.compile(r"(-?)(?:\(|\\overline\s*\{)?([0-9A-Za-z]{1,200})[)}]?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UNIT_NAMES = {
     "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre", "m": "m meter metre",
     "km": "km kilometer kilometre", "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
-    "sec": "s sec second", "min": "min minute", "hour": "h hr hour", "day": "day", "week": "week", "month": "month",
+    "sec": "s sec second", "ms": "ms millisecond",
+    "min": "min minute", "hour": "h hr hour", "day": "day", "week": "week", "month": "month",
     "year": "yr year", "mg": "mg milligram", "g": "g gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce",
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon", "mph": "mph", "degree": "deg degree",
     "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit", "ohm": "ohm",
 }  # fmt: skip
-_UNITS = {name + plural: unit for unit, names in _UNIT_NAMES.items() for name in names.split() for plural in ("", "s")}
+_UNITS = {
+    name + plural: unit
+    for unit, names in _UNIT_NAMES.items()
+    for name in names.split()
+    for plural in ("", "s")[: len(name)]
+}
+_FOREIGN = frozenset([
+    *"个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м",
+    "厘米", "千米", "小时", "分钟", "公里", "公斤", "千克",
+    "平方米", "平方厘米", "руб", "см", "км",
+])  # fmt: skip
 _CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "cent", "$": "dollar"}
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 # Words after a number that change it, doubt it or add another, and words that are mathematics where they stand bare.
@@ -53,7 +64,10 @@ HEDGES = frozenset({
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "halves", "third", "thirds",
     "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "factorial",
-    "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
+    "thirty", "forty",
+    "fourth", "tenth", "eighth", "ninth", "thousands", "hundreds", "tens", "dozens", "millions", "gross", "lakh",
+    "crore", "reciprocal", "approx", "doubtful", "cannot", "rejected", "upwards", "below", "above", "over", "power",
+    "fifty", "sixty", "seventy", "eighty", "ninety",
 })  # fmt: skip
 _NOT_UNITS = frozenset({
     "mod", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "gcd", "lcm", "max", "min", "times",
@@ -178,12 +192,12 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     words = [word.strip(".,()~") for word in written.split()]
     if tail in ("%", "\\%") or words[:1] in (["percent"], ["percentage"]):
         return 1, "", True
-    scale = _SCALES.get(words[0], 1) if words else 1
+    scale = SCALES.get(words[0], 1) if words else 1
     words = words[1:] if scale != 1 else words
-    if match is None or any(not _is_word(word) or word in _SCALES or word in HEDGES for word in words):
+    if match is None or any(not _is_word(word) or word in SCALES or word in HEDGES for word in words):
         return None
     if match["foreign"]:  # words of other scripts
-        return (scale, "", False) if match["foreign"].strip().isalpha() else None
+        return (scale, "", False) if match["foreign"].strip() in _FOREIGN else None
     names = [word for word in words if word not in POWER_WORDS]
     if words and not names:  # "squared"
         return None

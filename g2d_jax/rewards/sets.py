@@ -34,6 +34,7 @@ _BUILDER = re.compile(
 _BARS = re.compile(
     r"(?:([^<>=|]+?)\s*(<|\\leq?|\\lt)\s*)?\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)"
 )
+_BOTH = re.compile(r"(?<![A-Za-z])and(?![A-Za-z])|\\land|\\wedge")
 _OR = re.compile(r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*")
 _AND = re.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
@@ -43,6 +44,7 @@ _DOMAINS = {
     "Z": "Z", "mathbf{Z}": "Z", "mathbb{Z}": "Z", "text{Z}": "Z",
 }  # fmt: skip
 _MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
+_LARGEST = 10**15  # floats are exact below
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 
 
@@ -91,7 +93,7 @@ def is_set(text: str) -> bool:
 def member(text: str) -> tuple[str, str] | None:
     r"""Split `x \in (1, 2)` into the name and the set."""
     found = _MEMBER.fullmatch(text)
-    return (found[1], found[2]) if found else None
+    return (found[1], found[2]) if found and names.is_name(found[1]) else None
 
 
 def intervals(text: str) -> list[tuple[str, str, str]] | None:
@@ -173,7 +175,7 @@ def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, 
         if any(variable != name for variable, _ in read):
             raise _Unread
         found = [part for _, part in read]
-        ranges.extend(found if not bound and _outward(found) else [_together(found)])
+        ranges.extend(found if not bound and not _BOTH.search(alternative) and _outward(found) else [_together(found)])
     if integers:
         return name, _integers(ranges)
     if all(part.points for part in ranges):
@@ -299,7 +301,9 @@ def _integers(ranges: Sequence[_Range]) -> str:
     elements: set[int] = set()
     for part in ranges:
         low, high = (None if side is None else _number(side[0]) for side in (part.low, part.high))
-        if low is None or high is None or part.low is None or part.high is None or high - low > MAX_INTEGERS:
+        if low is None or high is None or part.low is None or part.high is None:
+            raise _Unread
+        if not (abs(low) < _LARGEST and abs(high) < _LARGEST and high - low <= MAX_INTEGERS):  # nor infinite, nor NaN
             raise _Unread
         first = math.ceil(low) if part.low[1] else math.floor(low) + 1
         last = math.floor(high) if part.high[1] else math.ceil(high) - 1

@@ -12,6 +12,7 @@ from g2d_jax.rewards.normalise import without_text
 
 _CHOICE = re.compile(r"\(([A-J])\)\s*[.:]?\s*(.*)|([A-J])(?:[.:)]|\s*\\[);])\s*(.*)", re.DOTALL)
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
+_NO_TEXT = re.compile(r"\s*(?:,|[\^(]|(?:or|and|is|isn't|not|no)\b)", re.IGNORECASE)
 _TIME = re.compile(r"(\d{1,2})\s*:\s*([0-5]\d)\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE)
 _MODULO = re.compile(
     r"(.+?)\s*\(?\s*(?:\\(?:pmod|bmod|mod|pod)(?![A-Za-z])|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))\s*"
@@ -25,7 +26,9 @@ _CASES = re.compile(
     re.DOTALL,
 )
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.+)\\end\{[pb]?matrix\}", re.DOTALL)
-_CONDITION = re.compile(r"\\text\s*\{[^{}]*\}|(?<![A-Za-z])(?:if|when|for|otherwise|else)(?![A-Za-z])")
+_CONDITION = re.compile(
+    r"\\text\s*\{\s*,?\s*(?:if|when|for|where|otherwise|else)\s*,?\s*\}|(?<![A-Za-z])(?:if|when|for|otherwise|else)(?![A-Za-z])"
+)
 
 
 def choice(cleaned: str) -> tuple[str, str] | None:
@@ -37,7 +40,7 @@ def choice(cleaned: str) -> tuple[str, str] | None:
     if found is None:
         return None
     letter, rest = (found[1], found[2]) if found[1] else (found[3], found[4])
-    if _LETTER.search(rest):  # another choice
+    if _LETTER.search(rest) or _NO_TEXT.match(rest):  # another choice, or a doubt
         return None
     return letter, rest.strip(" .~")
 
@@ -58,7 +61,7 @@ def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
     if found is None or int(found[2]) == 0:
         return None
     name, sign, values = found[1].rpartition("\\equiv")
-    if sign and not is_name(name):
+    if sign and (not is_name(name) or "|" in name):
         return None
     modulus = int(found[2])
     residues: set[int] = set()
@@ -84,13 +87,16 @@ def ratio(cleaned: str) -> list[str]:
     parts = [part.strip() for part in cleaned.split(":")]
     if any(part.strip("0") == "" for part in parts):
         return []
-    return parts if 2 <= len(parts) <= 10 and all(parts) and not re.search(r"[=<>,\\]?\\(?:mid|text)", cleaned) else []
+    return parts if 2 <= len(parts) <= 10 and all(parts) and not re.search(r"[=<>]|\\(?:mid|text)", cleaned) else []
 
 
 def cases(cleaned: str) -> list[tuple[str, str]] | None:
     r"""Read the rows of `\begin{cases} … \end{cases}` as (value, condition); a system has no conditions."""
     found = _CASES.fullmatch(cleaned)
-    if found is None:
+    if found is None or "\\end" in found["rows"]:
+        return None
+    name, sign, rest = found["before"].partition("=")
+    if found["before"].strip() and not (sign and not rest.strip() and is_name(name)):
         return None
     rows = []
     for row in re.split(r"\\\\", found["rows"]):

@@ -21,6 +21,7 @@ from g2d_jax.rewards.quantity import (
     APPROXIMATION_PLACES,
     HEDGES,
     POWER_WORDS,
+    SCALES,
     Quantity,
     based_number,
     parse_quantity,
@@ -45,7 +46,7 @@ MAX_WORDS = 4
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
 TIMES = r"\cdot "
-_BINOMIAL = re.compile(r"([\w)}]?)\s*\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
+_BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _WORD = re.compile(r"[a-z']+")
 _PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
@@ -167,7 +168,7 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
     if quick is not None:
         return Verdict.CORRECT if quick else Verdict.INCORRECT
     a, b = paired_up(gold, answer)
-    if _may_be_rounded(a, b, places) and _rounded(a, b, places):
+    if _may_be_rounded(a, b, places) and not _other_unit(a, b) and _rounded(a, b, places):
         return Verdict.CORRECT
     if "\\approx" in b and "\\approx" not in a:
         return _approximation(a, b)
@@ -192,7 +193,7 @@ def _rounded(gold: str, answer: str, places: int) -> bool:
     """Tell whether one side is a decimal of at least so many places that the other one rounds to."""
     for exact, text in ((gold, answer), (answer, gold)):
         decimal = parse_quantity(text)
-        if decimal is not None and decimal.places >= places and _rounds(exact, decimal):
+        if decimal is not None and decimal.value and decimal.places >= places and _rounds(exact, decimal):
             return True
     return False
 
@@ -211,9 +212,9 @@ def _same_by_parts(gold: str, answer: str) -> bool:
         return _paired(expected, given, _same_interval)
     if _PARENTHESES.fullmatch(gold) and _PARENTHESES.fullmatch(answer):
         a, b = lists.elements(gold[1:-1]) or [], lists.elements(answer[1:-1]) or []
-        return len(a) == len(b) > 0 and all(map(_same, a, b))
+        return len(a) == len(b) > 0 and all(map(_same_element, a, b))
     a, b = lists.elements(gold) or [], lists.elements(answer) or []
-    return len(b) > 0 and _paired(a, b, _same)
+    return len(b) > 0 and _paired(a, b, _same_element)
 
 
 def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]) -> bool:
@@ -227,6 +228,11 @@ def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]
             return False
         rest.remove(found)
     return True
+
+
+def _same_element(gold: str, answer: str) -> bool:
+    """Tell whether two elements are the same; an equation is no value, of which math-verify takes the right side."""
+    return ("=" in gold) == ("=" in answer) and _same(gold, answer)
 
 
 def _same(gold: str, answer: str) -> bool:
@@ -254,7 +260,11 @@ def _says_more(text: str) -> bool:
     r"""Tell whether words in `\text` doubt an answer, change it or add another: `5 \text{ or more}`."""
     for found in _WORDS.finditer(text):
         words = set(_WORD.findall(found[1].lower()))
-        if not HEDGES.isdisjoint(words) or (words and words <= POWER_WORDS.keys()):
+        if (
+            not HEDGES.isdisjoint(words)
+            or not SCALES.keys().isdisjoint(words)
+            or (words and words <= POWER_WORDS.keys())
+        ):
             return True
     return False
 
@@ -264,7 +274,11 @@ def _same_cases(gold: str, answer: str) -> bool | None:
     expected, given = shapes.cases(gold), shapes.cases(answer)
     if expected is None and given is None:
         return None
-    return expected is not None and given is not None and _paired(expected, given, _same_row)
+    if expected is None or given is None:
+        return False
+    if not any(condition for _, condition in expected):
+        return len(expected) == len(given) and all(map(_same_row, expected, given))
+    return _paired(expected, given, _same_row)
 
 
 def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
@@ -344,7 +358,7 @@ def _same_shape(gold: str, answer: str) -> bool | None:
         return letters == given
     if ":" in gold and ":" in answer:
         a, b = shapes.time_of_day(gold), shapes.time_of_day(answer)
-        if a and b:
+        if a and b and (a[1] or b[1]):
             return a[0] == b[0] or ((a[0] - b[0]) % 720 == 0 and a[1] != b[1])
     if "mod" in gold and "mod" in answer:
         x, y = shapes.congruence(gold), shapes.congruence(answer)
@@ -398,11 +412,15 @@ def _far_apart(gold: str, answer: str) -> bool | None:
     return False if expression.far_apart(a, b) else None
 
 
+def _combinations(found: re.Match[str]) -> str:
+    r"""Compute a binomial coefficient, as a factor of what stands before it."""
+    before = found.string[: found.start()].rstrip()[-1:]
+    return f"{TIMES if before.isdigit() or before in ('}', ')') else ''}({math.comb(int(found[1]), int(found[2]))})"
+
+
 def exactly(text: str) -> str:
     """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
-    text = _BINOMIAL.sub(
-        lambda found: f"{found[1] and found[1] + TIMES}{math.comb(int(found[2]), int(found[3]))} ", text
-    )
+    text = _BINOMIAL.sub(_combinations, text)
     return text if parse_quantity(text) is not None else _DECIMAL.sub(_fraction, text)
 
 
