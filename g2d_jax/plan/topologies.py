@@ -127,7 +127,7 @@ class Topology:
 
     @property
     def between(self) -> str:
-        """What the network is between: "hosts" or "slices", "" where fast links join all devices."""
+        """Name what the network is between: "hosts" or "slices", "" where fast links join all devices."""
         if self.near == self.devices:
             return ""
         return "hosts" if self.device.platform == "gpu" else "slices"

@@ -201,7 +201,7 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged. Before
+        """List what the stages warned of, in their order: as manifests have it; of one under way, as it was logged. Before
         that the reference answers that the verifier cannot read, after it `damage`."""
         logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
         by_stage = [

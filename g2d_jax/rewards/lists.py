@@ -93,9 +93,16 @@ def _parts(cleaned: str) -> list[str] | None:
 
 def _values(parts: Sequence[str] | None) -> dict[str, str]:
     """Return the values by name if each part gives one to a name of its own, else {}."""
+    named = _assignments(parts)
+    values = dict(named)
+    return values if len(values) == len(named) else {}
+
+
+def _assignments(parts: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Return name and value of each part, of two or more; [] if one of them gives no value to a name."""
     found = [assignment(part) for part in parts or ()]
-    values = dict(each for each in found if each is not None)
-    return values if len(values) == len(found) > 1 else {}
+    named = [each for each in found if each is not None]
+    return named if len(named) == len(found) > 1 else []
 
 
 def _of_one_unknown(values: Iterable[str]) -> bool:
@@ -105,9 +112,8 @@ def _of_one_unknown(values: Iterable[str]) -> bool:
 
 def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
     """Return a list of values of one name, `x = 1, x = 3`, without it; another text as it stands."""
-    found = [assignment(part) for part in parts or ()]
-    named = [each for each in found if each is not None]
-    if len(named) != len(found) or len(found) < 2 or len({name for name, _ in named}) > 1:
+    named = _assignments(parts)
+    if len({name for name, _ in named}) != 1:
         return whole
     return ", ".join(value for _, value in named)
 

@@ -33,6 +33,7 @@ _FOR_ALL = re.compile(
 _PARAMETER = re.compile(
     rf"[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*({_NUMBERS})\s*\)?\s*$"
 )
+_ORDER = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _PRIMES = re.compile(r"([A-Za-z\d])('+)")
 _COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
@@ -66,27 +67,27 @@ def assignment(text: str) -> tuple[str, str] | None:
     """Split `name = value`; None for anything else, such as an equation."""
     left, sign, value = text.rpartition("=")
     name, value = left.strip(), value.strip()
-    if not sign or not value or re.search(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])", value) or not is_name(name):
+    if not sign or not value or _ORDER.search(value) or not is_name(name):
         return None
     if "=" in _ARGUMENTS.sub("", _INDEX.sub("", name)):
         return None
     return name.replace(" ", ""), value
 
 
-def without_quantifiers(text: str) -> str:
+def _without_quantifiers(text: str) -> str:
     r"""Drop `for all x \in R` behind the definition of a function."""
     return _FOR_ALL.sub("", text) if "for " in text or "\\forall" in text else text
 
 
 def alike(gold: str, answer: str) -> tuple[str, str]:
     r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of `n\pi, n \in \mathbb{Z}`."""
-    gold, answer = without_quantifiers(gold), without_quantifiers(answer)
+    gold, answer = _without_quantifiers(gold), _without_quantifiers(answer)
     if "\\in" in gold or "\\in" in answer:
         gold, answer = _without_parameter(gold, answer)
     if "(" in gold and "=" in gold and "=" in answer:
         a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
         if a and b and a[1] == b[1] and a[2] != b[2] and _varies(gold, a[2]) and _varies(answer, b[2]):
-            answer = renamed(answer, b[2], a[2])
+            answer = _renamed(answer, b[2], a[2])
     return gold, answer
 
 
@@ -100,20 +101,20 @@ def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
     (a, first, domain), (b, second, other) = _apart_from_parameter(gold), _apart_from_parameter(answer)
     if domain and other and not same(domain, other):
         return gold, answer
-    return a, renamed(b, second, first) if first and second and first != second else b
+    return a, _renamed(b, second, first) if first and second and first != second else b
 
 
 def _apart_from_parameter(text: str) -> tuple[str, str, str]:
     """Split values that depend on an integer from the parameter and its domain, both "" where nothing says so."""
     found = _PARAMETER.search(text)
-    if found is None or re.search(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])", text[: found.start()]):
+    if found is None or _ORDER.search(text[: found.start()]):
         return text, "", ""
     head = text[: found.start()].strip()
     is_parameter = found[1] in _COMMAND_OR_LETTER.findall(head.rpartition("=")[2])
     return (head, found[1], found[2]) if is_parameter else (text, "", "")
 
 
-def renamed(text: str, old: str, new: str) -> str:
+def _renamed(text: str, old: str, new: str) -> str:
     """Rename a variable; a text that has the new one already stays as it is."""
     if new in _COMMAND_OR_LETTER.findall(text):
         return text

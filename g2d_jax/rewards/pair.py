@@ -26,7 +26,8 @@ def paired_up(gold: str, answer: str) -> tuple[str, str]:
     a, b = clean(gold), clean(answer)
     if a == b and not _differ_in_and(a, gold, answer):
         return a, b
-    a, b = sets.as_set(gold, other=answer) or a, sets.as_set(answer, other=gold) or b
+    expected, given = sets.as_sets(gold, answer)
+    a, b = expected or a, given or b
     a, b = _as_list(a), _as_list(b)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)

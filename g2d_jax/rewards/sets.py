@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from g2d_jax.rewards import expression, names
 from g2d_jax.rewards.normalise import clean
@@ -44,13 +45,16 @@ _DOMAINS = {
     "Z": "Z", "mathbf{Z}": "Z", "mathbb{Z}": "Z", "text{Z}": "Z",
 }  # fmt: skip
 _MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
+_CUP = re.compile(r"\s*\\cup(?![A-Za-z])\s*")
 _LARGEST = 10**15  # floats are exact below
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
+_Set: TypeAlias = tuple[str, bool, str]
+"""The variable, whether a set-builder binds it, and the intervals."""
 
 
 @dataclass
 class _Range:
-    """What the clauses that hold together leave of the line: bounds with whether they are closed, and single points."""
+    """A part of the line that clauses which hold together leave: bounds, whether they are closed, single points."""
 
     low: tuple[str, bool] | None = None
     high: tuple[str, bool] | None = None
@@ -62,18 +66,22 @@ class _Unread(Exception):
     """The text is no set of this kind."""
 
 
-def as_set(text: str, *, other: str) -> str | None:
-    r"""Return an answer that states inequalities or builds a set as intervals, united by `\cup`; None if it does not.
+def as_sets(gold: str, answer: str) -> tuple[str | None, str | None]:
+    r"""Return two answers, where they state inequalities or build sets, as intervals united by `\cup`; else None.
 
     A bare inequality counts as the set of its solutions beside a set, or another inequality of the same variable.
     """
-    mine = _read(text)
+    mine, theirs = _read(gold), _read(answer)
+    return _beside(mine, theirs, answer), _beside(theirs, mine, gold)
+
+
+def _beside(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
+    """Return the intervals of one side if they count beside the other, whose text is given too."""
     if mine is None:
         return None
     name, built, written = mine
     if built:
         return written
-    theirs = _read(other)
     if theirs is not None:
         return written if theirs[1] or theirs[0] == name else None
     return written if is_set(other) else None
@@ -102,7 +110,7 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
     None for anything else, a set alone too.
     """
     parts = []
-    for part in re.split(r"\s*\\cup(?![A-Za-z])\s*", text.strip()):
+    for part in _CUP.split(text.strip()):
         found = _INTERVAL.fullmatch(part)
         if found is not None and found[2].count("(") == found[2].count(")"):
             parts.append((found[1] + found[4], found[2].strip(), found[3].strip()))
@@ -114,12 +122,12 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
 
 
 def can_be_read(text: str) -> bool:
-    """Tell whether a text is a set-builder or inequalities that `as_set` reads."""
+    """Tell whether a text is a set-builder or inequalities that `as_sets` reads."""
     return _read(text) is not None
 
 
-def _read(text: str) -> tuple[str, bool, str] | None:
-    """Return the variable, whether a set-builder binds it, and the intervals."""
+def _read(text: str) -> _Set | None:
+    """Read inequalities or a set-builder; None for anything else."""
     if len(text) > MAX_CHARS or (text.isascii() and not (_RELATION.search(text) or "|" in text)):
         return None
     cleaned = _without_name(clean(text, joined=False))
@@ -147,17 +155,20 @@ def _without_name(cleaned: str) -> str:
     return rest.strip() if sign and rest.strip().startswith("\\{") and names.is_name(name) else cleaned
 
 
-def _united(cleaned: str) -> tuple[str, bool, str]:
+def _united(cleaned: str) -> _Set:
     r"""Read set-builders that are united with each other or with other sets: `\{k \mid k>4\}\cup\{0\}`."""
-    parts = re.split(r"\s*\\cup(?![A-Za-z])\s*", cleaned)
+    parts = _CUP.split(cleaned)
     if len(parts) < 2:
         raise _Unread
     written = []
     for part in parts:
-        read = _read(part) if _BUILDER.fullmatch(part) else None
-        if read is None and _BUILDER.fullmatch(part):
+        if not _BUILDER.fullmatch(part):
+            written.append(part)
+            continue
+        read = _read(part)
+        if read is None:
             raise _Unread
-        written.append(read[2] if read else part)
+        written.append(read[2])
     return "", True, "\\cup".join(written)
 
 

@@ -38,14 +38,14 @@ MAX_GOLD_CHARS = 10_000
 """No response but the same text is taken to equal a longer reference answer."""
 
 MAX_PARTS = 10
-"""Of a union, a list or a definition by cases, that are compared each with each."""
+"""Parts of a union, a list or a definition by cases, at most, that are compared each with each."""
 
 MAX_WORDS = 4
 """An answer of more words, not marked as text, is a sentence, which no response is expected to repeat word by word."""
 
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
-TIMES = r"\cdot "
+_TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _WORD = re.compile(r"[a-z']+")
 _PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
@@ -168,11 +168,12 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
     if quick is not None:
         return Verdict.CORRECT if quick else Verdict.INCORRECT
     a, b = paired_up(gold, answer)
-    if _may_be_rounded(a, b, places) and not _other_unit(a, b) and _rounded(a, b, places):
+    is_other_unit = _other_unit(a, b)
+    if _may_be_rounded(a, b, places) and not is_other_unit and _rounded(a, b, places):
         return Verdict.CORRECT
     if "\\approx" in b and "\\approx" not in a:
         return _approximation(a, b)
-    if _other_unit(a, b):
+    if is_other_unit:
         return Verdict.INCORRECT
     a, b = _without_unit(a), _without_unit(b)
     same_cases = _same_cases(a, b)
@@ -283,15 +284,16 @@ def _same_cases(gold: str, answer: str) -> bool | None:
 
 def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
     if bool(gold[1]) != bool(answer[1]):
-        return not gold[0]  # "otherwise" may stand for a condition
+        return False
     return all(_same(x, y) for x, y in zip(gold, answer, strict=True) if x or y)
 
 
 def _same_by_parsing(gold: str, answer: str) -> bool:
     """Ask math-verify, with all in its own spelling."""
-    a, b = _keep_case(*(angles.with_arguments(names.primed(exactly(text))) for text in (gold, answer)))
+    a, b = _keep_case(*(angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer)))
     given = _parse(b)
-    return any(_same_expression(x, y) or _approximates(x, gold, y, answer) for y in given for x in _parse(a))
+    expected = _parse(a) if given else []
+    return any(_same_expression(x, y) or _approximates(x, gold, y, answer) for y in given for x in expected)
 
 
 def _approximation(gold: str, answer: str) -> Verdict:
@@ -309,9 +311,8 @@ def _approximation(gold: str, answer: str) -> Verdict:
     decimal = parse_quantity(right)
     if decimal is not None and _rounds(left, decimal):
         for side in (left, right) if "." not in left else (left,):
-            verdict = grade(gold, side)
-            if verdict in (Verdict.CORRECT, Verdict.UNSCORABLE):
-                return verdict
+            if _same(gold, side):
+                return Verdict.CORRECT
     return Verdict.NO_ANSWER
 
 
@@ -415,10 +416,10 @@ def _far_apart(gold: str, answer: str) -> bool | None:
 def _combinations(found: re.Match[str]) -> str:
     r"""Compute a binomial coefficient, as a factor of what stands before it."""
     before = found.string[: found.start()].rstrip()[-1:]
-    return f"{TIMES if before.isdigit() or before in ('}', ')') else ''}({math.comb(int(found[1]), int(found[2]))})"
+    return f"{_TIMES if before.isdigit() or before in ('}', ')') else ''}({math.comb(int(found[1]), int(found[2]))})"
 
 
-def exactly(text: str) -> str:
+def _exactly(text: str) -> str:
     """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
     text = _BINOMIAL.sub(_combinations, text)
     return text if parse_quantity(text) is not None else _DECIMAL.sub(_fraction, text)
@@ -470,8 +471,8 @@ def _same_expression(gold: object, answer: object) -> bool:
 
     from g2d_jax.rewards.exact import DIGITS, equations_equal, numbers_equal, same_function, sets_equal
 
-    for exactly in (numbers_equal, sets_equal, equations_equal):
-        equal = exactly(gold, answer)
+    for decide in (numbers_equal, sets_equal, equations_equal):
+        equal = decide(gold, answer)
         if equal is not None:
             return equal
     if verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None):

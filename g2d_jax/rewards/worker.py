@@ -33,7 +33,7 @@ from typing import NoReturn
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.verify import grade, parses
 
-_VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 12: Verdict.UNSCORABLE, 13: Verdict.NO_ANSWER}
+_VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 13: Verdict.NO_ANSWER}
 """Exit status of a grader -> its verdict."""
 _UNREAD, _READ = 1, 2  # marks; 0 is of what no grader came to
 

@@ -181,7 +181,7 @@ class Runtime:
 
     @property
     def unreadable(self) -> list[dict[str, Any]]:
-        """What to tell of reference answers that the verifier cannot read, as of `Loaded`; [] before problems are
+        """List what to tell of reference answers that the verifier cannot read, as of `Loaded`; [] before problems are
         read."""
         return self._loaded.unreadable if "_loaded" in self.__dict__ else []
 
