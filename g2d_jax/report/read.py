@@ -201,8 +201,10 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """List what the stages warned of, in their order: as manifests have it; of one under way, as it was logged. Before
-        that the reference answers that the verifier cannot read, after it `damage`."""
+        """List what the stages warned of, in their order: as manifests have it; of one under way, as it was logged.
+
+        Before that come the reference answers that the verifier cannot read, after it `damage`.
+        """
         logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
         by_stage = [
             stage.manifest.get("warnings", ())
