@@ -12,6 +12,8 @@ from huggingface_hub import DatasetCardData, ModelCardData
 from g2d_jax import __version__, accounting, places
 from g2d_jax.config import Collect, Config, Online, Reward, Sft, Source, Stage, TrainingStage
 from g2d_jax.config_io import from_dict, identity, to_dict
+from g2d_jax.data.template import PLACEHOLDER, Template
+from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
 from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
@@ -20,6 +22,7 @@ from g2d_jax.stages.policies import base_path
 from g2d_jax.stages.runtime import Runtime
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+_QUESTION = "1+1=?"
 
 
 def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
@@ -35,7 +38,7 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
         _quantised(config, adapters),
         _data(_published(config)),
         *(_results(manifest, manifests) for manifest in manifests.values() if manifest.get("kind") == "evaluate"),
-        _use(runtime),
+        _use(runtime, adapters=adapters),
         *_origins(runtime, "the base model and of the data"),
     ]
     return "\n".join(part for part in parts if part)
@@ -59,9 +62,21 @@ def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
         _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
         f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n',
+        _pairs_use(runtime.tokenizer),
         *_origins(runtime, "the model that answered and of the data"),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _pairs_use(tokenizer: PromptTokenizer) -> str:
+    """Tell how other libraries give a model the prompts of pairs as the policy saw them."""
+    if not tokenizer.template.is_chat:
+        return "Prompts are texts as the policy saw them; `prompt_ids` are their tokens.\n"
+    return (
+        "Prompts are messages; `prompt_ids` are the tokens that the policy saw. The chat template "
+        f'`{CHAT_TEMPLATE}` here gives the same: `tokenizer.chat_template = open("{CHAT_TEMPLATE}").read()`. An '
+        f"exported policy's tokenizer has it. {_as_trained(tokenizer.template)}"
+    )
 
 
 def provenance(runtime: Runtime) -> dict[str, Any]:
@@ -247,12 +262,56 @@ def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
     return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
-def _use(runtime: Runtime) -> str:
+def _use(runtime: Runtime, *, adapters: bool) -> str:
+    """Tell how prompts were made, with one as the policy saw it."""
     tokenizer = runtime.tokenizer
-    form = "its chat template" if tokenizer.template.is_chat else "the template in `tokenizer.prompt_template` below"
+    template = tokenizer.template
     stops = ", ".join(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids)
-    return (
-        f"## Use\n\nPrompts were made with {form}; responses end at {stops}. How the figures were sampled stands in "
-        "the settings of the stages; generation_config.json has the base model's own sampling settings, where it has "
-        "any.\n"
+    parts = ["## Use\n"]
+    if template.is_chat:
+        parts.append(
+            f"Prompts were made with the chat template that lies here; responses end at {stops}. "
+            + _as_trained(template)
+        )
+    else:
+        parts.append(
+            "Prompts were made with the text of `tokenizer.prompt_template` below, without a chat template; responses "
+            f"end at {stops}.\n"
+        )
+    parts.append(_code_block(_prompt_code(tokenizer), "python"))
+    parts.append("The policy was trained on prompts like this one:\n")
+    parts.append(_code_block(tokenizer.render(_QUESTION), "text"))
+    if adapters and template.differences():
+        parts.append(
+            "Served beside its base, the base's own chat template would be used: hand this one over, as in `vllm serve "
+            "BASE --enable-lora --lora-modules NAME=FOLDER --chat-template FOLDER/chat_template.jinja`.\n"
+        )
+    parts.append(
+        "How the figures were sampled stands in the settings of the stages; generation_config.json has the base "
+        "model's own sampling settings, where it has any.\n"
     )
+    return "\n".join(parts)
+
+
+def _as_trained(template: Template) -> str:
+    """Tell that a chat template renders what the policy saw, and where it differs from the model's own."""
+    same = "It is the model's own." if template.pinned == template.own else "It has the settings of the training in it."
+    return " ".join([same, *template.differences()]) + "\n"
+
+
+def _prompt_code(tokenizer: PromptTokenizer) -> str:
+    """Write the Python that makes the prompt of a question as it was made in training."""
+    lines = [f"prompt = {tokenizer.settings.pattern!r}.replace({PLACEHOLDER!r}, {_QUESTION!r})"]
+    if tokenizer.template.is_chat:
+        lines.append('messages = [{"role": "user", "content": prompt}]')
+        lines.append("ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)")
+    else:
+        lines.append('ids = tokenizer(prompt)["input_ids"]')
+    return "\n".join(lines)
+
+
+def _code_block(text: str, language: str) -> str:
+    """Fence a text with more backticks than stand together in it."""
+    runs = re.findall("`+", text)
+    fence = "`" * max(3, 1 + max(map(len, runs), default=0))
+    return f"{fence}{language}\n{text}\n{fence}\n"

@@ -20,6 +20,7 @@ from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage
 from g2d_jax.config_io import to_dict
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
+from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
@@ -289,6 +290,8 @@ def _write_texts(runtime: Runtime, policy: str, folder: epath.Path, adapters: bo
     """Write the tokenizer and the model card; return the card."""
     text = card(runtime, policy, adapters=adapters)
     runtime.tokenizer.save(folder)
+    for sentence in runtime.tokenizer.template.differences():
+        runtime.tracker.say(f"{CHAT_TEMPLATE} is written as in training: {sentence}")
     storage.write_bytes(folder / "README.md", text.encode())
     return text
 

@@ -1,6 +1,7 @@
 """Write a run's preference dataset as it is published.
 
 g2d.json              the run: its settings, seed, packages and fingerprints
+chat_template.jinja   renders the pairs' messages as the policy saw them; only where they are messages
 problems.parquet      the problems with their reference answers
 completions/*.parquet every answer and its score
 preferences/*.parquet the pairs that were chosen from them
@@ -17,6 +18,7 @@ from etils import epath
 from g2d_jax.accounting import behind
 from g2d_jax.config import Collect, Config
 from g2d_jax.config_io import to_dict
+from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.graph import plan
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes, storage
@@ -64,6 +66,8 @@ def _write(
         write_completions(folder / COMPLETIONS / f"part-{number:05d}.parquet", rows, shown)
     for source in (runtime.folders[name] / PREFERENCES).glob("*.parquet"):
         storage.write_bytes(folder / PREFERENCES / source.name, storage.read_bytes(source))
+    if template := runtime.tokenizer.template.pinned:
+        storage.write_bytes(folder / CHAT_TEMPLATE, template.encode())
     scored_by, problems = _scored_by(runtime.config, own), {problem.id: problem for problem, _ in draws}.values()
     write_columns(folder / PROBLEMS, _columns(list(problems), scored_by))
 

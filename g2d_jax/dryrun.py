@@ -58,6 +58,8 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 begun = place.exists() and bool(stage_folders(place))
                 kept_inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
+            for sentence in runtime.tokenizer.template.differences():
+                tracker.say(f"the chat template, as it is used here and exported: {sentence}")
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]

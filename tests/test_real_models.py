@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import toys as toy
 from etils import epath
@@ -243,7 +244,7 @@ def test_a_recipe_runs(
 ) -> None:
     config = at_toy_size(f"{spec},length=8", toys, train, test)
     toy.shrink(config)
-    config.tokenizer.system, config.data.max_prompt_length = "default", 128  # as transformers has it
+    config.data.max_prompt_length = 128
     config.stages.evaluate.update(greedy=False, pass_at=(1,))
     first, *others, _ = METHODS["g2d" if "g2d" in spec else "grpo"]
     config.stages[first].prompts_per_step = 3
@@ -271,9 +272,16 @@ def check_in_transformers(work: Path, exported: epath.Path) -> None:
         problem = runtime.problems["test"][0]
         ids = runtime.tokenizer.encode_prompt(problem).tolist()
         messages = [dict(message) for message in runtime.tokenizer.conversation(problem)]
+        collected = runtime.folders["collect"]
         assert set(runtime.tokenizer.eos_ids) == set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
         before, after = (toy.their_logits_and_ours(model, load_policy(runtime, name), ids) for name in ("init", "dpo"))
-    assert list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]) == ids
+    options = {"add_generation_prompt": True, "return_dict": False}
+    asked = [message for message in messages if message["role"] != "system"]
+    assert tokenizer.apply_chat_template(messages, **options) == ids == tokenizer.apply_chat_template(asked, **options)
+    # And the pairs' messages with the template beside them are the ids that the policy saw.
+    tokenizer.chat_template = (collected / "chat_template.jinja").read_text()
+    for pair in pandas.read_parquet(collected / "preferences").itertuples():
+        assert tokenizer.apply_chat_template(list(pair.prompt), **options) == pair.prompt_ids.tolist()
     np.testing.assert_allclose(*after, atol=1e-4)
     assert np.abs(after[1] - before[1]).max() > 1e-3  # it was trained
 

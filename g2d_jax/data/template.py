@@ -3,7 +3,9 @@ r"""From a prompt to the text that is tokenised: the one place where prompt and 
     "What is 1+1?" ─► prompt template ─► [system, user] messages ─► chat template ─► "<|im_start|>user\nWhat is …"
 
 What chat templates add on their own account is made explicit: a default system prompt (Qwen2.5's "You are Qwen, …")
-and a date (Llama 3.1's fixed one, Llama 3.2's today) come in only as `TemplateSettings` says.
+and a date (Llama 3.1's fixed one, Llama 3.2's today) come in only as `TemplateSettings` says. The settings are written
+into the template itself (`Template.pinned`), which an exported policy brings: whoever renders messages with it writes
+what the policy saw.
 What they leave out is refused: each sequence of roles is tried with stand-ins first, whose texts must all be written.
 Templates are untrusted programs; they run in transformers' Jinja sandbox and nowhere else.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ PROMPT_TEMPLATES = {
 DEFAULT_SYSTEM = "default"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 _WORDS = re.compile(r"\w\s+\w")
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 # Stand-ins whose place in a rendered conversation shows what the template put around them.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
@@ -94,6 +98,10 @@ def refuse(error: ValueError) -> None:
 class Template:
     """The prompt and chat template of one tokenizer under fixed settings.
 
+    own: the tokenizer's chat template; "" without chat.
+    source: the same with the settings' date where it asks for the time.
+    pinned: the same with all settings written into it, see `pin`.
+    inserted: the system block that the template writes unasked and `pinned` does not, "" for none.
     fault: called for texts that the chat template leaves out. Raises ValueError when the settings ask for what the
     tokenizer's chat template cannot do.
     """
@@ -108,10 +116,14 @@ class Template:
         self.settings = settings
         self._tokenizer = tokenizer
         self._fault = fault
-        self.source: str = _chat_template(tokenizer, settings) if self.is_chat else ""
         self._bos = str(tokenizer.bos_token or "")
         self._tried: set[tuple[str, ...]] = set()  # roles of conversations that the template is known to write whole
-        self._inserted = self._inserted_block() if self.is_chat and settings.system is None else ""
+        self.own: str = _chat_template(tokenizer) if self.is_chat else ""
+        self.source: str = _at_midnight(self.own, settings.date)
+        self.pinned: str = pin(self.source, settings) if self.is_chat else ""
+        self.inserted: str = ""
+        if self.is_chat and settings.system is None:
+            self._take_out_inserted_block()
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages of a prompt: with the prompt template and the system message of the settings, if any."""
@@ -134,8 +146,7 @@ class Template:
         """
         messages = self.conversation(prompt)
         if self.is_chat:
-            text = self.apply(messages, generation=True)
-            return text if messages[0]["role"] == "system" else self._without_inserted(text)
+            return self.apply(messages, generation=True)
         if len(messages) == 1 and messages[0]["role"] == "user":
             return messages[0]["content"]
         roles = ", ".join(_roles(messages))
@@ -144,6 +155,23 @@ class Template:
     def frame(self) -> list[str]:
         """Return the texts that prompt and chat template write around a problem."""
         return self.render(_USER).split(_USER)
+
+    def differences(self) -> list[str]:
+        """Say where `pinned` writes something else than the tokenizer's own template, a sentence each."""
+        system = self.settings.system
+        said = []
+        if self.inserted:
+            said.append(
+                f"Without a system message it writes none, where the model's own writes {self.inserted!r:.300}."
+            )
+        elif self.is_chat and system not in (None, DEFAULT_SYSTEM):
+            said.append(f"Without a system message it writes the one of the training: {system!r:.300}.")
+        named = _variables(self.settings)
+        if "strftime_now" in self.own or "date_string" in self.own:
+            said.append(f"Today is {named['date_string']}.")
+        if "enable_thinking" in self.own and "enable_thinking" in named:
+            said.append(f"Unless the caller names it, enable_thinking is {_literal(named['enable_thinking'])}.")
+        return said
 
     def turn_end(self) -> str:
         """Return what the chat template writes after an assistant's message; "" without chat."""
@@ -173,7 +201,7 @@ class Template:
         except ValueError as error:
             self._fault(error)
             self._tried.add(_roles(messages))  # once is enough
-        return self._run(messages, generation)
+        return self._with_one_bos(self._run(messages, generation))
 
     def _check_texts(self, messages: tuple[Message, ...]) -> None:
         roles = _roles(messages)
@@ -182,20 +210,16 @@ class Template:
             self._tried.add(roles)
 
     def _try(self, *messages: Message) -> str:
-        """Run the chat template as `apply` does. Raises ValueError for what it leaves out, whatever `fault` does."""
+        """Run the chat template as it is. Raises ValueError for what it leaves out, whatever `fault` does."""
         self._check_texts(messages)
         return self._run(messages, generation=False)
 
     def _run(self, messages: tuple[Message, ...], generation: bool) -> str:
-        """Run the chat template as `apply` does, whatever it leaves out."""
+        """Run the chat template as it is, whatever it leaves out and however many BOS it writes."""
         conversation = [dict(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation,
-                chat_template=self.source,
-                tokenize=False,
-                add_generation_prompt=generation,
-                **_variables(self.settings),
+                conversation, chat_template=self.pinned, tokenize=False, add_generation_prompt=generation
             )
         except Exception as error:  # the template is someone else's program
             roles = ", ".join(_roles(messages))
@@ -204,39 +228,30 @@ class Template:
                 "take no system message: unset tokenizer.system, and put its text into tokenizer.prompt_template. Some "
                 "ask for alternating roles: change the data. tokenizer.chat=False does without a template."
             ) from error
-        return self._with_one_bos(str(text))
+        return str(text)
 
     def _with_one_bos(self, text: str) -> str:
         while self._bos and text.startswith(self._bos * 2):
             text = text.removeprefix(self._bos)
         return text
 
-    def _without_inserted(self, text: str) -> str:
-        bos = self._bos if self._bos and text.startswith(self._bos) else ""
-        rest = text[len(bos) :]
-        if not rest.startswith(self._inserted):
-            raise ValueError(
-                f"the chat template inserts a system block that changes with the conversation and cannot be taken out: "
-                f"{_UNREMOVABLE}"
-            )
-        # SmolLM2's BOS also begins every turn, and so the one behind the block.
-        return self._with_one_bos(bos + rest[len(self._inserted) :])
-
-    def _inserted_block(self) -> str:
-        """Find the template's own system block: what it writes unasked before the first user turn, BOS apart.
-
-        The turn's own header is what the template adds before one more user message.
-        """
-        text = self.apply((_user(_USER),), generation=False)
-        header = self._user_header()
-        is_clear = header is not None and header + _USER in text
-        before = text.partition(f"{header}{_USER}" if is_clear else _USER)[0].removeprefix(self._bos)
+    def _take_out_inserted_block(self) -> None:
+        """Find the template's own system block, and pin the template without it."""
+        self.apply((_user(_USER),), generation=False)  # says what it leaves out
+        text = self._run((_user(_USER),), generation=False)
+        header = self._user_header() or ""
+        is_clear = bool(header) and header + _USER in text
+        block, _, rest = text.partition(header if is_clear else _USER)
         # Start tokens without words ("[gMASK]<sop>") are no system block.
-        if not self._fills_system_block(text) and not _WORDS.search(before):
-            return ""
-        if not is_clear:
+        if not self._fills_system_block(text) and not _WORDS.search(block.removeprefix(self._bos)):
+            return
+        if not is_clear or not rest.startswith(_USER):
             raise ValueError(f"cannot tell where the chat template's own system block ends: {_UNREMOVABLE}")
-        return before
+        # SmolLM2's BOS begins the block and every turn, and so the one behind the block.
+        begins_with_bos = bool(self._bos) and block.startswith(self._bos)
+        kept = self._bos if begins_with_bos and not header.startswith(self._bos) else ""
+        self.inserted = block.removeprefix(kept)
+        self.pinned = pin(self.source, self.settings, header=header, kept=kept)
 
     def _user_header(self) -> str | None:
         """Find the text with which a later user turn begins, None where that cannot be told."""
@@ -255,6 +270,47 @@ class Template:
             return False
         before, system, after = given.partition(_SYSTEM)
         return bool(system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL))
+
+
+def pin(source: str, settings: TemplateSettings, *, header: str = "", kept: str = "") -> str:
+    """Write settings into a chat template, so that messages alone are rendered as they are here.
+
+    What the caller names still counts: a system message, and the template's own variables. Without them it has the
+    settings' date and enable_thinking, and the settings' system message.
+    header: with which a user's turn begins, where the template writes a block of its own before the first; `kept` is
+    written in the place of that block. A caller's tools bring the block back, for they stand in it. Marks of what a
+    model generates are then gone: transformers counts their places by what was written so far.
+    """
+    own = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
+        for name, value in _variables(settings).items()
+        if name in source
+    )
+    if settings.system not in (None, DEFAULT_SYSTEM):
+        message = f'{{"role": "system", "content": {_literal(settings.system)}}}'
+        own += (
+            '{%- if not messages or messages[0]["role"] != "system" %}'
+            f"{{%- set messages = [{message}] + messages %}}{{%- endif %}}"
+        )
+    if not header:
+        # Templates are run with trim_blocks: the line break behind a tag is not written.
+        return f"{own}\n{source}" if own else source
+    inner = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
+    # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from being dropped too.
+    inner = inner.removesuffix("\n") + '{{ "" }}'
+    return (
+        f"{own}{{%- set rendered %}}\n{inner}{{% endset %}}"
+        '{%- set first_role = messages[0]["role"] if messages else "" %}'
+        f'{{%- set first_turn = rendered.find({_literal(header)}) if first_role == "user" else -1 %}}'
+        '{%- if tools or first_role == "system" %}{{- rendered }}'
+        f"{{%- elif first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}"
+        f"{{%- else %}}{{{{- {_literal(kept)} + rendered[first_turn:] }}}}{{%- endif %}}"
+    )
+
+
+def _literal(value: Any) -> str:
+    """Write a text, True or False as Jinja does."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def check_texts(apply: Apply, roles: Sequence[str]) -> None:
@@ -332,7 +388,7 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     system = ({"role": "system", "content": _SYSTEM},)
     conversations = [(*before, *turns[:count]) for before in ((), system) for count in (1, 2, 3)]
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
-    rehearse(_chat_template(tokenizer, settings), conversations, variables)
+    rehearse(_at_midnight(_chat_template(tokenizer), settings.date), conversations, variables)
 
 
 def _roles(messages: Sequence[Message]) -> tuple[str, ...]:
@@ -343,15 +399,20 @@ def _user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
-def _chat_template(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> str:
-    """Return the chat template, with the date of the settings at midnight written where it asks for the time.
-
-    Raises ValueError for a template that is no text, or that asks for the time in a format that it computes.
-    """
+def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return the tokenizer's chat template. Raises ValueError for one that is no text."""
     source = tokenizer.get_chat_template()
     if not isinstance(source, str):
         raise ValueError(f"the tokenizer's chat template must be a text, got {type(source).__name__}")
-    midnight = datetime.datetime.fromisoformat(settings.date)
+    return source
+
+
+def _at_midnight(source: str, date: str) -> str:
+    """Return a chat template with a date at midnight written where it asks for the time.
+
+    Raises ValueError for a template that asks for it in a format that it computes.
+    """
+    midnight = datetime.datetime.fromisoformat(date)
     source = _CLOCK.sub(lambda call: repr(midnight.strftime(call[2])), source)
     if re.search(r"strftime_now\s*\(", source):
         raise ValueError("the chat template asks for the time in a format that it computes: set chat=False")
@@ -365,3 +426,4 @@ def _variables(settings: TemplateSettings) -> dict[str, Any]:
 
 
 _UNREMOVABLE = 'give the system message yourself (system="…"), or accept the template\'s own with system="default"'
+_NO_USER = f"its own system block cannot be taken out where no user's turn comes first: {_UNREMOVABLE}"

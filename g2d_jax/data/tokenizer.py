@@ -7,6 +7,7 @@ stop token. No mask is ever made from ids: padding may share its id with the end
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -35,6 +36,9 @@ Record = TypeVar("Record", Problem, Example)
 THINKING = ("<think>", "</think>")
 """What begins and ends a thought. Where they are special tokens they stay in the text all the same: the answer is what
 follows the thought."""
+
+CHAT_TEMPLATE = "chat_template.jinja"
+"""The name that transformers has for the file of a tokenizer's chat template."""
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model")  # of a tokenizer's files
 _VOCABULARIES = (
@@ -170,11 +174,21 @@ class PromptTokenizer:
         return short, len(records) - len(short)
 
     def save(self, folder: storage.PathLike) -> None:
-        """Write the tokenizer and its chat template as transformers reads them; eos_ids belong to the model's files."""
+        """Write the tokenizer as transformers reads it, with the chat template as pinned by the settings.
+
+        eos_ids belong to the model's files. A tokenizer with several chat templates keeps those for other uses.
+        """
+        written = copy.copy(self.pretrained)
+        if self.template.is_chat:
+            own, pinned = written.chat_template, self.template.pinned
+            written.chat_template = {**own, "default": pinned} if isinstance(own, dict) else pinned
         with tempfile.TemporaryDirectory() as temporary:
-            self.pretrained.save_pretrained(temporary)
-            for file in sorted(Path(temporary).iterdir()):
-                storage.write_bytes(epath.Path(folder) / file.name, file.read_bytes())
+            written.save_pretrained(temporary)
+            for file in sorted(Path(temporary).rglob("*")):
+                if file.is_file():
+                    target = epath.Path(folder) / file.relative_to(temporary)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    storage.write_bytes(target, file.read_bytes())
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a rendered text, whose special tokens count as such.

@@ -19,6 +19,7 @@ from etils import epath
 from g2d_jax.config import Collect, Online
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
+from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.graph import drawn_by
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
@@ -60,6 +61,9 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
         )
     preferences = to_preferences([shown(runtime, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
+    if template := runtime.tokenizer.template.pinned:
+        # Other libraries render the pairs' messages with it as the policy saw them.
+        processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
     drawn = stage.sampling if stage.rollouts == "sample" else None
     others = [] if drawn else [(row.rollout.prompt_ids, row.rollout.token_ids) for group in groups for row in group]

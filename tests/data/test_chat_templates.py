@@ -6,6 +6,7 @@ import re
 import pytest
 from chat_templates import DROPPING, PUBLISHED, WITHOUT_HEADER, WITHOUT_SYSTEM
 from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
 
 from g2d_jax.data.template import Template, TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
@@ -50,6 +51,85 @@ def test_published_templates_are_accepted(make, name):
             parts = ["What is\n\n1+1?"] if prompt is QUESTION else ["one two", "three", "four"]
             assert [text.count(part) for part in parts] == [1] * len(parts)
             assert system is not None or not re.search("Alibaba|SmolLM|Date", text)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_saved_tokenizer_renders_the_trained_ids(make, name, tmp_path):
+    """In transformers alone, from a user's message without the settings: what the policy saw as its prompt."""
+    thinks = (None, False) if "enable_thinking" in PUBLISHED[name][0] else (None,)
+    systems = (
+        (None, "default") if name in WITHOUT_SYSTEM else (None, "default", "", 'Say {{ it }} „kurz“ 😀 \\n\n"so".')
+    )
+    for number, (system, thinking) in enumerate(itertools.product(systems, thinks)):
+        tokenizer = build(make, name, system=system, enable_thinking=thinking, date="2024-02-29")
+        tokenizer.save(tmp_path / str(number))
+        theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / str(number))
+        given = [({"role": "system", "content": "Be brief."}, USER)] if name not in WITHOUT_SYSTEM else []
+        for prompt in ((USER,), (USER, ANSWER, AGAIN), *given):
+            ours = tokenizer.encode_prompt(prompt).tolist()
+            options = {"add_generation_prompt": True, "return_dict": False}
+            assert theirs.apply_chat_template(list(prompt), **options) == ours, (system, thinking, prompt)
+            published = list(tokenizer.conversation(prompt))  # with the settings' system message, if any
+            assert theirs.apply_chat_template(published, **options) == ours, (system, thinking, prompt)
+        # Saved once more, after a start from the saved folder with the template's own ways, nothing changes.
+        again = PromptTokenizer(theirs, TemplateSettings(system="default", date="2024-02-29"))
+        assert again.render("1+1?") == tokenizer.render("1+1?")
+
+
+@pytest.mark.parametrize("name", ["SmolLM2", "Qwen2.5", "SmolLM3"])
+def test_what_the_caller_of_a_saved_template_names_still_counts(make, name, tmp_path):
+    build(make, name).save(tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [{"role": "system", "content": "Be brief."}, USER, ANSWER]
+    options = {"tokenize": False, "add_generation_prompt": False}
+    own = {"chat_template": PUBLISHED[name][0].replace('strftime_now("%d %B %Y")', '"26 July 2024"')}
+    assert theirs.apply_chat_template(messages, **options) == theirs.apply_chat_template(messages, **options, **own)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert "one two" in theirs.apply_chat_template([USER], tools=tools, **options)
+
+
+def test_a_block_that_changes_with_the_conversation_is_taken_out(make):
+    template = (
+        "{% if messages[0].role != 'system' %}"
+        "[system]You see {{ messages[0].content | length }} letters.<|im_end|>{% endif %}"
+        "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer = PromptTokenizer(make(template))
+    assert tokenizer.render("1+1?") == "[user]1+1?<|im_end|>[assistant]"
+    assert tokenizer.render("[user][user]") == "[user][user][user]<|im_end|>[assistant]"
+    assert tokenizer.render((USER, {"role": "assistant", "content": "[user]"}, AGAIN)) == (
+        "[user]one two<|im_end|>[assistant][user]<|im_end|>[user]four<|im_end|>[assistant]"
+    )
+    with pytest.raises(ValueError, match=r"where no user's turn comes first.*system=.default"):
+        tokenizer.render((ANSWER, USER))
+
+
+@pytest.mark.parametrize("edge", ["\n", "\n\n", "  ", "  \n", "\n  ", " \n \n", "{# note #}\n", "{#- note -#} \n "])
+@pytest.mark.parametrize("system", [None, "Be brief.", "default"])
+def test_white_space_around_a_template_stays(make, edge, system):
+    """Jinja drops a line break behind a tag, and spaces before one: what is written around must not drop more."""
+    behind = edge if system else "\n" * edge.count("\n")  # spaces there hide where a user's turn begins
+    template = (
+        edge
+        + "{% if date_string is defined %}{% endif %}{% if messages[0].role != 'system' %}[system]Be good.<|im_end|>"
+        "{% endif %}{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}" + behind
+    )
+    pretrained = make(template)
+    messages = [{"role": "system", "content": "Be brief."}, USER]
+    theirs = pretrained.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert PromptTokenizer(pretrained, TemplateSettings(system=system)).render(tuple(messages)) == theirs
+    if system == "default":
+        asked = pretrained.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+        assert PromptTokenizer(pretrained, TemplateSettings(system=system)).render((USER,)) == asked
+
+
+def test_marks_of_what_a_model_generates_are_not_kept_at_wrong_places(make, tmp_path):
+    """transformers counts places by what was written so far, which is nothing yet where a block is taken out."""
+    tokenizer = build(make, "SmolLM3")
+    assert "generation %" in tokenizer.template.source and "generation %" not in tokenizer.template.pinned
+    assert "generation %" in build(make, "SmolLM3", system="default").template.pinned
 
 
 @pytest.mark.parametrize("name", ["SmolLM2", "Llama 3.2"])

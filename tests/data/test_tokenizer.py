@@ -225,8 +225,19 @@ def test_save_and_load(make, tmp_path, bucket):
     for folder in (tmp_path, bucket / "tokenizer"):
         tokenizer.save(folder)
         again = load_tokenizer(folder)
-        assert again.fingerprint == tokenizer.fingerprint
+        assert (again.eos_ids, again.pad_id) == (tokenizer.eos_ids, tokenizer.pad_id)
         assert again.encode_prompt("the answer").tolist() == tokenizer.encode_prompt("the answer").tolist()
+        # A second one has nothing left to write into the template.
+        again.save(folder)
+        assert load_tokenizer(folder).fingerprint == again.fingerprint
+
+
+def test_templates_for_other_uses_are_saved_too(make, tmp_path):
+    tokenizer = make({"default": make.chatml_with_default, "tool_use": "{{ tools }}"})
+    PromptTokenizer(tokenizer).save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.pretrained.chat_template["tool_use"] == "{{ tools }}"
+    assert again.render("1+1?") == PromptTokenizer(tokenizer).render("1+1?")
 
 
 def test_stop_tokens_of_the_models_files_are_united(make, tmp_path):
