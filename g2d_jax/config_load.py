@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import importlib.util
+import inspect
 import re
 import shlex
 import traceback
@@ -144,7 +145,10 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
         loader.exec_module(module)
         if not callable(get_config := getattr(module, "get_config", None)):
             raise ValueError("a config file defines get_config(arg: str = '') that returns a ConfigDict")
-        config = get_config(arg)
+        takes_choices = bool(inspect.signature(get_config).parameters)
+        if arg and not takes_choices:
+            raise ValueError(f"its get_config takes no choices: leave out {':' + arg!r}")
+        config = get_config(arg) if takes_choices else get_config()
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         if isinstance(error, SyntaxError) and error.filename == str(path):

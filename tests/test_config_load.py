@@ -158,6 +158,16 @@ def test_wrong_choices(write, arg, message):
 # What a file may say
 
 
+def test_a_get_config_without_choices(tmp_path):
+    """As ml_collections has it: nothing is handed over where nothing follows the file's name."""
+    file = tmp_path / "mine.py"
+    lines = ["from g2d_jax import config", "def get_config():", "    made = config.base()", "    made.name = 'own'"]
+    file.write_text("\n".join([*lines, "    return made"]))
+    assert config_load.resolve(str(file)).name == "own"
+    with pytest.raises(ValueError, match="its get_config takes no choices: leave out ':k=3'"):
+        config_load.resolve(f"{file}:k=3")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
