@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from g2d_jax.config import TrainingStage
+from g2d_jax.policy_name import PolicyName
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
@@ -101,13 +102,13 @@ def behind(policy: str, stages: Stages) -> dict[str, int | None]:
 
 def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -> None:
     """Record the stages behind a policy, with the step they were taken at; None is the end."""
-    if policy == "init" or policy.startswith(("run:", "hf:")):
+    name = PolicyName.parse(policy)
+    if name.is_model or name.is_external:
         return
-    name, at, step = policy.partition("@")
     makers = [other for other, stage in stages.items() if stage["kind"] in POLICIES]
-    if name not in makers or (at and not step.isdecimal()):
+    if name.stage not in makers or (name.step is not None and not name.step.isdecimal()):
         raise ValueError(f"no stage makes {policy!r}: a policy is init, run:…, hf:…, or of {', '.join(makers)}")
-    _reach(name, int(step) if at else None, stages, reached)
+    _reach(name.stage, name.number, stages, reached)
 
 
 def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int | None]) -> None:

@@ -15,6 +15,7 @@ from g2d_jax.config_io import from_dict, identity, to_dict
 from g2d_jax.data.template import PLACEHOLDER, Template
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
 from g2d_jax.graph import policies_read
+from g2d_jax.policy_name import is_external, own_stage
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.runtime import storage
@@ -28,7 +29,7 @@ _QUESTION = "1+1=?"
 def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
     """Write a policy's README.md from the run's settings and its finished stages' manifests. adapters: of PEFT."""
     config = runtime.config
-    manifests = _finished(runtime, policy.partition("@")[0])
+    manifests = _finished(runtime, own_stage(policy))
     parts = [
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
@@ -146,7 +147,7 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
     named = _HUB_ID.fullmatch(config.model.path) and not places.is_path(config.model.path)
-    elsewhere = any(begin.startswith(("run:", "hf:")) for begin in begins)
+    elsewhere = any(map(is_external, begins))
     data = ModelCardData(
         library_name="peft" if adapters else "transformers",
         pipeline_tag="text-generation",
@@ -158,8 +159,8 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
 
 def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Describe the policy's base, and tabulate each stage behind it, in the order of the run."""
-    written, stages = f"Written by g2d_jax {__version__}.", runtime.config.stages
-    if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
+    written = f"Written by g2d_jax {__version__}."
+    if is_external(policy):
         return [f"{written} It was not trained by this run.\n"]
     behind = accounting.behind(policy, to_dict(runtime.config)["stages"])
     table = _stages(runtime, behind, manifests)

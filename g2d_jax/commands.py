@@ -24,6 +24,7 @@ from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
@@ -221,12 +222,13 @@ def _with_problems(config: Config, task: str, split: Split, source: Source) -> C
 def version(runtime: Runtime, policy: str) -> Any:
     """Identify the weights that a policy's name means now: of a model by content; of a stage by its folder's name, its
     step, and its fingerprint once finished."""
-    if policy == "init" or policy.startswith("hf:"):
-        folder = runtime.model_folder if policy == "init" else hf.resolve(policy.removeprefix("hf:"))
-        return [policy.partition(":")[0], None if folder is None else inputs.weights(folder).digest]
+    name = PolicyName.parse(policy)
+    if name.is_model:
+        folder = runtime.model_folder if name.origin == INIT else hf.resolve(name.place)
+        return [name.origin.rstrip(":"), None if folder is None else inputs.weights(folder).digest]
     folder, step = checkpoint_of(runtime, policy)
     manifest = storage.finished(folder.parent) or {}
-    place = str(folder) if policy.startswith("run:") else folder.parent.name  # the work directory may move
+    place = str(folder) if name.origin == OF_RUN else folder.parent.name  # the work directory may move
     return [place, Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
 
 

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, FieldReference
 from g2d_jax import config as schema
 from g2d_jax.gone import find
 from g2d_jax.places import walk
+from g2d_jax.policy_name import PolicyName
 from g2d_jax.runtime import storage
 from g2d_jax.section import Section, editable
 
@@ -225,18 +226,13 @@ def _forget_places(values: dict[str, Any]) -> None:
         if setting.path.endswith("tokenizer.path") or key == "tokenizer":
             del section[key]  # "" stands for the model's own, which may be the same
         elif kind == "policy":
-            section[key] = [_policy(text) for text in value] if isinstance(value, list) else _policy(value)
+            names = value if isinstance(value, list) else [value]
+            without = [str(PolicyName.parse(text).without_place()) for text in names]
+            section[key] = without if isinstance(value, list) else without[0]
         elif kind in ("model", "problems", "rollouts", "preferences"):
             inside = ("", "sample", "archive", *stages)
             if value not in inside and not value.startswith("procedural:"):
                 section[key] = BY_CONTENT
-
-
-def _policy(name: str) -> str:
-    """Return a policy's name without a place: "hf:" and "run:#STAGE@STEP"."""
-    if name.startswith("hf:"):
-        return "hf:"
-    return f"run:#{name.rpartition('#')[2]}" if name.startswith("run:") else name
 
 
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Collect, Config, Online
 from g2d_jax.graph import plan
+from g2d_jax.policy_name import own_stage
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Screen
@@ -79,7 +80,7 @@ def warmup_of(config: Config) -> str:
 def collecting(config: Config, name: str) -> Collect | None:
     """Return the first stage that collects pairs from the policy of an online stage, None if there is none."""
     stages = [config.stages[other] for other in plan(config).order]
-    return next((s for s in stages if isinstance(s, Collect) and s.policy.partition("@")[0] == name), None)
+    return next((s for s in stages if isinstance(s, Collect) and own_stage(s.policy) == name), None)
 
 
 def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:

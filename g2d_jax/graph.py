@@ -15,6 +15,7 @@ from g2d_jax import places
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import RESERVED, BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
 from g2d_jax.data.dumps import dump_files
+from g2d_jax.policy_name import PolicyName, own_stage
 
 Stages = Mapping[str, Stage]
 
@@ -55,9 +56,10 @@ def policies_read(stage: Stage) -> tuple[str, ...]:
 def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
     inputs = []
     for policy in policies_read(stage):
-        base = policy.partition("@")[0]
-        if base == "init" or policy.startswith(("run:", "hf:")):
+        named = PolicyName.parse(policy)
+        if named.is_model or named.is_external:
             continue
+        base = named.stage
         if base not in stages:
             names = ", ".join(["init", *(s for s in stages if stages[s].kind in POLICIES and s != name)])
             raise ValueError(f"stages.{name} reads policy {policy!r}; there are: {names}")
@@ -73,8 +75,8 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
 
 
 def _check_step(name: str, policy: str, stage: Stage) -> None:
-    step = policy.partition("@")[2]
-    if not step:
+    step = PolicyName.parse(policy).step
+    if step is None:
         return
     if isinstance(stage, BestCheckpoint):
         raise ValueError(
@@ -219,13 +221,13 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
             "better than the other: set it to 2 or more, 8 say"
         )
     if stage.rollouts == "archive":
-        source, _, step = stage.policy.partition("@")
-        online = stages.get(source)
+        source = PolicyName.parse(stage.policy)
+        online = stages.get(source.own_stage)
         if not isinstance(online, Online):
             raise ValueError(
                 f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}'
             )
-        if (int(step) if step else online.steps) == 0:
+        if (online.steps if source.number is None else source.number) == 0:
             raise ValueError(f'rollouts="archive" finds none before {stage.policy!r}, which is 0 steps on: use sample')
     elif other := stages.get(stage.rollouts):
         if not isinstance(other, Collect):
@@ -242,7 +244,7 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
         _check_dump(stage.rollouts, "sample, archive, a collect stage")
     origin = stages[drawn_by(name, stages)]
     assert isinstance(origin, Collect)
-    drawn = stages[origin.policy.partition("@")[0]] if origin.rollouts == "archive" else origin
+    drawn = stages[own_stage(origin.policy)] if origin.rollouts == "archive" else origin
     assert isinstance(drawn, Collect | Online)
     if stage.select in ("uncertain", "confident") and drawn.rollouts != "sample":
         raise ValueError(

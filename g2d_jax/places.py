@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
+from g2d_jax.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import storage
 from g2d_jax.section import Place, Section
 
@@ -112,11 +113,11 @@ def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
 
 
 def _of_policy(text: str) -> Parts | None:
-    if text.startswith("hf:"):
-        return Parts("hf:", text.removeprefix("hf:"), "", False)
-    if text.startswith("run:"):
-        workdir, hash_sign, stage = text.removeprefix("run:").rpartition("#")
-        return Parts("run:", workdir, f"{hash_sign}{stage}", True) if workdir else None
+    name = PolicyName.parse(text)
+    if name.origin == OF_MODEL:
+        return Parts(OF_MODEL, name.place, "", False)
+    if name.origin == OF_RUN and name.place:
+        return Parts(OF_RUN, name.place, text.removeprefix(f"{OF_RUN}{name.place}"), True)
     return None
 
 

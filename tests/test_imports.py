@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
-    "records keys section gone config config_io config_load places recipes mesh runtime workdir",
+    "records keys policy_name section gone config config_io config_load places recipes mesh runtime workdir",
     "models data losses rewards study accounting",
     "contents graph sampler training scoring",
     "stages",

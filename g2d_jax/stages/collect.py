@@ -22,6 +22,7 @@ from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_pref
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.graph import drawn_by
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.policy_name import PolicyName
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
@@ -126,9 +127,10 @@ def _sample(runtime: Runtime, name: str, stage: Collect, cost: Cost) -> tuple[Dr
 
 def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
     """Return the groups an online stage drew on its way to the policy: no further generation."""
-    source, _, step = stage.policy.partition("@")
+    policy = PolicyName.parse(stage.policy)
+    source, step = policy.stage, policy.number
     settings = runtime.config.stage(source, Online)
-    done = int(step) if step else _steps_done(runtime, source)
+    done = _steps_done(runtime, source) if step is None else step
     numbers = sorted({window_at(k, settings).number(k) for k in range(done)})
     rounds = [sampled for number in numbers for sampled in read_rounds(runtime, runtime.folders[source], number)]
     if not rounds:
@@ -150,7 +152,7 @@ def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
     collect = config.stage(source, Collect)
     drawn: Collect | Online = collect
     if collect.rollouts == "archive":
-        source = collect.policy.partition("@")[0]
+        source = PolicyName.parse(collect.policy).stage
         drawn = config.stage(source, Online)
     if drawn.rollouts != "sample":
         return {"file": drawn.rollouts}

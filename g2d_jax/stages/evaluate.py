@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from g2d_jax.config import Evaluate
+from g2d_jax.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
@@ -87,7 +88,7 @@ def evaluate_policy(
     problems, described = held_out.problems, describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
-        "label": policy if policy.startswith("run:") else chosen_policy(runtime, policy),
+        "label": policy if PolicyName.parse(policy).origin == OF_RUN else chosen_policy(runtime, policy),
         **_accuracies(runtime, stage, problems, groups, greedy),
         **_tasks(runtime, problems, groups, greedy),
         "rollouts": os.path.relpath(held_out.file(), runtime.folders[name]),

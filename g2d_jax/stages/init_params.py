@@ -19,6 +19,7 @@ from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
+from g2d_jax.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
 from g2d_jax.runtime import storage
 from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
 
@@ -114,32 +115,32 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     """
     policy = _beginning(config, policy, folders)
     policy = places.decided(policy, "policy", places.here())
-    if not policy.startswith("run:"):
+    name = PolicyName.parse(policy)
+    if name.origin != OF_RUN:
         return policy
-    workdir, _, stage = policy.removeprefix("run:").rpartition("#")
-    other = epath.Path(workdir).expanduser()
+    other = epath.Path(name.place).expanduser()
     if not (other / "config.json").exists():
         raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
     content = storage.read_json(other / "config.json")
     theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
-    base = base_policy(theirs, stage.partition("@")[0], stage_folders(other))
+    base = base_policy(theirs, name.stage, stage_folders(other))
     # What lay there is compared where it is kept (stages/kept_inputs.py); the place stands for it where it is not.
     inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
-    places_count = base_setting(theirs, stage) not in inputs
+    places_count = base_setting(theirs, name.stage) not in inputs
     if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(config, base, places_count):
         raise ValueError(
             f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
             "lora.*, or export that policy and use hf:FOLDER"
         )
-    same = base != "init" or theirs.model.path == config.model.path
-    return base if same or config.lora.rank else f"hf:{theirs.model.path}"
+    same = base != INIT or theirs.model.path == config.model.path
+    return base if same or config.lora.rank else str(PolicyName(OF_MODEL, theirs.model.path))
 
 
 def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
     """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is written down."""
     for _ in range(len(config.stages) + 1):
-        stage = policy.partition("@")[0]
-        if stage == "init" or policy.startswith(("hf:", "run:")) or stage not in config.stages:
+        stage = own_stage(policy)
+        if stage not in config.stages:
             return policy
         folder = folders.get(stage)
         if folder is not None and (folder / BASE).exists():
@@ -157,15 +158,15 @@ def base_setting(config: Config, policy: str) -> str:
     itself."""
     setting = "policy"
     for _ in range(len(config.stages) + 1):
-        if policy.startswith("run:"):
+        name = PolicyName.parse(policy)
+        if name.origin == OF_RUN:
             return f"{setting}.base"
-        if policy.startswith("hf:"):
+        if name.origin == OF_MODEL:
             return setting
-        stage = policy.partition("@")[0]
-        if stage not in config.stages:
+        if name.stage not in config.stages:
             return "model.path"
-        (policy,) = policies_read(config.stages[stage])
-        setting = f"stages.{stage}.policy"
+        (policy,) = policies_read(config.stages[name.stage])
+        setting = f"stages.{name.stage}.policy"
     raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
 
 
@@ -173,7 +174,7 @@ def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
     """List the settings that adapters and their base depend on. places_count: whether path and revision do."""
     settings = to_dict(config)
     adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # it is of training
-    if base != "init":
+    if base != INIT:
         return [adapters]
     model = settings["model"]
     seed = None if model["path"] else settings["seed"]  # random parameters

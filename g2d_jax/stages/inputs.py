@@ -27,6 +27,7 @@ from g2d_jax.data.problems import open_rows
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.graph import policies_read
 from g2d_jax.models import hf
+from g2d_jax.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
 from g2d_jax.stages.init_params import base_policy
@@ -110,7 +111,7 @@ def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
     for name, stage in config.stages.items():
         policies = policies_read(stage)
         for number, policy in enumerate(policies):
-            if not policy.startswith("run:"):
+            if PolicyName.parse(policy).origin != OF_RUN:
                 continue
             # A stage that has begun knows its base.
             base = base_policy(config, name if len(policies) == 1 else policy, folders)
@@ -121,8 +122,9 @@ def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
 
 def base_model(config: Config, base: str) -> Reader | None:
     """Return the model that `base_policy` names, None for random parameters."""
-    if base != "init":
-        return _model(base.removeprefix("hf:"), None)
+    name = PolicyName.parse(base)
+    if name.origin != INIT:
+        return _model(name.place, None)
     return _model(config.model.path, config.model.revision) if config.model.path else None
 
 
@@ -177,9 +179,10 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
     policies = policies_read(stage)
     for number, policy in enumerate(policies):
         setting = policy_setting(name, policies, number)
-        if policy.startswith("hf:"):
-            found[setting] = _model(policy.removeprefix("hf:"), None)
-        elif policy.startswith("run:"):
+        named_policy = PolicyName.parse(policy)
+        if named_policy.origin == OF_MODEL:
+            found[setting] = _model(named_policy.place, None)
+        elif named_policy.origin == OF_RUN:
             found[setting] = Reader(policy, "policy", functools.partial(_checkpoint, policy))
     return found
 
@@ -221,9 +224,9 @@ def _rows_of_dump(path: str, reward: str | None, stamps: tuple[str, ...]) -> Con
 def _checkpoint(policy: str) -> Content:
     """Return the content of another run's checkpoint: the checksums of its arrays."""
     chosen = followed(policy, stage_of_run(policy))
-    step = chosen.rpartition("#")[2].partition("@")[2]
+    step = PolicyName.parse(chosen).number
     with Checkpoints(stage_of_run(chosen) / "checkpoints") as checkpoints:
-        number = int(step) if step else max(checkpoints.steps())
+        number = max(checkpoints.steps()) if step is None else step
         arrays = checkpoints.checksums(number)
     return contents.content("arrays", {name: f"{arrays[name]:08x}" for name in sorted(arrays)})
 

@@ -20,6 +20,7 @@ from g2d_jax import contents
 from g2d_jax.config import Config, Online
 from g2d_jax.contents import Content, difference
 from g2d_jax.graph import policies_read
+from g2d_jax.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.stages.init_params import base_setting
@@ -81,10 +82,10 @@ def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> No
 
 def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
     """Raise ValueError where a base is not the model that another run's adapters were trained with, which it keeps."""
-    place, _, stage = policy.removeprefix("run:").rpartition("#")
-    other = absolute(place)
+    named_policy = PolicyName.parse(policy)
+    other = absolute(named_policy.place)
     theirs = Config.of(settings_of(other, storage.read_json(other / "config.json"), finished=True)[0])
-    name = base_setting(theirs, stage)
+    name = base_setting(theirs, named_policy.stage)
     kept = (read(other) or {}).get(name)
     if kept is not None and difference(kept, base):
         raise ValueError(
@@ -198,7 +199,7 @@ def verify(runtime: Runtime, policy: str, *settings: str) -> None:
     every = named(runtime)
     wanted = ["tokenizer", *settings, *_under(runtime, policy)]
     if runtime.config.lora.rank and (base := base_model(runtime.config, base_of(runtime, policy))):
-        if policy.startswith("run:"):
+        if PolicyName.parse(policy).origin == OF_RUN:
             _check_base_of_other("policy", policy, base.content())
         wanted.append(base_setting(runtime.config, policy))
         every.setdefault(wanted[-1], base)
@@ -224,4 +225,4 @@ def _under(runtime: Runtime, policy: str) -> Iterator[str]:
 
 def _normal(runtime: Runtime, policy: str) -> str:
     """Return a policy's name with the path of a model as `base_of` gives it."""
-    return base_of(runtime, policy) if policy.startswith("hf:") else policy
+    return base_of(runtime, policy) if PolicyName.parse(policy).origin == OF_MODEL else policy

@@ -21,6 +21,7 @@ from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.policy_name import PolicyName
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
@@ -248,7 +249,7 @@ def _origin(runtime: Runtime, name: str, policy: str) -> Any:
     content = runtime.contents.get(f"stages.{name}.policy")
     if content is not None:
         return content
-    if policy == "init" or policy.startswith("hf:"):
+    if PolicyName.parse(policy).is_model:
         return [policy, None]
     manifest = storage.finished(checkpoint_of(runtime, policy)[0].parent)
     return [policy, (manifest or {}).get("fingerprint")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from etils import epath
 
@@ -9,6 +11,7 @@ from g2d_jax import places
 from g2d_jax.accounting import POLICIES
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import processes, storage
 from g2d_jax.stages import init_params
 from g2d_jax.stages.runtime import Runtime
@@ -24,7 +27,7 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
     its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run. "hf:PATH": a Hugging Face folder.
     A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
     """
-    if name == "init" or name.startswith("hf:"):
+    if PolicyName.parse(name).is_model:
         if (rest := frozen_params(runtime, base_of(runtime, name))) is None:
             return _load_base(runtime, name)
         return init_params.add_lora(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
@@ -78,8 +81,8 @@ def frozen_params(runtime: Runtime, base: str) -> Decoder | None:
 def checkpoint_of(runtime: Runtime, name: str) -> tuple[epath.Path, int | None]:
     """Return the checkpoint folder and step that a policy's name means."""
     chosen = chosen_policy(runtime, name)
-    step = chosen.rpartition("#")[2].partition("@")[2]
-    return _stage_folder(runtime, chosen) / "checkpoints", int(step) if step else runtime.steps.get(chosen)
+    step = PolicyName.parse(chosen).number
+    return _stage_folder(runtime, chosen) / "checkpoints", runtime.steps.get(chosen) if step is None else step
 
 
 def chosen_policy(runtime: Runtime, name: str) -> str:
@@ -87,9 +90,10 @@ def chosen_policy(runtime: Runtime, name: str) -> str:
 
     Raises ValueError for a stage that does not exist, or has not chosen yet.
     """
-    if name == "init" or name.startswith("hf:"):
+    parsed = PolicyName.parse(name)
+    if parsed.is_model:
         return name
-    folder, stage = _stage_folder(runtime, name), name.partition("@")[0]
+    folder, stage = _stage_folder(runtime, name), parsed.own_stage
     selects = stage in runtime.config.stages and runtime.config.stages[stage].kind == "best_checkpoint"
     if selects and storage.finished(folder) is None:
         raise ValueError(f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first")
@@ -97,12 +101,11 @@ def chosen_policy(runtime: Runtime, name: str) -> str:
 
 
 def _stage_folder(runtime: Runtime, name: str) -> epath.Path:
-    stage, at, step = name.rpartition("#")[2].partition("@")
-    if at and not step.isdecimal():
-        raise ValueError(f"policy {name!r}: write the step after @ as a number, as in {stage}@20")
-    if name.startswith("run:"):
+    parsed = PolicyName.parse(name)
+    _ = parsed.number  # raises
+    if parsed.origin == OF_RUN:
         return stage_of_run(name)
-    stages = runtime.config.stages
+    stage, stages = parsed.stage, runtime.config.stages
     trained = [other for other in runtime.folders if other in stages and stages[other].kind in POLICIES]
     if stage not in trained:
         why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
@@ -112,14 +115,15 @@ def _stage_folder(runtime: Runtime, name: str) -> epath.Path:
 
 def base_path(runtime: Runtime, policy: str) -> str:
     """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
-    base = base_of(runtime, policy)
-    return runtime.config.model.path if base == "init" else base.removeprefix("hf:")
+    base = PolicyName.parse(base_of(runtime, policy))
+    return runtime.config.model.path if base.origin == INIT else base.place
 
 
 def _load_base(runtime: Runtime, name: str) -> Decoder:
     """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
-    folder = runtime.model_folder if name == "init" else hf.resolve(name.removeprefix("hf:"))
-    if name != "init" and hf.read_config(folder) != runtime.model_config.base:
+    parsed = PolicyName.parse(name)
+    folder = runtime.model_folder if parsed.origin == INIT else hf.resolve(parsed.place)
+    if parsed.origin != INIT and hf.read_config(folder) != runtime.model_config.base:
         raise ValueError(f"policy {name!r} has another shape than this run's model")
     return init_params.base(runtime.config, folder, runtime.model_config, runtime.mesh)
 
@@ -129,29 +133,31 @@ def followed(policy: str, folder: epath.Path) -> str:
     manifest = storage.finished(folder) or {}
     if manifest.get("kind") != "best_checkpoint":
         return policy
-    place, hash_sign, stage = policy.rpartition("#")
-    if "@" in stage:
+    name = PolicyName.parse(policy)
+    if name.step is not None:
         raise ValueError(f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is behind @")
-    return f"{place}{hash_sign}{manifest['result']['policy']}"
+    chosen = PolicyName.parse(manifest["result"]["policy"])
+    return str(replace(name, stage=chosen.stage, step=chosen.step))
 
 
 def check_elsewhere(policy: str) -> None:
     """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is not looked up."""
-    if policy.startswith("run:"):
+    name = PolicyName.parse(policy)
+    if name.origin == OF_RUN:
         policy = followed(policy, stage_of_run(policy))
-        _, at, step = policy.rpartition("#")[2].partition("@")
+        step = PolicyName.parse(policy).step
         steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
-        if not steps or (at and step not in map(str, steps)):
+        if not steps or (step is not None and step not in map(str, steps)):
             raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
-    if policy.startswith("hf:") and places.is_path(path := policy.removeprefix("hf:")):
-        hf.read_config(hf.resolve(path))
+    if name.origin == OF_MODEL and places.is_path(name.place):
+        hf.read_config(hf.resolve(name.place))
 
 
 def stage_of_run(policy: str) -> epath.Path:
     """Return the folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE[@STEP]" that leads nowhere."""
-    workdir, hash_sign, last = policy.removeprefix("run:").rpartition("#")
-    stage = last.partition("@")[0]
-    if not (workdir and hash_sign and stage):
+    name = PolicyName.parse(policy)
+    workdir, stage = name.place, name.stage
+    if not (workdir and stage):
         raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
     check_place(workdir)
     other = epath.Path(workdir).expanduser()
