@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from g2d_jax.config import TrainingStage
-from g2d_jax.policy_name import PolicyName
+from g2d_jax.config import STAGES
+from g2d_jax.config.policy_name import PolicyName
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
@@ -22,10 +22,10 @@ generation: sampling. verification: rewards. logprobs: log-probabilities outside
 training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs, wherever it happens.
 """
 
-TRAINING: tuple[str, ...] = tuple(kind.kind for kind in get_args(TrainingStage))
+TRAINING = tuple(name for name, kind in STAGES.items() if kind.trains)
 """The kinds of stages that make policies."""
 
-POLICIES = (*TRAINING, "best_checkpoint")
+POLICIES = tuple(name for name, kind in STAGES.items() if kind.is_policy)
 """The kinds of stages whose names are policies: those that make one, and those that choose one of its steps."""
 
 Stages = Mapping[str, Mapping[str, Any]]

@@ -9,13 +9,12 @@ from typing import Any
 
 from huggingface_hub import DatasetCardData, ModelCardData
 
-from g2d_jax import __version__, accounting, places
-from g2d_jax.config import Collect, Config, Online, Reward, Sft, Source, Stage, TrainingStage
-from g2d_jax.config_io import from_dict, identity, to_dict
+from g2d_jax import __version__, accounting
+from g2d_jax.config import Collect, Config, Online, Reward, Sft, Source, Stage, TrainingStage, places
+from g2d_jax.config.io import from_dict, identity, to_dict
+from g2d_jax.config.policy_name import is_external, own_stage
 from g2d_jax.data.template import PLACEHOLDER, Template
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
-from g2d_jax.graph import policies_read
-from g2d_jax.policy_name import is_external, own_stage
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.runtime import storage
@@ -227,7 +226,7 @@ def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
     counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
     rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if isinstance(stage, TrainingStage) else []
     kind = f"{stage.kind} {stage.loss}" if isinstance(stage, Online) else stage.kind
-    return f"{kind} from {', '.join(policies_read(stage))}: {', '.join([*counted, *rate])}"
+    return f"{kind} from {', '.join(stage.policies_read())}: {', '.join([*counted, *rate])}"
 
 
 def _data(config: Config) -> str:
@@ -236,11 +235,7 @@ def _data(config: Config) -> str:
         [name, _source(task.train), _source(task.dev), _source(task.test), _reward(task.reward)]
         for name, task in config.all_tasks.items()
     ]
-    rows += [
-        [name, _source(stage.data), "", "", "demonstrations"]
-        for name, stage in config.stages.items()
-        if isinstance(stage, Sft)
-    ]
+    rows += [[name, _source(stage.data), "", "", "demonstrations"] for name, stage in config.stages_of(Sft).items()]
     return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
 
 

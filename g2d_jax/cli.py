@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from g2d_jax import __version__
 from g2d_jax.config import Config
+from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve, take_apart
-from g2d_jax.graph import plan
 from g2d_jax.records import AnswerRule
 from g2d_jax.runtime import failures, flags, processes, storage, terminal
 

@@ -13,18 +13,18 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline, places
+from g2d_jax import pipeline
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
-from g2d_jax.config_io import to_dict
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, Source, Split, places
+from g2d_jax.config.io import to_dict
+from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
@@ -128,8 +128,8 @@ def last_policy(config: Config) -> str:
     trained = [name for name in order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
-    stages = config.stages.items()
-    chosen = [name for name, stage in stages if isinstance(stage, BestCheckpoint) and stage.policy == trained[-1]]
+    selections = config.stages_of(BestCheckpoint).items()
+    chosen = [name for name, stage in selections if stage.policy == trained[-1]]
     return [trained[-1], *chosen][-1]
 
 
@@ -154,7 +154,7 @@ def evaluate(
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
     config = read_config(folder)
-    stages = [stage for stage in config.stages.values() if isinstance(stage, Evaluate)]
+    stages = list(config.stages_of(Evaluate).values())
     if not stages:
         raise ValueError("the run has no evaluate stage to take settings from")
     changes = {name: value for name, value in sampling.items() if value is not None}
@@ -360,7 +360,7 @@ def sample(
     needs = ["model", "tokenizer", *(["data", "tasks"] if prompts is None else [])]
     with opened(workdir, needs=needs, splits=READ_FOR["test"]) as runtime:
         chosen = policy or last_policy(runtime.config)
-        samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
+        samplings = [sampling for stage in runtime.config.stages.values() for sampling in stage.samplings()]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         if prompts is None and not runtime.problems["test"]:

@@ -17,9 +17,9 @@ from etils import epath
 
 from g2d_jax.accounting import behind
 from g2d_jax.config import Collect, Config
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.graph import plan
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import write_columns, write_completions

@@ -12,12 +12,12 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import config_io, places
-from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft
-from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
+from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft, places
+from g2d_jax.config import io as config_io
+from g2d_jax.config.graph import Plan, made_from_ends, plan
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.pipeline import check_models, check_packages
-from g2d_jax.policy_name import own_stage
 from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
@@ -123,7 +123,7 @@ def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
     stages = runtime.config.stages
     rows = []
     for name in order.order:
-        policies = policies_read(stages[name])
+        policies = stages[name].policies_read()
         others = {*order.inputs[name]} - {own_stage(policy) for policy in policies}
         rows.append([name, stages[name].kind, ", ".join([*policies, *sorted(others)])])
     runtime.tracker.table("stages", ["stage", "kind", "reads"], rows)

@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Collect, Config, Online
-from g2d_jax.graph import plan
-from g2d_jax.policy_name import own_stage
+from g2d_jax.config.graph import plan
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Screen
@@ -69,7 +69,7 @@ def forecast(
 def warmup_of(config: Config) -> str:
     """Return the online stage whose policy pairs are collected from, or else the first. Raises ValueError if there is
     none."""
-    online = [name for name in plan(config).order if isinstance(config.stages[name], Online)]
+    online = [name for name in plan(config).order if name in config.stages_of(Online)]
     if not online:
         raise ValueError(
             "a forecast is of a run with an online stage, and the config has none: g2d plan tells its cost"
@@ -79,8 +79,9 @@ def warmup_of(config: Config) -> str:
 
 def collecting(config: Config, name: str) -> Collect | None:
     """Return the first stage that collects pairs from the policy of an online stage, None if there is none."""
-    stages = [config.stages[other] for other in plan(config).order]
-    return next((s for s in stages if isinstance(s, Collect) and own_stage(s.policy) == name), None)
+    collects = config.stages_of(Collect)
+    stages = [collects[other] for other in plan(config).order if other in collects]
+    return next((stage for stage in stages if own_stage(stage.policy) == name), None)
 
 
 def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:

@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 
 from etils import epath
 
-from g2d_jax import commands, places
+from g2d_jax import commands
+from g2d_jax.config import places
 from g2d_jax.data.open_ended import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.data.splits import problem_id
 from g2d_jax.models.decoder import Decoder

@@ -12,19 +12,18 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import places
+from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, Reward
-from g2d_jax.config_io import to_dict
+from g2d_jax.config import Config, Reward, places
+from g2d_jax.config.graph import Plan, check_inputs, check_names, made_from_ends, plan
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
-from g2d_jax.graph import Plan, check_inputs, check_names, made_from_ends, plan, policies_read
 from g2d_jax.models import quantise
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.report.result import Result
@@ -37,17 +36,7 @@ from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
 from g2d_jax.scoring import reward_model
-from g2d_jax.stages import (
-    best_checkpoint,
-    collect,
-    evaluate,
-    init_params,
-    inputs,
-    kept_inputs,
-    offline,
-    online,
-    sft,
-)
+from g2d_jax.stages import init_params, inputs, kept_inputs
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.problems import table
 from g2d_jax.stages.runtime import Runtime
@@ -65,13 +54,6 @@ from g2d_jax.workdir import (
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""
-
-STAGES: Mapping[str, ModuleType] = {
-    **{"sft": sft, "online": online, "offline": offline},  # these train
-    **{"collect": collect, "best_checkpoint": best_checkpoint, "evaluate": evaluate},
-}
-"""The module of each kind of stage: run(runtime, name, stage) returns its manifest's fields, and
-programs(runtime, name, stage, response) yields its programs (see stages/programs)."""
 
 
 def check(config: Config, until: str | None = None) -> Plan:
@@ -99,7 +81,7 @@ def check(config: Config, until: str | None = None) -> Plan:
         stage = config.stages[name]
         try:
             quantise.check("sampling_weights", getattr(stage, "sampling_weights", ""), "int8")
-            for policy in policies_read(stage):
+            for policy in stage.policies_read():
                 check_elsewhere(policy)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
@@ -249,7 +231,7 @@ def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
     for name in names:
         stage = runtime.config.stages[name]
         if name not in finished and stage.kind not in ("sft", "offline"):
-            runtime.compile_ahead(STAGES[stage.kind].programs(runtime, name, stage))
+            runtime.compile_ahead(stage_modules.of_kind(stage.kind).programs(runtime, name, stage))
 
 
 def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
@@ -266,7 +248,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         return done
     started = time.time()
     try:
-        fields = STAGES[stage.kind].run(runtime, name, stage)
+        fields = stage_modules.of_kind(stage.kind).run(runtime, name, stage)
     except Exception as error:
         runtime.tracker.error(name, without_secrets(str(error) or repr(error)))
         if not isinstance(error, RewardFailed):

@@ -17,10 +17,10 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, places
-from g2d_jax.config import Config
-from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
-from g2d_jax.gone import without_undeciding
+from g2d_jax import __version__
+from g2d_jax.config import Config, places
+from g2d_jax.config.gone import without_undeciding
+from g2d_jax.config.io import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import LOCK
 

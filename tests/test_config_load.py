@@ -16,7 +16,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_io, config_load, pipeline
+from g2d_jax import config, config_load, pipeline
+from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
 from g2d_jax.stages import init_params
 
@@ -178,8 +179,8 @@ def test_a_get_config_without_choices(tmp_path):
         ("config.sede", r"line 12: .*Did you mean \"seed\""),
         ("config.seed = 'one'", r"line 12: seed must be an integer"),
         ("config.seed = True", r"seed must be an integer \(int\), got True"),
-        ("config.stages.x = {'kind': 'onlin'}", r"stages\.x\.kind must be one of sft, .* 'onlin', did you mean online"),
-        ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of sft, .*, got \[\]"),
+        ("config.stages.x = {'kind': 'onlin'}", r"stages\.x\.kind must be one of .*sft.* 'onlin', did you mean online"),
+        ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of .*sft.*, got \[\]"),
         ("config.stages.x = {'kind': 'select'}", r"stages\.x\.kind: 'select' is called best_checkpoint now"),
         ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a name is made of letters"),
         ("config.stages.x = {'kind': 'sft', 'data': 3}", r"stages\.x\.data is a section, got 3; its fields are "),

@@ -11,9 +11,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
-    "records keys policy_name section gone config config_io config_load places recipes mesh runtime workdir",
+    "records keys config config_load recipes mesh runtime workdir",
     "models data losses rewards study accounting",
-    "contents graph sampler training scoring",
+    "contents sampler training scoring",
     "stages",
     "pipeline sweep report commands card dataset push outputs dryrun plan forecast cli __main__",
 ]

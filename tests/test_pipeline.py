@@ -9,8 +9,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax import pipeline
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked

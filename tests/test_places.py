@@ -16,10 +16,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, commands, pipeline, places
+from g2d_jax import cli, commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config import Config, places
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.data.arithmetic import tokenizer
 from g2d_jax.data.tokenizer import PromptTokenizer

@@ -5,7 +5,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.policy_name import PolicyName, is_external, own_stage
+from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from etils import epath
 from matrix import some
 from ml_collections import ConfigDict
 
-from g2d_jax import commands, dryrun, graph, pipeline, recipes
-from g2d_jax.config import Config
+from g2d_jax import commands, dryrun, pipeline, recipes
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages.policies import load_policy

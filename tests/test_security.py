@@ -26,7 +26,7 @@ from sources import load_problems
 from g2d_jax import config as settings
 from g2d_jax import workdir
 from g2d_jax.config import Config
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from etils import epath
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Config
-from g2d_jax.graph import plan
+from g2d_jax.config.graph import plan
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import target
 from g2d_jax.plan.programs import programs_of, scorings

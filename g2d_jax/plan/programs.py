@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config
 from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.pipeline import STAGES
 from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
@@ -85,7 +85,7 @@ def programs_of(runtime: Runtime, name: str, response: int | None = None) -> lis
     stage = runtime.config.stages[name]
     models = tuple(scoring.model for scoring in scorings(runtime.config, runtime.mesh))
     programs = []
-    for program in STAGES[stage.kind].programs(runtime, name, stage, response):
+    for program in stage_modules.of_kind(stage.kind).programs(runtime, name, stage, response):
         # Reward models are loaded on first use, and stay.
         programs.append(dataclasses.replace(program, resident=(*program.resident, *models)))
         if program.work.responses:

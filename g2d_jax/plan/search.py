@@ -82,8 +82,8 @@ def train_bytes(model: ModelConfig, config: Config, row_length: int, stages: Seq
     layer = saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
-    named = [config.stages[name] for name in stages or config.stages]
-    settings = [stage.optimizer for stage in named if isinstance(stage, TrainingStage)]
+    training = config.stages_of(TrainingStage)
+    settings = [stage.optimizer for name, stage in training.items() if name in (stages or training)]
     state = max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
     trained = 8 if compute.offload_optimizer else 8 + state
     parameters = trained * count_trained(model) + init_params.rest_bytes(config, model)
@@ -137,8 +137,8 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
         return [overrides for overrides in beside if overrides]
     trained = {
         name: stage.optimizer
-        for name, stage in config.stages.items()
-        if isinstance(stage, TrainingStage) and name in (stages or config.stages)
+        for name, stage in config.stages_of(TrainingStage).items()
+        if name in (stages or config.stages)
     }
     moments = [
         f"stages.{name}.optimizer.moment_dtype=bfloat16"

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from g2d_jax import places
-from g2d_jax.config import Config, Source
+from g2d_jax.config import Config, Source, places
 from g2d_jax.data.problems import NAMED
 from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes

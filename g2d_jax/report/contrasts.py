@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax.policy_name import own_stage
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report.read import ONLINE, Array, Group, Policy, Row, Study
 from g2d_jax.study import frontier, stats
 

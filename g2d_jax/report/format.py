@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from g2d_jax.policy_name import own_stage
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.study.frontier import Interval
 
 UNKNOWN = "–"

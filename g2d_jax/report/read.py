@@ -19,8 +19,8 @@ from etils import epath
 from numpy.typing import NDArray
 
 from g2d_jax import accounting
-from g2d_jax.config_io import differences, own_differences
-from g2d_jax.policy_name import PolicyName, is_external, own_stage
+from g2d_jax.config.io import differences, own_differences
+from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name
 from g2d_jax.report.tables import Manifest, policies

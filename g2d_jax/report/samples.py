@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from g2d_jax.policy_name import own_stage
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from g2d_jax.accounting import TIMES, TOKENS, cost, shares
-from g2d_jax.policy_name import own_stage
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, Written, number, policy_name, words

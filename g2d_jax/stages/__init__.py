@@ -1,1 +1,13 @@
-"""The stages of a run: sft, online, collect, offline, evaluate. Each reads and writes artefacts, a manifest last."""
+"""The kinds of stages, a module each, and what they share."""
+
+from importlib import import_module
+from types import ModuleType
+
+
+def of_kind(kind: str) -> ModuleType:
+    """Return the module of a kind of stage, imported when one is needed.
+
+    Its run(runtime, name, stage) returns the fields of the manifest, and programs(runtime, name, stage, response)
+    yields the programs that a run compiles.
+    """
+    return import_module(f"g2d_jax.stages.{kind}")

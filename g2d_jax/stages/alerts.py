@@ -97,9 +97,8 @@ def watch(
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
-    sampling = stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
     latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
-    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, sampling.max_new_tokens)])
+    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from g2d_jax.config import BestCheckpoint
-from g2d_jax.graph import kept_steps
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages import alerts
@@ -77,7 +76,7 @@ def candidates(stage: BestCheckpoint, runtime: Runtime) -> list[int]:
     with Checkpoints(runtime.folders[stage.policy] / "checkpoints") as checkpoints:
         last = processes.on_leader(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
-    steps = kept_steps(runtime.config.stages[stage.policy])
+    steps = runtime.config.stages[stage.policy].kept_steps()
     return sorted({*(step for step in steps if step <= last), last})
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, Online
+from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.stages.collect import drawn_by
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.graph import drawn_by
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.policy_name import PolicyName
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences

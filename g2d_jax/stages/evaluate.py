@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from g2d_jax.config import Evaluate
-from g2d_jax.policy_name import OF_RUN, PolicyName
+from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress

@@ -17,7 +17,6 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
-from g2d_jax.graph import kept_steps
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
@@ -51,7 +50,7 @@ class HeldOut:
     @property
     def problems(self) -> list[Problem]:
         """The problems of the stage's split."""
-        return self.runtime.problems[split_of(self.stage)]
+        return self.runtime.problems[self.stage.split]
 
     @property
     def draws(self) -> Draws:
@@ -84,30 +83,22 @@ class HeldOut:
         return self.runtime.sampler_params(load_policy(self.runtime, self.policy))
 
 
-def split_of(stage: BestCheckpoint | Evaluate) -> str:
-    """Return the split whose problems a stage answers."""
-    return stage.split if isinstance(stage, Evaluate) else "dev"
-
-
 def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
     """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
-    kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
+    kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.greedy else [{}]
     params = (stage.sampling.params(runtime.stop_ids, **changes) for changes in kinds)
-    return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
+    return runtime.sampling_shapes(stage, runtime.problem_counts[stage.split], stage.num_generations, *params)
 
 
 def programs(
     runtime: Runtime, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
 ) -> Iterator[Program]:
     """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the most."""
-    greedy = int(isinstance(stage, Evaluate) and stage.greedy)
+    greedy = int(stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
-    if isinstance(stage, Evaluate):
-        policies = len(stage.policies)
-    else:
-        policies = len(stage.steps or kept_steps(runtime.config.stages[stage.policy])) or 1
+    policies = stage.policy_count(runtime.config.stages)
     params, shapes = stage.sampling.params(runtime.stop_ids), sampling_shapes(runtime, stage)
-    prompts, calls = runtime.problem_counts[split_of(stage)] * policies, kinds * policies
+    prompts, calls = runtime.problem_counts[stage.split] * policies, kinds * policies
     yield from rollouts(runtime, name, Workload(params, samples, shapes, "", "", prompts, calls, response))
 
 

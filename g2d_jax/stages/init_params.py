@@ -10,16 +10,15 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import keys, places
-from g2d_jax.config import Config, Model
+from g2d_jax import keys
+from g2d_jax.config import Config, Model, places
 from g2d_jax.config import Lora as Adapters
-from g2d_jax.config_io import to_dict
-from g2d_jax.graph import policies_read
+from g2d_jax.config.io import to_dict
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
-from g2d_jax.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
 from g2d_jax.runtime import storage
 from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
 
@@ -148,7 +147,7 @@ def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -
             if not places.missing(base, "policy"):
                 return base
             # It has moved with the work directory, whose settings name its new place.
-        (policy,) = policies_read(config.stages[stage])
+        (policy,) = config.stages[stage].policies_read()
     raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
 
 
@@ -165,7 +164,7 @@ def base_setting(config: Config, policy: str) -> str:
             return setting
         if name.stage not in config.stages:
             return "model.path"
-        (policy,) = policies_read(config.stages[name.stage])
+        (policy,) = config.stages[name.stage].policies_read()
         setting = f"stages.{name.stage}.policy"
     raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
 

@@ -16,18 +16,18 @@ from typing import NamedTuple, NoReturn
 
 from etils import epath
 
-from g2d_jax import contents, places
-from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer
+from g2d_jax import contents
+from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer, places
+from g2d_jax.config.places import data_files
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.config_load import beside
 from g2d_jax.contents import Content
 from g2d_jax.data.arithmetic import SLIPS
-from g2d_jax.data.dumps import by_step, dump_files, read_dump
+from g2d_jax.data.dumps import by_step, read_dump
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.graph import policies_read
 from g2d_jax.models import hf
-from g2d_jax.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
 from g2d_jax.stages.init_params import base_policy
@@ -109,7 +109,7 @@ def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
     if not config.lora.rank:
         return found
     for name, stage in config.stages.items():
-        policies = policies_read(stage)
+        policies = stage.policies_read()
         for number, policy in enumerate(policies):
             if PolicyName.parse(policy).origin != OF_RUN:
                 continue
@@ -176,7 +176,7 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
         if isinstance(stage, Online):  # its dump may grow: it goes by rows, in the order that the stage takes them
             read = functools.partial(_rollouts, path, stage.reward_column)
         found[f"stages.{name}.{key}"] = Reader(path, key, read)
-    policies = policies_read(stage)
+    policies = stage.policies_read()
     for number, policy in enumerate(policies):
         setting = policy_setting(name, policies, number)
         named_policy = PolicyName.parse(policy)
@@ -207,12 +207,12 @@ def _files(path: str) -> Content:
     """Return the content of a dump's or a preference set's files, of the hub of its rows."""
     if path.startswith("hub:"):
         return contents.rows(row.values for row in open_rows(path)[1])
-    return contents.files(dump_files(path))
+    return contents.files(data_files(path))
 
 
 def _rollouts(path: str, reward: str | None) -> Content:
     """Return the content of an online stage's dump. reward: the column of its rewards, as of `read_dump`."""
-    return _rows_of_dump(path, reward, tuple(map(contents.stamp, dump_files(path))))
+    return _rows_of_dump(path, reward, tuple(map(contents.stamp, data_files(path))))
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,9 +18,8 @@ from etils import epath
 
 from g2d_jax import contents
 from g2d_jax.config import Config, Online
+from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.contents import Content, difference
-from g2d_jax.graph import policies_read
-from g2d_jax.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.stages.init_params import base_setting
@@ -73,7 +72,7 @@ def compare(
 def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
     """Raise ValueError where adapters of another run would stand beside another model than they were trained with."""
     for name, stage in settings.stages.items():
-        policies = policies_read(stage)
+        policies = stage.policies_read()
         for number, policy in enumerate(policies):
             setting = policy_setting(name, policies, number)
             if f"{setting}.base" in found:
@@ -141,8 +140,8 @@ def _differences(
 
 def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
     """Return whether a dump of an online stage goes on behind what it was: later updates take what is added."""
-    stage = settings.stages.get(name.split(".")[1]) if name.endswith(".rollouts") else None
-    return isinstance(stage, Online) and contents.grown(old, new)
+    is_dump = name.endswith(".rollouts") and name.split(".")[1] in settings.stages_of(Online)
+    return is_dump and contents.grown(old, new)
 
 
 def _entry(item: Content | None) -> dict[str, object]:
@@ -217,7 +216,7 @@ def _under(runtime: Runtime, policy: str) -> Iterator[str]:
     if "init" in loaded:
         yield "model.path"
     for name, stage in runtime.config.stages.items():
-        policies = policies_read(stage)
+        policies = stage.policies_read()
         for number, other in enumerate(policies):
             if _normal(runtime, other) in loaded:
                 yield policy_setting(name, policies, number)

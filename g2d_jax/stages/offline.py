@@ -16,12 +16,12 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
+from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.data.order import Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.policy_name import PolicyName
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
@@ -111,10 +111,10 @@ def _row_length(runtime: Runtime, examples: list[Group], batch_size: int) -> int
 
 def programs(runtime: Runtime, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs as far as they are known without its pairs: as many and as long as there can be."""
-    source = runtime.config.stages.get(stage.preferences)
-    sampling = source.sampling if isinstance(source, Collect) else stage.probe_sampling
+    source = runtime.config.stages_of(Collect).get(stage.preferences)
+    sampling = stage.probe_sampling if source is None else source.sampling
     pairs = SCORED_AT_ONCE
-    if isinstance(source, Collect):
+    if source is not None:
         most = source.prompts * source.pairs_per_prompt
         pairs = min(most, source.max_pairs or most)
     longest = runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens

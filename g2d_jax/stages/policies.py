@@ -7,11 +7,11 @@ from dataclasses import replace
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import places
 from g2d_jax.accounting import POLICIES
+from g2d_jax.config import places
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.runtime import processes, storage
 from g2d_jax.stages import init_params
 from g2d_jax.stages.runtime import Runtime

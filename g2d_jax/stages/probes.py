@@ -61,17 +61,12 @@ def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None
     alerts.watch(trainer, stage, values, kind="probe")
 
 
-def sampling_of(stage: Online | Offline) -> Sampling:
-    """Return the settings that probes sample with."""
-    return stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
-
-
 def workload_of(
     runtime: Runtime, name: str, stage: Online | Offline, steps: int = 0, response: int | None = None
 ) -> Workload:
     """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None: the most."""
     prompts = min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])
-    samples, params = stage.probe.num_generations, sampling_of(stage).params(runtime.stop_ids)
+    samples, params = stage.probe.num_generations, stage.sampling_of_probes.params(runtime.stop_ids)
     shapes, probes = runtime.sampling_shapes(stage, prompts, samples, params), 1 + -(-steps // stage.probe.every)
     return Workload(params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response)
 
@@ -91,7 +86,7 @@ def programs(
     """
     if not stage.probe.every:
         return
-    workload, sampling = workload_of(runtime, name, stage, steps, response), sampling_of(stage)
+    workload, sampling = workload_of(runtime, name, stage, steps, response), stage.sampling_of_probes
     yield from rollouts(
         runtime,
         name,
@@ -129,7 +124,7 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
         )
         values = figures(groups)
         if reference is not None:
-            logprobs = reference_logprobs(runtime, groups, reference(), sampling_of(stage), cost)
+            logprobs = reference_logprobs(runtime, groups, reference(), stage.sampling_of_probes, cost)
             values["kl"] = divergence(groups, logprobs)
         return {"figures": values, "offline": by_prompt(groups)}
 

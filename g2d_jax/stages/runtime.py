@@ -18,8 +18,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Config, Model, Online, SamplingStage, Stage, Task, Tokenizer, TrainingStage
-from g2d_jax.config_io import identity
+from g2d_jax.config import Config, Model, Online, Stage, Task, Tokenizer, TrainingStage
+from g2d_jax.config.io import identity
 from g2d_jax.contents import Content
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
@@ -222,10 +222,9 @@ class Runtime:
         tensor, model = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
             every = self.config.stages.values()
-            stages = [
-                stage for stage in every if isinstance(stage, SamplingStage) and getattr(stage, "steps", None) != 0
-            ]
-            longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
+            stages = [stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0]
+            samplings = [sampling for stage in stages for sampling in stage.samplings()]
+            longest = max((sampling.max_new_tokens for sampling in samplings), default=1)
             columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
             samples = min(map(self._samples, stages), default=1)
@@ -274,8 +273,8 @@ class Runtime:
         size = init_params.rest_bytes(self.config, model)
         if isinstance(stage, TrainingStage):
             moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
-            reference = isinstance(stage, Online) and stage.compares and not stage.reference_sync
-            each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
+            reference = self.dtype.itemsize * stage.has_fixed_reference
+            each = 4 + (0 if compute.offload_optimizer else moments) + reference
             size += each * decoder.count_trained(model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
@@ -287,7 +286,7 @@ class Runtime:
     @cached_property
     def server(self) -> Remote | None:
         """The server that draws responses, None where the sampler does. All processes ask for it together."""
-        settings, stages, folder = self.config.engine, self.config.stages.values(), self.workdir / "engine"
+        settings, folder = self.config.engine, self.workdir / "engine"
         if not settings.is_server:
             return None
         if settings.folder:  # other runs may share it
@@ -299,7 +298,7 @@ class Runtime:
             self.model_config.vocab_size,
             seed=self.config.seed,
             dtype=self.dtype.name,
-            needs_logprobs=any(isinstance(stage, Online) and bool(stage.importance_cap) for stage in stages),
+            needs_logprobs=any(stage.importance_cap for stage in self.config.stages_of(Online).values()),
             say=self.tracker.say,
         )
 

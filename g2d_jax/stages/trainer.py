@@ -19,7 +19,7 @@ from etils import epath
 from safetensors.numpy import save
 
 from g2d_jax.accounting import goodput
-from g2d_jax.config import Online, TrainingStage
+from g2d_jax.config import TrainingStage
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
@@ -240,7 +240,7 @@ def open_trainer(
     optimizer, rate = optimizer_of(stage.optimizer, total)
     offload = runtime.config.compute.offload_optimizer
     run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
-    pins, existing = {total, *(stage.keep if isinstance(stage, Online) else ())}, Checkpoints(folder)
+    pins, existing = {total, *stage.kept_steps()}, Checkpoints(folder)
     step, cost, extra_state = None, Cost(), ExtraState()
     like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
     resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)

@@ -27,8 +27,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import __version__, pipeline
 from g2d_jax.config import Online
-from g2d_jax.config_io import to_dict
-from g2d_jax.graph import plan
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import to_dict
 from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock

@@ -14,8 +14,7 @@ from fuzz.hostile import DEEP, ODD, VALUES, accepted, as_json, changed, damaged,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import graph
-from g2d_jax.config import Config
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.external_rollouts import external_groups

@@ -19,9 +19,9 @@ import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
-from g2d_jax import cli, graph, pipeline
+from g2d_jax import cli, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config, Reward
+from g2d_jax.config import Config, Reward, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, lora

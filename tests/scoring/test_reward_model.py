@@ -21,6 +21,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.config import RewardModel as Settings
+from g2d_jax.config.section import record
 from g2d_jax.config_load import resolve
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
@@ -28,7 +29,6 @@ from g2d_jax.records import Score, Verdict
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel
-from g2d_jax.section import record
 from g2d_jax.stages.runtime import Runtime
 
 torch = pytest.importorskip("torch")

@@ -12,8 +12,7 @@ from etils import epath
 from forks import Forks
 from ml_collections import ConfigDict
 
-from g2d_jax import graph
-from g2d_jax.config import Config
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.rewards.functions import RewardFunction

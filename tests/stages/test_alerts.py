@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from worlds import only, run, training
 
 from g2d_jax.config import Offline, Online, Optimizer
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report

@@ -10,7 +10,7 @@ from worlds import run
 from g2d_jax import accounting, commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax import pipeline
+from g2d_jax.config import Config, graph
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
 
@@ -97,7 +97,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
     config.compute.compilation_cache = ""
     manifests = pipeline.run(config, tmp_path)
-    assert {manifest["kind"] for manifest in manifests.values()} == pipeline.STAGES.keys()
+    assert {manifest["kind"] for manifest in manifests.values()} == settings.STAGES.keys()
     by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
     for thread, name in compiled_by:
         by_thread["compiling" in thread].add(name)

@@ -9,8 +9,8 @@ from matrix import slow
 from ml_collections import ConfigDict
 from worlds import bits, run
 
-from g2d_jax import accounting, graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax import accounting, pipeline
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
 from g2d_jax.stages.cost import Cost

@@ -22,7 +22,7 @@ from worlds import bits, only, run
 
 from g2d_jax import keys, pipeline
 from g2d_jax.config import Config, Engine
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models.hf import fetcher

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax import graph
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config import graph
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.runtime.tables import read_rollouts

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 from transformers import PreTrainedTokenizerFast
 
-from g2d_jax import commands, dryrun, graph, pipeline
+from g2d_jax import commands, dryrun, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config
+from g2d_jax.config import Config, graph
 from g2d_jax.contents import Content, content
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer

@@ -11,7 +11,7 @@ from worlds import run
 from g2d_jax import config as settings
 from g2d_jax import dryrun
 from g2d_jax.card import card
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf

@@ -12,10 +12,10 @@ from worlds import only, run
 
 from g2d_jax import config as settings
 from g2d_jax.config import Reward
+from g2d_jax.config.section import record
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
-from g2d_jax.section import record
 from g2d_jax.stages.reward_manager import RewardManager
 
 IDS = np.zeros(1, np.int32)

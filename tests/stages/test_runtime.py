@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
 from g2d_jax.config import Collect, Offline, Online, Optimizer, Sft
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_params, count_trained

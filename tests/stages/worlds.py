@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import graph, pipeline
-from g2d_jax.config import TrainingStage
+from g2d_jax import pipeline
+from g2d_jax.config import TrainingStage, graph
 from g2d_jax.stages.row_shapes import RowShape
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer, open_trainer

@@ -16,11 +16,11 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
-from g2d_jax.gone import find
-from g2d_jax.places import walk
-from g2d_jax.policy_name import PolicyName
+from g2d_jax.config.gone import find
+from g2d_jax.config.places import walk
+from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.section import Section, editable
 from g2d_jax.runtime import storage
-from g2d_jax.section import Section, editable
 
 RENAMED = {
     "responses_at_once": "generation_batch_size",

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
-from g2d_jax.policy_name import OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config.section import Place, Section
 from g2d_jax.runtime import storage
-from g2d_jax.section import Place, Section
 
 FILES = (".jsonl", ".json", ".parquet", ".safetensors")
 """Endings by which a text is known to name a file."""
@@ -303,3 +304,32 @@ def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] =
         return text
     moved = os.path.normpath(os.path.join(now, os.path.relpath(found.place, was)))
     return f"{found.head}{moved}{found.tail}" if _exists(moved) else text
+
+
+def data_files(paths: str | Sequence[str]) -> list[str]:
+    """List a dump's files: of a folder, of a glob, or the file; step 2 before step 10.
+
+    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these describe the set.
+    Raises ValueError for what holds no file.
+    """
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        place = epath.Path(path).expanduser()
+        if "*" in path:
+            parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
+            matching = list(parent.glob(os.fspath(place.relative_to(parent))))
+        elif place.is_dir():
+            matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(place.glob("*.json"))
+        else:
+            matching = [place] if place.exists() else []
+        if not matching:
+            raise ValueError(
+                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob that matches some"
+            )
+        files += sorted(map(os.fspath, matching), key=_natural)
+    return files
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """Return a sort key that orders the numbers in names by value."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]

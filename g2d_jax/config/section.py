@@ -134,7 +134,8 @@ class Section:
     @functools.cache
     def hints(cls) -> dict[str, Hint]:
         """Return what the annotation of every field says, by name."""
-        return {name: _read(annotation) for name, annotation in typing.get_type_hints(cls, include_extras=True).items()}
+        annotations = typing.get_type_hints(cls, include_extras=True)
+        return {field.name: _read(annotations[field.name]) for field in dataclasses.fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as a dictionary, sections within it as such too."""
