@@ -19,9 +19,17 @@ from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training import objectives
-from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import abstract_state, accumulate, fresh_state, make_scorer, make_train_step, put_batch
+from g2d_jax.training.step import (
+    abstract_state,
+    accumulate,
+    fresh_state,
+    make_scorer,
+    make_train_step,
+    put_batch,
+    put_numbers,
+)
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
@@ -57,6 +65,14 @@ def make_groups(count: int = 24) -> list[Group]:
 def packed(microbatch_rows: int, multiple: int = 1, most_rows: int = 1) -> Packed:
     rows = {"microbatch_rows": microbatch_rows, "rows_multiple": multiple, "most_rows": most_rows}
     return pack(make_groups(), row_length=32, max_responses_per_row=4, **rows)
+
+
+def make_step(objective: Objective, settings: Optimizer, mesh: Any, **how: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """An optimiser for 10 updates, the train step, and the numbers that it takes."""
+    structure, of_loss = split(objective)
+    optimizer, of_optimizer = make_optimizer(settings, total_steps=10)
+    numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, mesh)
+    return optimizer, make_train_step(structure, optimizer, CONFIG, mesh, **how), numbers
 
 
 def objective_of(name: str, compute: Compute) -> Objective:
@@ -164,11 +180,10 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
 def trained(model) -> dict[str, Any]:
     """One clipped AdamW step in bfloat16 compute on (2, 2, 2), with what was there before."""
     mesh = meshes.make_mesh(2, 2, 2)
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
-    state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
     objective = objectives.sft(Compute(mesh, dtype=jnp.bfloat16))
-    step = make_train_step(objective, optimizer, CONFIG, mesh)
-    batch = put_batch(packed(2, meshes.row_ways(mesh)), mesh)
+    optimizer, step, numbers = make_step(objective, Optimizer(learning_rate=0.01, weight_decay=0.1), mesh)
+    state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
+    batch = (*put_batch(packed(2, meshes.row_ways(mesh)), mesh), numbers)
     before = jax.tree.leaves(state)
     shardings = [x.sharding for x in before]
     state, metrics = step(state, *batch)
@@ -244,17 +259,15 @@ def poisoned(kind: str) -> Packed:
 
 def test_an_update_that_is_not_finite_changes_nothing(model):
     """Nor does it when others come before and after: they are the same as without it, schedule included."""
-    optimizer, _ = make_optimizer(
-        Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1), total_steps=10
-    )
-    step = make_train_step(objectives.sft(Compute(ONE)), optimizer, CONFIG, ONE)
+    settings = Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1)
+    optimizer, step, numbers = make_step(objectives.sft(Compute(ONE)), settings, ONE)
     good, *bad = (put_batch(b, ONE) for b in (packed(2), *map(poisoned, ("NaN", "infinite", "gradient"))))
     states, seen = [], []
     for batches in ([good, good], [bad[0], good, bad[1], bad[2], good]):
         state = fresh_state(model, optimizer, ONE)
         for batch in batches:
             before = jax.device_get(state)
-            state, metrics = step(state, *batch)
+            state, metrics = step(state, *batch, numbers)
             seen.append([np.isfinite(metrics["loss"]), np.isfinite(metrics["grad_norm"]), metrics["skipped"] == 1])
             if batch is not good:
                 jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
@@ -266,17 +279,17 @@ def test_an_update_that_is_not_finite_changes_nothing(model):
 
 def test_a_finite_update_is_the_one_without_the_check(model):
     """Bit for bit, and in as much memory but for some scalars: there is no second copy of the state, nor of a part."""
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
     objective = objectives.sft(Compute(ONE))
+    optimizer, checked, numbers = make_step(objective, Optimizer(learning_rate=0.01, weight_decay=0.1), ONE)
 
-    def unchecked(state, arrays, count):
+    def unchecked(state, arrays, count, numbers):
         grads, _, _ = accumulate(objective, state.params, arrays, count)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, numbers=numbers["optimizer"])
         return type(state)(optax.apply_updates(state.params, updates), opt_state), optax.tree.norm(grads)
 
-    batch = put_batch(packed(2), ONE)
+    batch = (*put_batch(packed(2), ONE), numbers)
     found = []
-    for step in (jax.jit(unchecked, donate_argnums=0), make_train_step(objective, optimizer, CONFIG, ONE)):
+    for step in (jax.jit(unchecked, donate_argnums=0), checked):
         state = fresh_state(model, optimizer, ONE)
         compiled = step.lower(state, *batch).compile()
         for _ in range(3):
