@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,13 @@ from g2d_jax.models import decoder, table
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.moments import stochastic_round
-from g2d_jax.training.optimizer import abstract_opt_state, decay_mask, make_optimizer, make_schedule
+from g2d_jax.training.optimizer import (
+    abstract_opt_state,
+    decay_mask,
+    leaf_name,
+    make_optimizer,
+    make_schedule,
+)
 
 QWEN2 = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
 QWEN3 = ModelConfig("qwen3", 32, 16, 2, 4, 2, 4, 24)
@@ -48,6 +55,46 @@ def test_schedule_values(schedule: Any, low: float, half: float, last: float):
     np.testing.assert_allclose(compiled, expected, atol=1e-7)
     without = make_schedule(Optimizer(learning_rate=0.8, schedule=schedule, min_lr_ratio=low), total_steps=4)
     assert without(0) == pytest.approx(0.8)  # the first update moves without warm-up
+    optimizer, numbers = make_optimizer(settings, total_steps=13)
+    np.testing.assert_allclose(np.asarray(rates_used(optimizer, numbers, 21))[steps], expected, rtol=1e-4, atol=1e-7)
+    shorter = Optimizer(learning_rate=0.4, schedule=schedule, min_lr_ratio=low, eps=1e-7, max_grad_norm=2.0)
+    other, numbers = make_optimizer(shorter, total_steps=5)
+    assert other is optimizer
+    found = rates_used(other, numbers, 5)
+    np.testing.assert_allclose(found, [make_schedule(shorter, 5)(step) for step in range(5)], rtol=1e-4)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def rates_used(optimizer: Any, numbers: Any, updates: int) -> jax.Array:
+    """The rates of updates in a program that takes the numbers: of a constant gradient Adam's update is its rate."""
+    params = {"w": jnp.array(3.0)}
+
+    def move(state: Any, _: None) -> tuple[Any, jax.Array]:
+        moved, state = optimizer.update({"w": jnp.array(0.1)}, state, params, numbers=numbers)
+        return state, -moved["w"]
+
+    return jax.lax.scan(move, optimizer.init(params), None, length=updates)[1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.0}, {"kind": "adafactor"}], ids=str
+)
+def test_the_state_is_that_of_optax_with_constants(settings: dict):
+    """Its tree, by whose names checkpoints are restored: they were made before numbers were arguments."""
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.1, **settings), total_steps=10)
+    scaled = optax.scale_by_adam()
+    if "kind" in settings:
+        scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    decay = optax.add_decayed_weights(0.1, mask=decay_mask) if "weight_decay" in settings else optax.identity()
+    rate = optax.scale_by_learning_rate(lambda count: 0.1)
+    constant = optax.chain(optax.clip_by_global_norm(1.0), scaled, decay, rate)
+    params = {"w": jnp.zeros(3), "w_bias": jnp.zeros(2)}
+    found, expected = optimizer.init(params), constant.init(params)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    names = [leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+    if not settings:
+        assert names == ["1.count", "1.mu.w", "1.mu.w_bias", "1.nu.w", "1.nu.w_bias", "3.count"]
 
 
 def test_updates_follow_the_schedule():

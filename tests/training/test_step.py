@@ -222,6 +222,54 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
 
 
+NUMBERS = [
+    (Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1), 10, 0.8, 0.2, 0.05),
+    (
+        Optimizer(
+            learning_rate=0.003, schedule="linear", min_lr_ratio=0.1, weight_decay=0.3, eps=1e-4, max_grad_norm=0.01
+        ),
+        *(5, 1.3, 0.1, 0.4),
+    ),
+]
+"""Settings of optimiser and loss that differ in numbers alone: updates, temperature, epsilon, beta."""
+
+
+def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
+    """Of the second settings, whose program is that of the first."""
+    steps, texts, batch = set(), set(), put_batch(packed(2), ONE)
+    shared: Any = None
+    for settings, total, temperature, epsilon, beta in NUMBERS:
+        objective = objectives.grpo(Compute(ONE), temperature=temperature, epsilon=epsilon, beta=beta)
+        structure, of_loss = split(objective)
+        optimizer, of_optimizer = make_optimizer(settings, total_steps=total)
+        numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, ONE)
+        steps.add((structure, optimizer))
+        state = fresh_state(model, optimizer, ONE)
+        texts.add(make_train_step(structure, optimizer, CONFIG, ONE).lower(state, *batch, numbers).as_text())
+        shared = shared or make_train_step(structure, optimizer, CONFIG, ONE)
+        for _ in range(3):
+            state, _ = shared(state, *batch, numbers)
+    expected = constant_steps(model, objective, optimizer, of_optimizer, batch)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, expected)
+    assert len(steps) == 1 and shared.function._cache_size() == 1
+    assert len(texts) == 1  # by which JAX knows a program on disk again
+
+
+def constant_steps(model: decoder.Decoder, objective: Objective, optimizer: Any, numbers: Any, batch: Any) -> Any:
+    """The parameters after three steps of a program that has all numbers as constants."""
+
+    @jax.jit
+    def step(params: Any, opt_state: Any) -> tuple[Any, Any]:
+        grads, _, _ = accumulate(objective, params, *batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params, numbers=numbers)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, opt_state = model, optimizer.init(model)
+    for _ in range(3):
+        params, opt_state = step(params, opt_state)
+    return params
+
+
 def test_only_counted_micro_batches_are_run(model):
     """What lies beyond `count` may be anything."""
     batch, poisoned = packed(2, most_rows=16), packed(2, most_rows=16)
