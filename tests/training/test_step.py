@@ -28,6 +28,7 @@ from g2d_jax.training.step import (
     make_scorer,
     make_train_step,
     put_batch,
+    put_number,
     put_numbers,
 )
 
@@ -286,11 +287,16 @@ def test_the_scorer_on_a_mesh_equals_one_device(model):
     mesh = meshes.make_mesh(2, 2, 2)
     batch = packed(2, meshes.row_ways(mesh))
     placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
-    for found, one in zip(
-        make_scorer(Compute(mesh))(placed, *put_batch(batch, mesh), temperature=0.8),
-        make_scorer(Compute(ONE))(model, *put_batch(batch, ONE), temperature=0.8),
-        strict=True,
-    ):
+    on_mesh, on_one = make_scorer(Compute(mesh)), make_scorer(Compute(ONE))
+    pairs, entropies = [], []
+    for temperature in (0.8, 1.3):
+        found = on_mesh(placed, *put_batch(batch, mesh), put_number(temperature, mesh))
+        one = on_one(model, *put_batch(batch, ONE), put_number(temperature, ONE))
+        pairs += zip(found, one, strict=True)
+        entropies.append(float(one[1].sum()))
+    assert on_mesh.function._cache_size() == on_one.function._cache_size() == 1
+    assert entropies[1] > 1.01 * entropies[0]
+    for found, one in pairs:
         responses = zip(batch.unpack(np.asarray(found)), batch.unpack(np.asarray(one)), strict=True)
         for ours, theirs in responses:
             for a, b in zip(ours, theirs, strict=True):
