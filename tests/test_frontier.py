@@ -166,7 +166,7 @@ def test_how_often_an_interval_covers(runs, kind, spread, problems):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "most"), [("answers", 1.25), ("noise alone", 1.75)])
 def test_how_wide_an_interval_is_where_seeds_do_not_differ(kind, most):
-    """Against one from the mean's true error; noise alone is counted twice, and t of five seeds is 1.4 of the normal's."""
+    """Against the mean's true error: noise alone counts twice, and t of five seeds is 1.4 times the normal's."""
     rng = np.random.default_rng(0)
     found = [mean_interval(drawn(kind, rng, 5, 300, 0.0)[0]) for _ in range(1000)]
     error = np.std([one.mean for one in found])

@@ -24,10 +24,10 @@ RESULT_NOTE = (
 )
 
 DIFFERENCES = (
-    "± standard error, clustered by problem; 95 % interval: over another draw of problems. It is of these two policies: "
-    "another seed of training is not in it, so that it does not tell which way of training is better; a study of five "
-    "seeds or more (g2d sweep) may. Better, equal, worse: problems on which the second policy's accuracy is higher, the "
-    "same, lower."
+    "± standard error, clustered by problem; 95 % interval: over another draw of problems. It is of "
+    "these two policies: another seed of training is not in it, so that it does not tell which way of "
+    "training is better; a study of five seeds or more (g2d sweep) may. Better, equal, worse: problems "
+    "on which the second policy's accuracy is higher, the same, lower."
 )
 
 

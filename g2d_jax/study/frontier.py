@@ -5,27 +5,31 @@ problem's mean accuracy in each run, or the difference of two. NaN is "not score
 statistic is the mean over runs of each run's mean over its scored problems. A cost is one number in any unit that is
 the same throughout: FLOPs, tokens, device-seconds, money.
 
-`mean_interval` is what every interval over seeds is made by. Its half width is
+`mean_interval` makes every interval over seeds. Its half width is
 
     sqrt((t(R - 1) * error between seeds)^2 + (t(N - 1) * error between problems)^2)
 
-with t(d) the quantile of Student's t with d degrees of freedom. Both are one-way standard errors of the mean: of the R
-runs' means, and clustered by problem (those of two-way clustering: Cameron, Gelbach and Miller 2011, Journal of
-Business & Economic Statistics 29, 238-249). Each part has its own t, since few seeds say little of how seeds vary, but
-nothing less of how problems do. Squares of t times the error add up to an interval that covers at least `level`
-(Banerjee 1960, Sankhya 22, 357-359), here for a normal effect of each run, of each problem and of each answer:
+with t(d) the quantile of Student's t with d degrees of freedom. Both errors are one-way standard
+errors of the mean, those that two-way clustering is made of (Cameron, Gelbach and Miller 2011,
+Journal of Business & Economic Statistics 29, 238-249): that of the R runs' means, and the one
+clustered by problem. Each has its own t, since few seeds say little of how seeds vary, but nothing
+less of how problems do. Such sums of squares make an interval that covers at least `level` (Banerjee
+1960, Sankhya 22, 357), here for normal effects of runs, of problems and of answers:
 
-    With S_1 and S_2 the squared errors, the mean's variance is v = v_1 + v_2 with v_1 = E S_1 and v_2 <= E S_2. Coverage
-    is E F((t_1^2 S_1 + t_2^2 S_2) / v), F being the distribution function of chi-squared with 1 degree of freedom. It
-    is concave, so that this is at least (v_1 E F(t_1^2 S_1 / v_1) + v_2 E F(t_2^2 S_2 / v_2)) / v >= level.
+    Let S_1 and S_2 be the squared errors. The mean's variance is v = v_1 + v_2 with v_1 = E S_1 and
+    v_2 <= E S_2. With F the distribution function of chi-squared with 1 degree of freedom, coverage
+    is E F((t_1^2 S_1 + t_2^2 S_2) / v). F is concave, so that this is at least
+    (v_1 E F(t_1^2 S_1 / v_1) + v_2 E F(t_2^2 S_2 / v_2)) / v >= level.
 
 What is known about it:
 
-    few runs             Wide where runs differ: t is 12.7 for R = 2, 4.3 for 3, 2.8 for 5, 2.3 for 10. A bootstrap over
-                         runs covers 0.50, 0.75, 0.84 and 0.91 there in place of 0.95 if nothing else varies.
+    few runs             Wide where runs differ: t is 12.7 for R = 2, 4.3 for 3, 2.8 for 5, 2.3 for
+                         10. A bootstrap over runs covers 0.50, 0.75, 0.84 and 0.91 there in place of
+                         0.95 if nothing else varies.
     one run              Over problems only: another seed is not in it.
     noise of the answers Counted in both errors: too wide by up to sqrt(2) where nothing else varies.
-    few problems         Too narrow where nearly all answers are right, or wrong, as any interval from their spread.
+    few problems         Too narrow where nearly all answers are right, or wrong, as is any interval
+                         from their spread.
 """
 
 from __future__ import annotations
@@ -45,8 +49,8 @@ Array = NDArray[np.float64]
 class Interval:
     """A mean and its interval, in the unit of the values; NaN where it is not known.
 
-    seeds: the runs with a scored problem; of 1 the interval is over problems only. problems: those scored in at least
-    one run; of 1 there is no interval.
+    seeds: the runs with a scored problem; of 1 the interval is over problems only. problems: those
+    scored in at least one run; of 1 there is no interval.
     """
 
     mean: float
@@ -61,8 +65,9 @@ def mean_interval(
 ) -> Interval:
     """Compute the mean of [R, N] values and its interval over another draw of runs and of problems.
 
-    With R = 1 it is over problems only (see the module's docstring). Runs and problems without anything scored are left
-    out. limits: what a mean can be, such as (0, 1) for an accuracy: the interval is cut there, which loses no coverage.
+    With R = 1 it is over problems only (see the module's docstring). Runs and problems without
+    anything scored are left out. limits: what a mean can be, such as (0, 1) for an accuracy: the
+    interval is cut there, which loses no coverage.
     """
     table = np.asarray(values, dtype=np.float64)
     scored = ~np.isnan(table)
@@ -92,10 +97,11 @@ def seed_spread(values: ArrayLike) -> float:
 
 
 def _error_between_problems(table: Array) -> float:
-    """Compute the standard error of the mean clustered by problem, of a table without empty rows; NaN for one problem.
+    """Compute the mean's standard error clustered by problem; NaN for one problem.
 
-    A problem's share in the mean's error is the sum of its deviations from each run's mean, over R times the problems
-    scored in that run. With nothing missing that is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
+    table: [R, N] without empty rows and columns. A problem's share in the mean's error is the sum of
+    its deviations from each run's mean, over R times the problems scored in that run. With nothing
+    missing that is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
     """
     runs, problems = table.shape
     if problems < 2:
