@@ -185,7 +185,7 @@ _FORECAST_EXAMPLES = """examples:
   g2d forecast --config mine.py --workdir runs/forecast --topology h100x8 --price 2.50"""
 _SWEEP_EXAMPLES = """examples:
   g2d sweep --config sweep-k --workdir runs/study
-  g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2"""
+  g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2,3,4"""
 
 
 def _config(parser: argparse.ArgumentParser, help: str, examples: str) -> None:

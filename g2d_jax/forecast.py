@@ -180,7 +180,8 @@ def show(content: Mapping[str, Any], screen: Screen) -> None:
     screen.table(title, ["", *heads], rows)
     if content["change"] is not None:
         change = f"{_percent(content['change'], '+')} ± {_percent(content['change_error'])} points"
-        screen.say(f"{probes[-1]['step']} steps changed the pass rate by {change}, prompt by prompt")
+        of_what = "standard error over prompts; another seed is not in it"
+        screen.say(f"{probes[-1]['step']} steps changed the pass rate by {change} ({of_what})")
     screen.say(f"hours and price: {content['plan'] or 'cannot tell: give --topology NAME'}")
 
 

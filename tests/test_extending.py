@@ -133,7 +133,21 @@ def test_a_family_and_a_stage_in_the_package(package: Path, one_device: dict[str
     tests = ["tests/models/test_hf.py", "tests/models/test_decoder.py", "tests/stages/test_rejection.py"]
     chosen = "rejection or (ernie4_5 and (transformers or True-24) and not greedy)"  # logits, export, decoding
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "slow or not slow", "-k", chosen, *tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "slow or not slow",
+            "-k",
+            chosen,
+            *tests,
+        ],
         env={**one_device, "PYTHONPATH": str(package)},
         cwd=package,
         capture_output=True,

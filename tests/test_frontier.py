@@ -1,6 +1,6 @@
-"""Accuracy against compute: intervals against enumeration and formula, lines by hand, and nothing extrapolated."""
+"""Accuracy against compute: intervals by hand and by how often they cover, lines by hand, and nothing extrapolated."""
 
-import itertools
+import functools
 import math
 
 import numpy as np
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax.study.frontier import bootstrap, interpolate, seed_spread
-from g2d_jax.study.stats import accuracy
+from g2d_jax.study.frontier import interpolate, mean_interval, seed_spread
+from g2d_jax.study.stats import accuracy, t_quantile
 
 NAN = float("nan")
 
@@ -22,84 +22,155 @@ tables = hnp.arrays(
 )
 
 
+def half(interval):
+    return (interval.high - interval.low) / 2
+
+
+def ends(interval):
+    return interval.mean, interval.low, interval.high
+
+
 def test_the_mean_is_that_of_the_runs_means():
-    got = bootstrap([[1, 0, NAN, NAN], [1, 1, 1, NAN], [NAN, NAN, NAN, NAN]], samples=50)
+    got = mean_interval([[1, 0, NAN, NAN], [1, 1, 1, NAN], [NAN, NAN, NAN, NAN]])
     assert got.mean == 0.75  # of 1/2 and 1; not 4/5
     assert (got.seeds, got.problems) == (2, 3)
-    nothing = bootstrap([[NAN, NAN]])
+    nothing = mean_interval([[NAN, NAN]])
     assert (nothing.seeds, nothing.problems) == (0, 0)
-    assert all(math.isnan(x) for x in (nothing.mean, nothing.low, nothing.high))
+    assert all(math.isnan(x) for x in ends(nothing))
 
 
-def enumerated(table):
-    """The statistic of every equally likely draw of runs and problems, by plain loops."""
-    runs, problems = table.shape
-    for rows in itertools.product(range(runs), repeat=runs):
-        for columns in itertools.product(range(problems), repeat=problems):
-            means = [[table[r, n] for n in columns if not math.isnan(table[r, n])] for r in rows]
-            means = [sum(row) / len(row) for row in means if row]
-            if means:
-                yield sum(means) / len(means)
+def test_an_interval_by_hand():
+    # Runs' means 0.2 and 0.6: error 0.2, t 12.706. Problems' means 0.2, 0.4, 0.6: error 0.2 / sqrt(3), t 4.3027.
+    got = mean_interval([[0.0, 0.2, 0.4], [0.4, 0.6, 0.8]])
+    expected = math.hypot(12.7062 * 0.2, 4.30265 * 0.2 / math.sqrt(3))  # 2.5893
+    assert ends(got) == pytest.approx((0.4, 0.4 - expected, 0.4 + expected), rel=1e-5)
+
+
+def test_an_interval_by_hand_where_a_problem_is_not_scored():
+    # Runs' means 1/2 and 1: error 1/4. Problems' shares of the error: (1/2) / (2 * 2), its opposite, and 0.
+    got = mean_interval([[1, 0, NAN], [1, 1, 1]])
+    between_problems = math.sqrt(3 / 2 * 2 * 0.125**2)
+    assert half(got) == pytest.approx(math.hypot(12.7062 * 0.25, 4.30265 * between_problems), rel=1e-5)
+
+
+def test_one_run_has_the_interval_of_its_problems():
+    got = mean_interval([[0, 1, 1, 0]])
+    assert ends(got) == pytest.approx((0.5, 0.5 - 3.18245 / math.sqrt(12), 0.5 + 3.18245 / math.sqrt(12)), rel=1e-5)
+    values = np.random.default_rng(0).random((1, 400))
+    assert half(mean_interval(values)) == pytest.approx(t_quantile(400) * accuracy(values.T).sem_clustered)
+
+
+def test_copies_of_a_run_give_no_more_certainty():
+    values = np.random.default_rng(0).random((1, 50))
+    one, many = mean_interval(values), mean_interval(np.repeat(values, 20, axis=0))
+    assert half(many) == pytest.approx(half(one))  # not a fifth: problems are shared
+    assert (many.seeds, many.problems) == (20, 50)
+
+
+def test_one_problem_has_no_interval():
+    for values in ([[0.5]], [[0.5], [1.0]], [[0.5, NAN], [1.0, NAN]]):
+        got = mean_interval(values)
+        assert got.mean in (0.5, 0.75) and math.isnan(got.low) and math.isnan(got.high)
+
+
+def test_an_interval_is_cut_at_what_a_mean_can_be():
+    values = [[0.2, 0.4], [0.8, 1.0]]
+    assert ends(mean_interval(values, limits=(0, 1))) == pytest.approx((0.6, 0.0, 1.0))
+    narrow = mean_interval([[0.5, 0.50001], [0.5, 0.50001]])
+    assert mean_interval([[0.5, 0.50001], [0.5, 0.50001]], limits=(0, 1)) == narrow
+    assert math.isnan(mean_interval([[0.5]], limits=(0, 1)).low)
+
+
+def test_a_higher_level_is_wider():
+    values = np.random.default_rng(3).random((4, 30))
+    widths = [half(mean_interval(values, level=level)) for level in (0.5, 0.9, 0.95, 0.99)]
+    assert widths == sorted(widths) and widths[0] < 0.5 * widths[2]
 
 
 @pytest.mark.parametrize(
-    "table",
-    [
-        [[0.0, 0.1, 0.7], [0.2, 0.9, 0.4]],
-        [[0.0, NAN, 0.7], [NAN, 0.9, 0.4]],
-        [[0.3, 0.1, 0.8, 0.9]],
-        [[0.5], [0.1], [0.2]],
-    ],
+    ("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645), (10, 2.26216), (1e6, 1.95997)]
 )
-@pytest.mark.parametrize("level", [0.5, 0.9])
-def test_the_interval_is_that_of_all_draws(table, level):
-    table = np.array(table)
-    every = np.array(list(enumerated(table)))
-    got = bootstrap(table, samples=20_000, level=level)
-    for value, share in ((got.low, (1 - level) / 2), (got.high, (1 + level) / 2)):
-        # Draws are discrete: a quantile is where their distribution passes the share, 0.01 being noise of the samples.
-        assert (every < value - 1e-9).mean() <= share + 0.01
-        assert (every <= value + 1e-9).mean() >= share - 0.01
+def test_students_t(count, quantile):
+    assert t_quantile(count) == pytest.approx(quantile, rel=1e-5)
+    assert math.isnan(t_quantile(1)) and math.isnan(t_quantile(NAN))
 
 
-def test_one_run_has_the_interval_of_its_problems_and_copies_of_it_no_more_certainty():
-    values = np.random.default_rng(0).random((1, 400))
-    one, fifty = bootstrap(values), bootstrap(np.repeat(values, 50, axis=0))
-    assert one.high - one.low == pytest.approx(2 * 1.96 * accuracy(values.T).sem_clustered, rel=0.06)
-    assert fifty.high - fifty.low == pytest.approx(one.high - one.low, rel=0.06)  # not a seventh: problems are shared
-    assert (fifty.seeds, fifty.problems) == (50, 400)
+@examples(60)
+@given(tables, st.randoms())
+def test_what_leaves_an_interval_alone_and_what_moves_it(values, random):
+    got = mean_interval(values)
+    padded = np.pad(values, ((1, 0), (0, 2)), constant_values=NAN)
+    assert repr(mean_interval(padded)) == repr(got)  # as text, where NaN equals NaN
+    rows, columns = (random.sample(range(size), size) for size in values.shape)
+    assert ends(mean_interval(values[rows][:, columns])) == pytest.approx(ends(got), nan_ok=True)
+    for scale, shift in ((1, 2), (4, 0), (-3, 1)):
+        moved = mean_interval(scale * values + shift)
+        low, high = sorted((scale * got.low + shift, scale * got.high + shift))
+        assert ends(moved) == pytest.approx((scale * got.mean + shift, low, high), nan_ok=True)
+    if got.problems > 1:
+        assert got.low <= got.mean <= got.high
 
 
-def test_runs_that_differ_widen_the_interval():
-    rng = np.random.default_rng(1)
-    values = rng.random((1, 300)) + rng.normal(0, 0.1, (10, 1))
-    got, without = bootstrap(values), bootstrap(values - values.mean(axis=1, keepdims=True))
-    spread = seed_spread(values)
-    problems = (without.high - without.low) / 2
-    assert (got.high - got.low) / 2 == pytest.approx(math.hypot(problems, 1.96 * spread / 10**0.5 * 0.9**0.5), rel=0.08)
+@examples(60)
+@given(hnp.arrays(np.float64, (3, 4), elements=st.sampled_from([-0.5, 0.0, 0.25, 1.0])))
+def test_seeds_only_ever_widen_the_interval_over_problems(values):
+    assert half(mean_interval(values)) >= half(mean_interval(values.mean(axis=0, keepdims=True))) - 1e-12
 
 
-def test_two_runs_that_differ_give_no_more_than_themselves_and_a_seed_the_same_each_time():
-    got = bootstrap([[0.2] * 8, [0.6] * 8])
-    assert (got.mean, got.low, got.high) == pytest.approx((0.4, 0.2, 0.6))
-    values = np.random.default_rng(2).random((5, 64))
-    assert bootstrap(values, seed=3) == bootstrap(values, seed=3) != bootstrap(values, seed=4)
+SPREAD = 2.0
+"""Standard deviation of problems' difficulty, in logits."""
 
 
-@examples(30)
-@given(tables)
-def test_intervals_stay_among_the_values_and_what_is_not_scored_changes_nothing(values):
-    got = bootstrap(values, samples=60)
-    more = bootstrap(np.pad(values, ((1, 0), (0, 2)), constant_values=NAN), samples=60)
-    assert repr(more) == repr(got)  # as text, where NaN equals NaN
-    if got.seeds:
-        least, greatest = np.nanmin(values) - 1e-12, np.nanmax(values) + 1e-12
-        assert least <= got.mean <= greatest
-        assert math.isnan(got.low) or least <= got.low <= got.high <= greatest
-        shifted, scaled = bootstrap(values + 2, samples=60), bootstrap(4 * values, samples=60)
-        for name in ("mean", "low", "high"):
-            assert getattr(shifted, name) == pytest.approx(getattr(got, name) + 2, nan_ok=True)
-            assert getattr(scaled, name) == pytest.approx(getattr(got, name) * 4, nan_ok=True)
+@functools.cache
+def chance(mean, spread):
+    """The mean of a logistic of a normal variable, by quadrature."""
+    points, weights = np.polynomial.hermite_e.hermegauss(80)
+    return float(weights @ (1 / (1 + np.exp(-mean - spread * points))) / weights.sum())
+
+
+def drawn(kind, rng, runs, problems, seed_spread):
+    """A table [runs, problems] of made-up accuracies or differences, and the mean that its interval is to cover."""
+    seeds, difficulty = rng.normal(0, seed_spread, (runs, 1)), rng.normal(0.5, SPREAD, (1, problems))
+    after = rng.binomial(4, 1 / (1 + np.exp(-difficulty - seeds - 0.3))) / 4
+    before = rng.binomial(4, 1 / (1 + np.exp(-difficulty)), (runs, problems)) / 4
+    expected = chance(0.8, math.hypot(SPREAD, seed_spread))
+    match kind:
+        case "answers":
+            return after, expected
+        case "not all scored":
+            return np.where(rng.random(after.shape) < 0.1, NAN, after), expected
+        case "paired differences":
+            return after - before, expected - chance(0.5, SPREAD)
+        case "noise alone":
+            return seeds + rng.normal(0, 0.3, (runs, problems)), 0.0
+    raise ValueError(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [2, 3, 5, 10])
+@pytest.mark.parametrize("kind", ["answers", "not all scored", "paired differences", "noise alone"])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("problems", [20, 300])
+def test_how_often_an_interval_covers(runs, kind, spread, problems):
+    """Of 2,000 made-up studies whose seeds differ not at all, little or much: 0.93 is four errors below 0.95."""
+    rng = np.random.default_rng([runs, problems, round(10 * spread)])
+    covered = []
+    for _ in range(2000):
+        values, expected = drawn(kind, rng, runs, problems, spread)
+        got = mean_interval(values)
+        covered.append(got.low <= expected <= got.high)
+    print(f"coverage: {kind}, spread {spread}, {runs} runs, {problems} problems: {np.mean(covered):.3f}")
+    assert np.mean(covered) >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "most"), [("answers", 1.25), ("noise alone", 1.75)])
+def test_how_wide_an_interval_is_where_seeds_do_not_differ(kind, most):
+    """Against the mean's true error: noise alone counts twice, and t of five seeds is 1.4 times the normal's."""
+    rng = np.random.default_rng(0)
+    found = [mean_interval(drawn(kind, rng, 5, 300, 0.0)[0]) for _ in range(1000)]
+    error = np.std([one.mean for one in found])
+    assert 1.0 < np.median([half(one) for one in found]) / (1.96 * error) < most
 
 
 def test_seed_spread_by_hand():

@@ -23,7 +23,7 @@ from g2d_jax.sampler.engine import Sampler
 from g2d_jax.stages.row_shapes import CPU_TOKENS
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch
+from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_number, put_numbers
 
 
 class Library:
@@ -38,9 +38,11 @@ class Library:
         self.sampler = Sampler(config, meshes.sampling(self.mesh, 1, config.num_key_value_heads), seed=0)
         compute = objectives.Compute(self.mesh, remat="attention")
         self.scorer = make_scorer(compute)
-        optimizer, _ = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
+        optimizer, of_optimizer = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
+        structure, of_loss = objectives.split(_objective(compute, case))
+        self.numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, self.mesh)
         self.state = fresh_state(self.model, optimizer, self.mesh)
-        self.train = make_train_step(_objective(compute, case), optimizer, config, self.mesh)
+        self.train = make_train_step(structure, optimizer, config, self.mesh)
 
     def sample(self, step: int) -> list[list[Rollout]]:
         """Sample responses to the prompts of a step, by prompt."""
@@ -83,13 +85,13 @@ class Library:
         if not self.case.reference:
             return [[np.zeros(len(r.token_ids), np.float32) for r in group.responses] for group in groups]
         packed = self.pack(groups, together)
-        logprobs, _ = self.scorer(self.model, *put_batch(packed, self.mesh), temperature=1.0)
+        logprobs, _ = self.scorer(self.model, *put_batch(packed, self.mesh), put_number(1.0, self.mesh))
         return packed.unpack(np.asarray(logprobs))
 
     def update(self, groups: list[Group], together: int) -> None:
         """Take one step of the optimiser, and wait for its loss."""
         arrays, count = put_batch(self.pack(groups, together), self.mesh)
-        self.state, metrics = self.train(self.state, arrays, count)
+        self.state, metrics = self.train(self.state, arrays, count, self.numbers)
         float(metrics["loss"])
 
 

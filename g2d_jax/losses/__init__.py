@@ -12,7 +12,6 @@ from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.grpo import (
     GRPOLossType,
     ScaleRewards,
-    check_clipping,
     group_advantages,
     grpo_loss,
     overlong_penalty,
@@ -26,5 +25,14 @@ from g2d_jax.losses.logprobs import (
     token_logprobs,
     transform_logits,
 )
-from g2d_jax.losses.reduction import Sums, active_count, active_sum, add_sums, empty_sums, mean_metrics
+from g2d_jax.losses.reduction import (
+    Number,
+    Sums,
+    active_count,
+    active_sum,
+    add_sums,
+    check_not_negative,
+    empty_sums,
+    mean_metrics,
+)
 from g2d_jax.losses.sft import sft_loss, sft_weights

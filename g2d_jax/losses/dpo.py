@@ -13,15 +13,30 @@ N: preference pairs. Log-probabilities are sums over the tokens of a response (n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.config import OnlineDPO
-from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
+from g2d_jax.losses.reduction import (
+    Number,
+    Sums,
+    active_count,
+    active_sum,
+    check_same_shape,
+    fill_inactive,
+    is_off,
+    weighted_sum,
+)
 
 PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
 """The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's tokens."""
+
+NUMBERS = ("beta", "label_smoothing", "simpo_gamma", "nll_coef")
+"""The settings that are numbers of the loss: a program may take them as arguments."""
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
@@ -34,7 +49,7 @@ def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
     return np.full((num_pairs,), 1.0 / max(num_pairs if num_prompts is None else num_prompts, 1), np.float32)
 
 
-def sigmoid_loss(margins: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array:
     """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels taken as flipped.
 
     margins: any shape, beta * (log-ratio of chosen - log-ratio of rejected). Same shape, float32.
@@ -43,7 +58,7 @@ def sigmoid_loss(margins: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
     return -(1.0 - label_smoothing) * as_labelled - label_smoothing * flipped
 
 
-def ipo_loss(gaps: jax.Array, beta: float) -> jax.Array:
+def ipo_loss(gaps: jax.Array, beta: Number) -> jax.Array:
     """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always asks for more.
 
     gaps: any shape, log-ratio per token of chosen minus that of rejected. Same shape, float32.
@@ -59,6 +74,7 @@ def dpo_loss(
     weights: jax.Array,
     settings: OnlineDPO,
     *,
+    numbers: Mapping[str, Number] = MappingProxyType({}),
     chosen_lengths: jax.Array | None = None,
     rejected_lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
@@ -74,6 +90,7 @@ def dpo_loss(
     settings.nll_coef: times the chosen response's negative log-likelihood, the mean over its tokens, which needs
     chosen_lengths; with nll_length_normalization False the sum over them, T times as much for a response of T tokens.
     settings.normalizer is that of the weights.
+    numbers: of NUMBERS, in place of those of the settings; they may be arguments of a program.
 
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active pairs:
       pairs               their number, the normaliser of all the others
@@ -87,12 +104,13 @@ def dpo_loss(
                           that of its CPO and ORPO trainers
     Raises ValueError for differing shapes, and without the reference or the lengths where the settings need them.
     """
-    loss_type, beta, nll_coef = settings.loss_type, settings.beta, settings.nll_coef
+    beta, label_smoothing, simpo_gamma, nll_coef = (numbers.get(name, getattr(settings, name)) for name in NUMBERS)
+    loss_type, has_nll = settings.loss_type, not is_off(nll_coef)
     if loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
         raise ValueError(
             f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and rejected_lengths"
         )
-    if nll_coef and settings.nll_length_normalization and chosen_lengths is None:
+    if has_nll and settings.nll_length_normalization and chosen_lengths is None:
         raise ValueError("the NLL term is a mean over tokens: pass chosen_lengths, or nll_length_normalization=False")
     if not settings.compares:
         ref_chosen, ref_rejected = jnp.zeros_like(policy_chosen), jnp.zeros_like(policy_rejected)
@@ -113,8 +131,8 @@ def dpo_loss(
     if loss_type == "ipo":
         pair_loss = ipo_loss(gaps, beta)
     else:
-        margin = settings.simpo_gamma if loss_type == "simpo" else 0.0
-        pair_loss = sigmoid_loss(beta * gaps - margin, settings.label_smoothing)
+        margin = simpo_gamma if loss_type == "simpo" else 0.0
+        pair_loss = sigmoid_loss(beta * gaps - margin, label_smoothing)
 
     chosen_reward, rejected_reward = (
         beta * x for x in (scores if loss_type == "simpo" else (chosen_logratio, rejected_logratio))
@@ -127,7 +145,7 @@ def dpo_loss(
         "logps/chosen": policy_chosen,
         "logps/rejected": policy_rejected,
     }
-    if nll_coef:
+    if has_nll:
         nll = -policy_chosen
         if settings.nll_length_normalization and chosen_lengths is not None:
             nll = _per_token(nll, chosen_lengths)

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import jax
 
-from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, weighted_sum
+from g2d_jax.losses.reduction import (
+    Number,
+    Sums,
+    active_count,
+    active_sum,
+    check_not_negative,
+    check_same_shape,
+    weighted_sum,
+)
 
 
-def entropy_loss(entropies: jax.Array, weights: jax.Array, coef: float) -> tuple[jax.Array, Sums]:
+def entropy_loss(entropies: jax.Array, weights: jax.Array, coef: Number) -> tuple[jax.Array, Sums]:
     """Compute -coef * sum(entropy * weight), to be added to another loss.
 
     entropies: of the distribution that each token was drawn from, in nats, differentiable (`token_logprobs`); any
@@ -23,8 +31,7 @@ def entropy_loss(entropies: jax.Array, weights: jax.Array, coef: float) -> tuple
       entropy_tokens                  their number
     Raises ValueError if the shapes differ or for a negative coef.
     """
-    if not coef >= 0.0:
-        raise ValueError(f"the entropy coefficient must not be negative, got {coef}; 0 switches it off")
+    check_not_negative(entropy_coef=coef)
     check_same_shape(entropies=entropies, weights=weights)
     sums = {
         "policy_entropy|entropy_tokens": active_sum(entropies, weights),

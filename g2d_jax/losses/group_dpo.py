@@ -10,6 +10,9 @@ R rows, M response places of a row, N prompts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from g2d_jax.config import OnlineDPO
 from g2d_jax.losses.dpo import dpo_loss
-from g2d_jax.losses.reduction import Sums, check_same_shape
+from g2d_jax.losses.reduction import Number, Sums, check_same_shape
 
 
 def group_dpo_weights(num_correct: ArrayLike, num_incorrect: ArrayLike, num_prompts: int | None = None) -> np.ndarray:
@@ -52,6 +55,7 @@ def group_dpo_loss(
     weights: jax.Array,
     settings: OnlineDPO,
     *,
+    numbers: Mapping[str, Number] = MappingProxyType({}),
     lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row and one group.
@@ -60,8 +64,8 @@ def group_dpo_loss(
     reference, which is None where the loss has none. sides: 1 chosen, -1 rejected, 0 takes no part (its values do not
     matter). groups: the prompt of each response, a number that is its own within the row. weights: of each pair that a
     chosen place is in, see `group_dpo_weights`; those of other places are not read.
-    settings: as in `dpo_loss`; with these weights nll_coef multiplies the mean over a prompt's chosen responses, then
-    over prompts. lengths: of the responses in tokens, as it asks for them.
+    settings, numbers: as in `dpo_loss`; with these weights nll_coef multiplies the mean over a prompt's chosen
+    responses, then over prompts. lengths: of the responses in tokens, as it asks for them.
 
     Returns (loss, sums): `dpo_loss` of the pairs written out, with the same sums, each over pairs; one pair a prompt
     gives what it gives. Raises ValueError as it does.
@@ -84,6 +88,7 @@ def group_dpo_loss(
         None if reference is None else rejected(reference),
         pairs,
         settings,
+        numbers=numbers,
         chosen_lengths=None if lengths is None else chosen(lengths),
         rejected_lengths=None if lengths is None else rejected(lengths),
     )

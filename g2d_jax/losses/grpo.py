@@ -16,8 +16,6 @@ N prompts, G responses per prompt, S sequences (all responses of one optimiser s
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,13 +24,16 @@ from numpy.typing import ArrayLike
 from g2d_jax.config import GRPOLossType, ScaleRewards
 from g2d_jax.losses.logprobs import sequence_means
 from g2d_jax.losses.reduction import (
+    Number,
     Sums,
     active_count,
     active_max,
     active_min,
     active_sum,
+    check_not_negative,
     check_same_shape,
     fill_inactive,
+    is_off,
     weighted_sum,
 )
 
@@ -163,17 +164,17 @@ def grpo_loss(
     advantages: jax.Array,
     weights: jax.Array,
     *,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    beta: float = 0.0,
+    epsilon: Number = 0.2,
+    epsilon_high: Number | None = None,
+    beta: Number = 0.0,
     cispo: bool = False,
     sampler_logprobs: jax.Array | None = None,
-    importance_cap: float = 0.0,
+    importance_cap: Number = 0.0,
     sequence_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) * importance + beta * k3)).
 
-    The sum is over tokens. All arrays have one shape, any.
+    The sum is over tokens. All arrays have one shape, any. The numbers may be arguments of a program.
     logprobs: of the sampled tokens under the policy being trained, the only input that takes a gradient.
     old_logprobs: under the policy as it was before the first update on its rollouts; None where this update is that
     first one: they are then logprobs themselves, without gradient, and the ratio is exactly 1 in any dtype.
@@ -206,14 +207,11 @@ def grpo_loss(
     the sampler's log-probabilities.
     """
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
-    check_clipping(epsilon, epsilon_high)
-    if beta < 0.0:
-        raise ValueError(f"beta must not be negative, got {beta}")
-    if beta and ref_logprobs is None:
+    check_not_negative(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, importance_cap=importance_cap)
+    if not is_off(beta) and ref_logprobs is None:
         raise ValueError(f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL term")
-    if not importance_cap >= 0.0:
-        raise ValueError(f"importance_cap must not be negative, got {importance_cap}; 0 switches it off")
-    if importance_cap and sampler_logprobs is None:
+    capped = not is_off(importance_cap)
+    if capped and sampler_logprobs is None:
         raise ValueError(f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were drawn with")
     check_same_shape(
         logprobs=logprobs,
@@ -246,8 +244,8 @@ def grpo_loss(
     extremes: Sums = {}
     if sampler_logprobs is not None:
         log_importance = old_logprobs - fill_inactive(jax.lax.stop_gradient(sampler_logprobs), weights)
-        importance = jnp.exp(jnp.minimum(log_importance, math.log(importance_cap) if importance_cap else MAX_LOG_RATIO))
-        if importance_cap:
+        importance = jnp.exp(jnp.minimum(log_importance, jnp.log(importance_cap) if capped else MAX_LOG_RATIO))
+        if capped:
             token_loss = token_loss * importance
         metrics["rollout_corr/kl"] = -log_importance
         for name, values in (
@@ -263,9 +261,3 @@ def grpo_loss(
         metrics["kl"] = kl
     sums = {"tokens": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
     return weighted_sum(token_loss, weights), sums | extremes
-
-
-def check_clipping(epsilon: float, epsilon_high: float) -> None:
-    """Raise ValueError for bounds of the ratio that `grpo_loss` refuses."""
-    if not (epsilon >= 0.0 and epsilon_high >= 0.0):
-        raise ValueError(f"epsilon and epsilon_high must not be negative, got {epsilon} and {epsilon_high}")

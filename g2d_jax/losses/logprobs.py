@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from g2d_jax.losses.reduction import Number
 from g2d_jax.mesh import RULES, spec
 
 CHUNK = 1024
@@ -37,7 +38,7 @@ def chunk_of(words: int, platform: str) -> int:
     return CPU_CHUNK if platform == "cpu" else min(CHUNK, max(LOGITS // words // 256, 1) * 256)
 
 
-def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) -> jax.Array:
+def transform_logits(logits: jax.Array, temperature: Number = 1.0) -> jax.Array:
     """Divide logits by the temperature, in float32: the one transform that sampler and trainer share.
 
     logits: [..., V], any float type. temperature: positive; a number, or an array that broadcasts against logits.
@@ -54,17 +55,17 @@ def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) ->
 @overload
 def token_logprobs(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: float = ..., chunk: int = ..., with_entropy: Literal[True] = ...,
+    temperature: Number = ..., chunk: int = ..., with_entropy: Literal[True] = ...,
 ) -> tuple[jax.Array, jax.Array]: ...  # fmt: skip
 @overload
 def token_logprobs(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: float = ..., chunk: int = ..., with_entropy: Literal[False],
+    temperature: Number = ..., chunk: int = ..., with_entropy: Literal[False],
 ) -> tuple[jax.Array, None]: ...  # fmt: skip
 @overload
 def token_logprobs(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: float = ..., chunk: int = ..., with_entropy: bool,
+    temperature: Number = ..., chunk: int = ..., with_entropy: bool,
 ) -> tuple[jax.Array, jax.Array | None]: ...  # fmt: skip
 def token_logprobs(
     hidden: jax.Array,
@@ -72,7 +73,7 @@ def token_logprobs(
     targets: jax.Array,
     counted: jax.Array | None = None,
     *,
-    temperature: float = 1.0,
+    temperature: Number = 1.0,
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -82,7 +83,8 @@ def token_logprobs(
     head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32. A target outside
     [0, V) has log-probability NaN, never that of another word; with a loss weight of 0 it does no harm.
     counted: [N] bool; the others cost nothing, have 0 for both results and no gradient. All count where it is None.
-    temperature: divides the logits, as the sampler does. chunk: tokens at once, of which N need not be a multiple.
+    temperature: divides the logits, as the sampler does; no gradient flows into it. chunk: tokens at once, of which N
+    need not be a multiple.
     with_entropy: False returns None for the entropies and skips their work.
 
     Returns (logprobs [N] float32, entropies [N] float32 or None). Both are differentiable in hidden and head, in
@@ -93,7 +95,8 @@ def token_logprobs(
         raise ValueError(f"expected hidden [N, D], got {hidden.shape}")
     _check(hidden, head, targets, chunk)
     counted = jnp.ones(targets.shape, bool) if counted is None else counted
-    logprobs, entropies = _chunked(hidden, head, targets, counted, _Settings(float(temperature), chunk, with_entropy))
+    settings = _Settings(chunk, with_entropy)
+    logprobs, entropies = _chunked(hidden, head, targets, counted, _positive(temperature), settings)
     return logprobs, (entropies if with_entropy else None)
 
 
@@ -107,26 +110,42 @@ def _check(hidden: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -
         raise ValueError(f"need at least one token and chunk >= 1, got {targets.size} tokens and chunk {chunk}")
 
 
+def _positive(temperature: Number) -> jax.Array:
+    """Return a temperature as a float32 scalar. Raises ValueError for one that is known and not positive."""
+    if not isinstance(temperature, jax.core.Tracer) and not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    return jnp.asarray(temperature, jnp.float32)
+
+
 @dataclass(frozen=True)
 class _Settings:
     """The static settings of a program. parts: the mesh axes that the given head is a part over, inside `shard_map`,
     each with the head's dimension that it splits."""
 
-    temperature: float
     chunk: int
     with_entropy: bool
     parts: tuple[tuple[str, int], ...] = ()
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _chunked(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, settings: _Settings
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    counted: jax.Array,
+    temperature: jax.Array,
+    settings: _Settings,
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden, head, targets, counted, settings)[0]
+    return _forward(hidden, head, targets, counted, temperature, settings)[0]
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, settings: _Settings
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    counted: jax.Array,
+    temperature: jax.Array,
+    settings: _Settings,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
     """Return ((logprobs, entropies), residuals): the inputs, the whole head and two numbers per token."""
     cast_head = head.astype(hidden.dtype)
@@ -136,7 +155,7 @@ def _forward(
 
     def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         at = chunks[number]
-        logits = _logits(_take_rows(hidden, at), cast_head, settings.temperature)
+        logits = _logits(_take_rows(hidden, at), cast_head, temperature)
         target_logits = jnp.sum(jnp.where(_one_hot(_take_rows(targets, at), logits), logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
@@ -153,15 +172,15 @@ def _forward(
     logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
     unknown = counted & ((targets < 0) | (targets >= cast_head.shape[1]))
     logprobs = jnp.where(unknown, jnp.nan, logprobs)
-    return (logprobs, entropies), (hidden, head, cast_head, targets, counted, log_z, entropies)
+    return (logprobs, entropies), (hidden, head, cast_head, targets, counted, temperature, log_z, entropies)
 
 
 def _backward(
     settings: _Settings, residuals: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, None, None]:
-    """Return the gradients. With p the softmax: d logprob / d logit = one_hot - p, and d entropy / d logit = -p * (log
-    p + entropy)."""
-    hidden, head, cast_head, targets, counted, log_z, entropies = residuals
+) -> tuple[jax.Array, jax.Array, None, None, None]:
+    """Return the gradients of hidden and head. With p the softmax: d logprob / d logit = one_hot - p, and d entropy / d
+    logit = -p * (log p + entropy)."""
+    hidden, head, cast_head, targets, counted, temperature, log_z, entropies = residuals
     chunks, count = _chunks(counted, settings.chunk)
 
     def add(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -169,13 +188,13 @@ def _backward(
         hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = (
             _take_rows(x, at) for x in (hidden, targets, log_z, entropies, *grads)
         )
-        logps = _logits(hidden_c, cast_head, settings.temperature) - log_z_c[:, None]
+        logps = _logits(hidden_c, cast_head, temperature) - log_z_c[:, None]
         p = jnp.exp(logps)
         grad = logprob_grad[:, None] * (_one_hot(targets_c, logps).astype(jnp.float32) - p)
         if settings.with_entropy:
             grad -= entropy_grad[:, None] * p * (logps + entropies_c[:, None])
         # Products in the model's own type, as in the forward pass; sums in float32.
-        grad = (grad / settings.temperature).astype(hidden.dtype)
+        grad = (grad / temperature).astype(hidden.dtype)
         to_head = jax.lax.dot_general(hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
         to_hidden = jax.lax.dot_general(grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         return carry[0] + to_head, carry[1].at[at].set(to_hidden.astype(hidden.dtype), mode="drop")
@@ -186,7 +205,7 @@ def _backward(
         head_grad = sum_scattered(head_grad, axis, dimension, blocks=8 if head_grad.size > LOGITS else 1)
     # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole head's gradient for it.
     head_grad = jax.lax.optimization_barrier(head_grad)
-    return hidden_grad, head_grad.astype(head.dtype), None, None
+    return hidden_grad, head_grad.astype(head.dtype), None, None, None
 
 
 def sum_scattered(matrix: jax.Array, axis: str, dimension: int, blocks: int) -> jax.Array:
@@ -222,7 +241,7 @@ def _scattered(block: jax.Array, axis: str, dimension: int) -> jax.Array:
 _chunked.defvjp(_forward, _backward)
 
 
-def _logits(hidden: jax.Array, head: jax.Array, temperature: float) -> jax.Array:
+def _logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
     """Multiply [C, D] x [D, V] -> [C, V] float32, and divide by the temperature."""
     return transform_logits(jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature)
 
@@ -254,7 +273,7 @@ def sharded_token_logprobs(
     counted: jax.Array,
     *,
     mesh: Mesh,
-    temperature: float = 1.0,
+    temperature: Number = 1.0,
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -271,15 +290,15 @@ def sharded_token_logprobs(
     """
     _check(hidden, head, targets, chunk)
     head_spec = spec(mesh, ("embed", "vocab"), head.shape)
-    settings = _Settings(temperature, chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis))
+    settings = _Settings(chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis))
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
     def local(
-        hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array
+        hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, temperature: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        logprobs, entropies = _chunked(flat, head, targets.reshape(-1), counted.reshape(-1), settings)
+        logprobs, entropies = _chunked(flat, head, targets.reshape(-1), counted.reshape(-1), temperature, settings)
         return logprobs.reshape(targets.shape), entropies.reshape(targets.shape) if with_entropy else None
 
     # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's transpose adds it up
@@ -287,11 +306,11 @@ def sharded_token_logprobs(
     split = jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(PartitionSpec(*tokens, None), head_spec, tokens, tokens),
+        in_specs=(PartitionSpec(*tokens, None), head_spec, tokens, tokens, PartitionSpec()),
         out_specs=outputs,
         check_vma=False,
     )
-    return split(hidden, head, targets, counted)
+    return split(hidden, head, targets, counted, _positive(temperature))
 
 
 def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int) -> jax.Array:

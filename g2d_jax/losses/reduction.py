@@ -17,6 +17,21 @@ import jax.numpy as jnp
 Sums = dict[str, jax.Array]
 """Scalar float32 sums (or extremes) over active positions; see `mean_metrics` for turning them into means."""
 
+Number = float | jax.Array
+"""A number of a loss: a constant of the program, or a float32 scalar that is an argument of it."""
+
+
+def is_off(number: Number) -> bool:
+    """Return whether a term of this coefficient is left out: it is 0. One that is an argument may be anything."""
+    return not isinstance(number, jax.core.Tracer) and not number
+
+
+def check_not_negative(**numbers: Number) -> None:
+    """Raise ValueError that names a number that is negative or NaN. Arguments of a program cannot be looked at."""
+    for name, number in numbers.items():
+        if not isinstance(number, jax.core.Tracer) and not number >= 0.0:
+            raise ValueError(f"{name} must not be negative, got {number}")
+
 
 def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Cast values to float32, with 0 wherever weights is 0.

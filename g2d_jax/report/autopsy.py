@@ -47,9 +47,9 @@ LEGEND = (
 )
 RULE = (
     "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over another draw of each step's "
-    f"prompts. A run taught little from where they meet on if, beyond noise, a step added less than {LITTLE:g} of what "
-    "it had added before, and the place is known to within half of the run. Rollouts of step k are those drawn for "
-    "update k."
+    "prompts; another seed is not in them. A run taught little from where they meet on if by these intervals a step "
+    f"added less than {LITTLE:g} of what it had added before, and the place is known to within half of the run. "
+    "Rollouts of step k are those drawn for update k."
 )
 BENT = (
     "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: before it the policy is "

@@ -19,13 +19,15 @@ FILES = ("compare.html", "compare.md", "compare.csv", "figures")
 
 RESULT_NOTE = (
     "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training behind it. "
-    "Intervals are 95 %, over problems; they say nothing about another seed of training. Greedy accuracy, entropy, "
+    "Intervals are 95 %, over problems only; another seed of training is not in them. Greedy accuracy, entropy, "
     "length and what was truncated are of all problems that a run evaluated."
 )
 
 DIFFERENCES = (
-    "± standard error, clustered by problem; 95 % interval: over another draw of problems. Beyond noise: the interval "
-    "leaves zero out. Better, equal, worse: problems on which the second policy's accuracy is higher, the same, lower."
+    "± standard error, clustered by problem; 95 % interval: over another draw of problems. It is of "
+    "these two policies: another seed of training is not in it, so that it does not tell which way of "
+    "training is better; a study of five seeds or more (g2d sweep) may. Better, equal, worse: problems "
+    "on which the second policy's accuracy is higher, the same, lower."
 )
 
 
@@ -41,7 +43,7 @@ def report(runs: Study) -> Report:
     """Put together all that a study whose arms are runs shows. Raises ValueError for damaged completions."""
     labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
     count = math.comb(len(runs.rows), 2)
-    chance = f" Of {count} pairs without any difference about {0.05 * count:.1f} would seem beyond noise by chance."
+    chance = f" Of {count} pairs without any difference about {0.05 * count:.1f} would have an interval without zero."
     left_out = [{"policy": policy, "why": why} for policy, why in runs.left_out.items()]
     return Report(
         kind="comparison",
@@ -61,15 +63,23 @@ def report(runs: Study) -> Report:
 
 
 def headline(runs: Study) -> str:
-    """Say in one sentence which of the runs' last policies is best, and by how much before the next."""
+    """Say in one sentence which of the runs' last policies is best, and by how much before the next on these problems.
+
+    Never that one way of training is better: each policy is of one seed.
+    """
     best, second = sorted(runs.last, key=lambda row: -row.accuracy.mean)[:2]
     pair = compare(second, best)
     count = len(runs.problems)
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
     reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
-    size = fmt.spread(pair.difference, pair.sem)
-    noise = {True: "beyond noise", False: "within noise", None: "too few problems to tell"}[pair.is_beyond_noise]
-    return f"{reached}, {second.name} {fmt.percent(second.accuracy.mean)} %: {size} points apart, {noise}."
+    reached += f", {second.name} {fmt.percent(second.accuracy.mean)} %"
+    if math.isnan(pair.low):
+        return f"{reached}: {fmt.percent(pair.difference)} points apart, too few problems for an interval."
+    interval = f"[{100 * pair.low:.1f}, {100 * pair.high:.1f}]"
+    return (
+        f"{reached}: these two policies differ on them by {fmt.percent(pair.difference)} points {interval} "
+        "(95 %, over problems; another seed is not in it)."
+    )
 
 
 def notes(runs: Study) -> list[str]:
@@ -130,14 +140,13 @@ def differences(runs: Study) -> Table:
     rows = []
     for before, after in combinations(runs.rows, 2):
         pair = compare(before, after)
-        is_known, ends = pair.is_beyond_noise is not None, f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
+        ends = UNKNOWN if math.isnan(pair.low) else f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
         rows.append(
             {
                 "pair": f"{before.name} → {after.name}",
                 "difference": fmt.change(pair.difference, pair.sem),
-                "95 % interval": ends if is_known else UNKNOWN,
+                "95 % interval": ends,
                 **{name: fmt.count(getattr(pair, name)) for name in ("better", "equal", "worse")},
-                "beyond noise": {True: "yes", False: "no", None: UNKNOWN}[pair.is_beyond_noise],
             }
         )
     return table("Paired differences in accuracy, points (second minus first)", rows)

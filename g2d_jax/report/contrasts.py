@@ -15,9 +15,10 @@ from g2d_jax.study import frontier, stats
 
 
 class Difference(NamedTuple):
-    """after - before in accuracy, with its standard error and its interval over another draw of problems.
+    """after - before in accuracy of two policies, with its standard error and interval over another draw of problems.
 
-    better, equal, worse: on how many of the problems `after` is that.
+    Another seed of training is not in them: they are of these two policies, and not of how they were trained. better,
+    equal, worse: on how many of the problems `after` is that.
     """
 
     difference: float
@@ -28,17 +29,12 @@ class Difference(NamedTuple):
     equal: int
     worse: int
 
-    @property
-    def is_beyond_noise(self) -> bool | None:
-        """Whether the interval leaves 0 out; None with fewer than two problems."""
-        return None if math.isnan(self.sem) else self.low > 0 or self.high < 0
-
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
 def compare(before: Row, after: Row) -> Difference:
     """Compare two rows of one policy each, whatever their seeds, problem by problem."""
     apart = after.accuracies - before.accuracies
-    paired, interval = stats.paired(before.correct[0], after.correct[0]), frontier.bootstrap(apart)
+    paired, interval = stats.paired(before.correct[0], after.correct[0]), frontier.mean_interval(apart, limits=(-1, 1))
     counts = (int((apart > 0).sum()), int((apart == 0).sum()), int((apart < 0).sum()))
     return Difference(paired.difference, paired.sem, interval.low, interval.high, *counts)
 
@@ -49,7 +45,7 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
         return None
     there = dict(zip(other.seeds, other.accuracies, strict=True))
     pairs = [values - there[seed] for seed, values in zip(row.seeds, row.accuracies, strict=True) if seed in there]
-    return frontier.bootstrap(np.stack(pairs)) if pairs else None
+    return frontier.mean_interval(np.stack(pairs), limits=(-1, 1)) if pairs else None
 
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
@@ -65,7 +61,7 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
         curve = _curve(baseline, seed, measure)
         there = None if curve is None else frontier.interpolate(*curve, policy.costs[measure])
         reached += [] if there is None else [values - there]
-    return frontier.bootstrap(np.stack(reached)) if reached else None
+    return frontier.mean_interval(np.stack(reached), limits=(-1, 1)) if reached else None
 
 
 def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:

@@ -68,11 +68,14 @@ def change(difference: float, error: float) -> str:
 
 
 def interval(value: Interval | None, sign: str = "") -> str:
-    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; sign: "+" for a difference in points."""
+    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; without one where it is not known.
+
+    sign: "+" for a difference in points.
+    """
     if value is None or math.isnan(value.mean):
         return UNKNOWN
     mean, low, high = (f"{100 * end:{sign}.1f}" for end in (value.mean, value.low, value.high))
-    return f"{mean} [{low}, {high}]"
+    return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
 
 
 def measured(value: float, error: float, *, sign: str = "") -> str:

@@ -430,7 +430,7 @@ class Row:
     @cached_property
     def accuracy(self) -> frontier.Interval:
         """Mean accuracy with its interval over problems and seeds."""
-        return frontier.bootstrap(self.accuracies)
+        return frontier.mean_interval(self.accuracies, limits=(0, 1))
 
     @cached_property
     def dev(self) -> float:
@@ -443,7 +443,7 @@ class Row:
         if self.split != "test":  # `Policy.gain` is of test problems
             return None
         gains = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
-        return frontier.bootstrap(np.stack(gains)) if gains else None
+        return frontier.mean_interval(np.stack(gains), limits=(-1, 1)) if gains else None
 
     @cached_property
     def costs(self) -> dict[str, float]:

@@ -18,6 +18,7 @@ from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
 from g2d_jax.runtime.processes import AGAIN
 from g2d_jax.runtime.storage import PathLike
+from g2d_jax.study.stats import t_quantile
 
 COLUMNS = ("stage", "policy", "measure", "value")
 
@@ -44,6 +45,11 @@ CURVES: Mapping[str, tuple[tuple[str, ...], bool]] = {
 
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
+
+ERRORS_NOTE = (
+    "Errors are over problems: they are of these policies, and another seed of training is not in them. A study of "
+    "several seeds (g2d sweep) has it."
+)
 
 TRAINING_NOTE = (
     "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
@@ -169,7 +175,8 @@ def _reached(run: Run, stage: str) -> str:
 def headline(evaluation: Manifest | None) -> str:
     """State the run's result in one sentence of measured numbers; a change under two standard errors is none.
 
-    Of accuracy, or where there are rewards only of the first task's.
+    It is of these policies on these problems: of another seed a run knows nothing. Of accuracy, or where there are
+    rewards only of the first task's.
     """
     ordered = policies(evaluation)
     if not evaluation or not ordered:
@@ -220,14 +227,11 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
     """Build the last evaluation's tables and figures, the chosen checkpoints, and earlier evaluations folded."""
     if latest is not None:
         yield tables.summary_table(latest, run.manifests.values())
+        yield Note(ERRORS_NOTE)
         yield tables.tasks_table(latest)
         yield tables.verdicts_table(latest)
-        bars = [
-            (policy_name(policy), 100 * mean, 100 * (mean - 2 * sem), 100 * (mean + 2 * sem))
-            for policy in policies(latest)
-            for mean, sem in [(number(policy, "mean"), number(policy, "sem_clustered"))]
-        ]
-        note = "Bars: ± 2 standard errors, clustered by problem."
+        bars = [(policy_name(policy), *_interval(policy)) for policy in policies(latest)]
+        note = "Bars: 95 %, over problems only; another seed is not in them."
         yield figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
         yield _pass_at(policies(latest))
         yield Fold("Other comparisons, and subsets", [tables.paired_table(latest), tables.subsets_table(latest)])
@@ -236,6 +240,13 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
             yield tables.selection_table(manifest)
     for stage in run.evaluations[:-1]:
         yield Fold(f"Earlier evaluation: {stage.name}", [tables.summary_table(stage.manifest, ())])
+
+
+def _interval(policy: Manifest) -> tuple[float, float, float]:
+    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where there is none."""
+    mean = 100 * number(policy, "mean")
+    half = 100 * t_quantile(number(policy, "problems")) * number(policy, "sem_clustered")
+    return mean, mean - half, mean + half
 
 
 def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:

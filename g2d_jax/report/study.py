@@ -23,8 +23,9 @@ from g2d_jax.study.frontier import Interval
 from g2d_jax.study.pricing import Rates
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
-FEW_SEEDS = 5
-"""Intervals of fewer seeds are too narrow (see frontier.py)."""
+FEWEST_SEEDS = 5
+"""With fewer no difference between settings is called significant."""
+ONE_SEED = "Intervals are 95 %, over problems only: another seed is not in them."
 OUT_OF_RANGE = "out of range"
 FRONTIERS = ("flops", "generated", "tokens", "trained", "device_seconds", "verifier_cpu_seconds", "price")
 """Costs that accuracy is drawn against, a figure each."""
@@ -148,12 +149,10 @@ def command(study: Study) -> str:
 
 
 def caution(study: Study) -> str:
-    """Explain the columns, and that intervals of few seeds are too narrow."""
+    """Explain how intervals are made, what few seeds cannot tell, and the columns."""
     counts = {len(row.seeds) for group in study.groups for row in group.rows} or {0}
-    many = f"{min(counts)}{f' to {max(counts)}' * (len(counts) > 1)} seed{'s' * (max(counts) != 1)}"
-    few = f": with fewer than {FEW_SEEDS} seeds they are too narrow" if min(counts) < FEW_SEEDS else ""
     texts = [
-        f"Intervals are 95 %, over problems and {many}{few}.",
+        *_of_intervals(min(counts), max(counts)),
         "Gain: over the policy its last training started from; differences are in points on test, paired by seed and "
         "problem. Costs leave out supervised fine-tuning, which is the same for all.",
     ]
@@ -171,6 +170,19 @@ def caution(study: Study) -> str:
             "once for every K)."
         )
     return " ".join(texts)
+
+
+def _of_intervals(fewest: int, most: int) -> list[str]:
+    """Say how the intervals of rows with so many seeds are made, and what they cannot tell."""
+    if most <= 1:
+        return [ONE_SEED]
+    many = f"{fewest} to {most}" if fewest < most else f"{most}"
+    texts = [f"Intervals are 95 %, over problems and {many} seeds: Student's t times the error between each of them."]
+    if fewest == 1:
+        texts.append("Those of one seed are over problems only: another seed is not in them.")
+    if fewest < FEWEST_SEEDS:
+        texts.append(f"Fewer than {FEWEST_SEEDS} seeds are too few to tell whether a difference is the setting's.")
+    return texts
 
 
 def flops(amount: float) -> str:
@@ -403,7 +415,7 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     joined = {group.name for group in (*study.offline, *study.baselines) if len(group.rows) > 1}
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
     if study.sides:
-        note = "Bars are 95 % intervals over the common problems."
+        note = "Bars are 95 % intervals over the common problems only: another seed is not in them."
     name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
     title = f"{study.split.capitalize()} accuracy, %, against {name}"
     y_title = f"{study.split} accuracy, %"

@@ -16,7 +16,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, early_stopping, probes
-from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, logprobs_temperature, trains_off_policy
+from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, trains_off_policy
 from g2d_jax.stages.external_rollouts import ExternalBatches, external_batches
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
@@ -96,12 +96,12 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
             runtime, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
         )
     share = (runtime.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
-    calls, temperature = stage.steps / stage.num_iterations * share, logprobs_temperature(stage)
+    calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(runtime, name, (state,))
-        yield logprobs(runtime, name, bare, calls, (state,), temperature, reference=True)
+        yield logprobs(runtime, name, bare, calls, (state,), reference=True)
     if stage.reference_sync or trains_off_policy(stage):
-        yield logprobs(runtime, name, bare, calls, (state.opt_state, *reference), temperature)
+        yield logprobs(runtime, name, bare, calls, (state.opt_state, *reference))
     yield from probes.programs(runtime, name, stage, stage.steps, response, state, reference)
     objective = objective_of(runtime.compute, stage)
     yield from training_programs(

@@ -103,7 +103,7 @@ def programs(
     prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, workload.mean))
     group = Group(prompt, [Response(tokens, {})] * workload.num_generations)
     packed = _packed(runtime, [group] * int(workload.prompts / workload.calls), sampling)
-    scored = logprobs(runtime, name, packed, workload.calls, (state,), sampling.temperature or 1.0, reference=True)
+    scored = logprobs(runtime, name, packed, workload.calls, (state,), reference=True)
     yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 

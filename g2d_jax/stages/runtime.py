@@ -48,7 +48,7 @@ from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.windows import window_at
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.step import make_scorer, put_batch
+from g2d_jax.training.step import make_scorer, put_batch, put_number
 from g2d_jax.workdir import absolute
 
 
@@ -386,7 +386,7 @@ class Runtime:
         cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
             score = self.programs.take(make_scorer, self.compute)
-            logprobs, _ = score(params, *put_batch(packed, self.mesh), temperature=float(temperature))
+            logprobs, _ = score(params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh))
             self.clock.settle()
             return np.asarray(logprobs)
 

@@ -33,13 +33,13 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.extra_state import ExtraState
 from g2d_jax.stages.policies import base_of, frozen_params, load_policy
 from g2d_jax.stages.profiles import Profiler
-from g2d_jax.stages.programs.training import optimizer_of
+from g2d_jax.stages.programs.training import optimizer_of, schedule_of, train_step_of
 from g2d_jax.stages.row_shapes import RowShape, pack_rows
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
-from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch
+from g2d_jax.training.step import Numbers, TrainState, abstract_state, fresh_state, put_batch, put_numbers
 
 
 @dataclass
@@ -48,7 +48,8 @@ class Trainer:
 
     frozen_params: those of the policy that no update changes. step: updates done, those that were skipped included.
     cost: cost so far. per: the divisor of the objective's metric sums, "tokens" or "pairs". pinned: steps whose
-    checkpoints stay. rows: the shape of its packed batches.
+    checkpoints stay. rows: the shape of its packed batches. numbers: of `run_step`, on the devices. rate: the learning
+    rate of an update.
     """
 
     runtime: Runtime
@@ -64,6 +65,7 @@ class Trainer:
     extra_state: ExtraState
     checkpoints: Checkpoints
     run_step: Jitted
+    numbers: Numbers
     rate: Callable[[int], Any]
     bar: Progress
     profiler: Profiler
@@ -92,7 +94,7 @@ class Trainer:
         with clock.doing("training"):
             packed = self._keyed(self.pack(groups))
             arrays, count = put_batch(packed, self.runtime.mesh)
-            self.state, sums = self.run_step(self.state, arrays, count, self.frozen_params)
+            self.state, sums = self.run_step(self.state, arrays, count, self.numbers, self.frozen_params)
             clock.launched("training", list(sums.values()))
             self.cost.trained += packed.used
             self.cost.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
@@ -235,11 +237,10 @@ def open_trainer(
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
-    objective, programs = runtime.loss_of(name, objective)
     folder: epath.Path = runtime.folders[name] / "checkpoints"
-    optimizer, rate = optimizer_of(stage.optimizer, total)
+    optimizer, _ = optimizer_of(stage.optimizer, total)
     offload = runtime.config.compute.offload_optimizer
-    run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
+    run_step, numbers = train_step_of(runtime, name, stage.optimizer, total, objective)
     pins, existing = {total, *stage.kept_steps()}, Checkpoints(folder)
     step, cost, extra_state = None, Cost(), ExtraState()
     like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
@@ -275,7 +276,8 @@ def open_trainer(
             extra_state=extra_state,
             checkpoints=checkpoints,
             run_step=run_step,
-            rate=rate,
+            numbers=put_numbers(numbers, runtime.mesh),
+            rate=schedule_of(stage.optimizer, total),
             bar=bar,
             profiler=profiler,
         )

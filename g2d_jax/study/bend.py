@@ -5,8 +5,8 @@
 s, before and after are those of least squares. Their intervals are the 2.5 % and 97.5 % quantiles of the same fit to
 curves drawn anew, y plus normal noise of each point's standard error: a parametric bootstrap (Efron and Tibshirani
 1993, "An Introduction to the Bootstrap", section 6.5), which holds for points of few prompts too. The curve flattens
-at s if all of this is beyond noise (one-sided, 97.5 %): it rose before s, after s by less than LITTLE of what a step
-added before, and s is known to within half of the run.
+at s if by these intervals (one-sided, 97.5 %) it rose before s, after s by less than LITTLE of what a step added
+before, and s is known to within half of the run. They are of one run: another seed is not in them.
 
 By simulation (8 to 64 prompts of 8 responses a step, 20 to 120 steps; the seed of `bend` has no part in it): a curve
 that stays where it is seems to flatten in 0 to 7 runs of a hundred, one that rises evenly or falls in none, one that

@@ -5,38 +5,52 @@ problem's mean accuracy in each run, or the difference of two. NaN is "not score
 statistic is the mean over runs of each run's mean over its scored problems. A cost is one number in any unit that is
 the same throughout: FLOPs, tokens, device-seconds, money.
 
-`bootstrap` draws runs and problems, both with replacement and independently, every run of a replicate getting the same
-problems: the pigeonhole bootstrap of Owen 2007 (Annals of Applied Statistics 1, 386-411). What is known about it:
+`mean_interval` makes every interval over seeds. Its half width is
 
-    few runs             Too narrow in what differs from run to run. If nothing else varied and runs were normal, an
-                         interval of level 0.95 would cover 0.50 for R = 2, 0.75 for 3, 0.84 for 5, 0.91 for 10 (a
-                         simulation; for R = 2 and 3 it is exactly [lowest, highest run]). Below five runs show
-                         `seed_spread` or the runs themselves beside it.
-    one run              Only problems are drawn: the interval says nothing about another seed.
-    noise of the answers Too wide in what is neither the run's nor the problem's (few answers for each problem):
-                         that part's variance is counted 3 - 2 / R times. No bootstrap of a crossed table is exact
-                         (McCullagh 2000, Bernoulli 6, 285-301).
+    sqrt((t(R - 1) * error between seeds)^2 + (t(N - 1) * error between problems)^2)
+
+with t(d) the quantile of Student's t with d degrees of freedom. Both errors are one-way standard
+errors of the mean, those that two-way clustering is made of (Cameron, Gelbach and Miller 2011,
+Journal of Business & Economic Statistics 29, 238-249): that of the R runs' means, and the one
+clustered by problem. Each has its own t, since few seeds say little of how seeds vary, but nothing
+less of how problems do. Such sums of squares make an interval that covers at least `level` (Banerjee
+1960, Sankhya 22, 357), here for normal effects of runs, of problems and of answers:
+
+    Let S_1 and S_2 be the squared errors. The mean's variance is v = v_1 + v_2 with v_1 = E S_1 and
+    v_2 <= E S_2. With F the distribution function of chi-squared with 1 degree of freedom, coverage
+    is E F((t_1^2 S_1 + t_2^2 S_2) / v). F is concave, so that this is at least
+    (v_1 E F(t_1^2 S_1 / v_1) + v_2 E F(t_2^2 S_2 / v_2)) / v >= level.
+
+What is known about it:
+
+    few runs             Wide where runs differ: t is 12.7 for R = 2, 4.3 for 3, 2.8 for 5, 2.3 for
+                         10. A bootstrap over runs covers 0.50, 0.75, 0.84 and 0.91 there in place of
+                         0.95 if nothing else varies.
+    one run              Over problems only: another seed is not in it.
+    noise of the answers Counted in both errors: too wide by up to sqrt(2) where nothing else varies.
+    few problems         Too narrow where nearly all answers are right, or wrong, as is any interval
+                         from their spread.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from g2d_jax.study.stats import row_means
+from g2d_jax.study.stats import row_means, t_quantile
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and its percentile interval, in the unit of the values; NaN where nothing is scored.
+    """A mean and its interval, in the unit of the values; NaN where it is not known.
 
-    seeds: the runs with a scored problem. problems: those scored in at least one run.
+    seeds: the runs with a scored problem; of 1 the interval is over problems only. problems: those
+    scored in at least one run; of 1 there is no interval.
     """
 
     mean: float
@@ -46,23 +60,29 @@ class Interval:
     problems: int
 
 
-def bootstrap(values: ArrayLike, *, samples: int = 2000, level: float = 0.95, seed: int = 0) -> Interval:
+def mean_interval(
+    values: ArrayLike, *, level: float = 0.95, limits: tuple[float, float] = (-math.inf, math.inf)
+) -> Interval:
     """Compute the mean of [R, N] values and its interval over another draw of runs and of problems.
 
-    The interval runs from the (1 - level) / 2 to the (1 + level) / 2 quantile of `samples` replicates. It is too narrow
-    for fewer than five runs, and with R = 1 only problems are drawn (see the module's docstring). The same arguments
-    give the same interval. Runs and problems without anything scored are left out before drawing; a run with nothing
-    scored among the problems drawn is left out of that replicate, and a replicate with nothing at all is not counted.
+    With R = 1 it is over problems only (see the module's docstring). Runs and problems without
+    anything scored are left out. limits: what a mean can be, such as (0, 1) for an accuracy: the
+    interval is cut there, which loses no coverage.
     """
     table = np.asarray(values, dtype=np.float64)
     scored = ~np.isnan(table)
     table = table[scored.any(axis=1)][:, scored.any(axis=0)]
     if not table.size:
         return Interval(math.nan, math.nan, math.nan, 0, 0)
-    means = _replicates(table, samples, seed)
-    # Few samples of a table that is mostly NaN can all be without a scored entry.
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2]) if len(means) else (math.nan, math.nan)
-    return Interval(float(row_means(table).mean()), float(low), float(high), *table.shape)
+    runs, problems = table.shape
+    mean = float(row_means(table).mean())
+    half = t_quantile(problems, level) * _error_between_problems(table)
+    if runs > 1:
+        between_seeds = t_quantile(runs, level) * seed_spread(table) / math.sqrt(runs)
+        half = math.hypot(between_seeds, half)
+    # np.clip keeps NaN, which min and max do not.
+    low, high = np.clip([mean - half, mean + half], *limits)
+    return Interval(mean, float(low), float(high), runs, problems)
 
 
 def seed_spread(values: ArrayLike) -> float:
@@ -74,6 +94,22 @@ def seed_spread(values: ArrayLike) -> float:
     means = row_means(np.asarray(values, dtype=np.float64))
     means = means[~np.isnan(means)]
     return float(means.std(ddof=1)) if len(means) > 1 else math.nan
+
+
+def _error_between_problems(table: Array) -> float:
+    """Compute the mean's standard error clustered by problem; NaN for one problem.
+
+    table: [R, N] without empty rows and columns. A problem's share in the mean's error is the sum of
+    its deviations from each run's mean, over R times the problems scored in that run. With nothing
+    missing that is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
+    """
+    runs, problems = table.shape
+    if problems < 2:
+        return math.nan
+    deviations = table - row_means(table)[:, None]
+    weights = runs * (~np.isnan(table)).sum(axis=1, keepdims=True)
+    shares = np.nansum(deviations / weights, axis=0)
+    return math.sqrt(problems / (problems - 1) * float(np.square(shares).sum()))
 
 
 def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
@@ -89,24 +125,3 @@ def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
         return values[k].copy()
     share = (cost - costs[k - 1]) / (costs[k] - costs[k - 1])
     return (1 - share) * values[k - 1] + share * values[k]
-
-
-def _replicates(table: Array, samples: int, seed: int) -> Array:
-    """Compute the statistic of up to `samples` crossed resamples of a table without empty rows and columns."""
-    scored = ~np.isnan(table)
-    chosen, drawn = _draws(*table.shape, samples, seed)
-    counts = drawn @ scored.T.astype(np.float64)  # [samples, R]: how many scored problems each run has
-    means = drawn @ np.where(scored, table, 0.0).T / np.maximum(counts, 1)
-    weights = chosen * (counts > 0)
-    totals = weights.sum(axis=1)
-    return (weights * means).sum(axis=1)[totals > 0] / totals[totals > 0]
-
-
-@functools.lru_cache(maxsize=4)  # a report has many tables of few shapes, and drawing takes longest
-def _draws(runs: int, problems: int, samples: int, seed: int) -> tuple[NDArray[np.int64], Array]:
-    """Draw how often each run [samples, R] and each problem [samples, N] is in a replicate."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(problems, np.full(problems, 1 / problems), size=samples).astype(np.float64)
-    chosen = rng.multinomial(runs, np.full(runs, 1 / runs), size=samples)
-    chosen.flags.writeable = drawn.flags.writeable = False
-    return chosen, drawn

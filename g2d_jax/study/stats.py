@@ -17,6 +17,7 @@ arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,6 +115,17 @@ def row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute the mean of each row over its entries other than NaN; NaN for a row without any."""
     counts = (~np.isnan(values)).sum(axis=1)
     return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
+
+
+@functools.cache
+def t_quantile(count: float, level: float = 0.95) -> float:
+    """Compute Student's t for a two-sided interval from `count` values; NaN for fewer than two, and for NaN.
+
+    count: of what the standard error was taken over, runs or problems; there are count - 1 degrees of freedom.
+    """
+    from scipy.special import stdtrit  # here: `g2d status` need not wait for it
+
+    return float(stdtrit(count - 1, (1 + level) / 2)) if count > 1 else float("nan")
 
 
 def _mean(values: NDArray[np.float64]) -> float:

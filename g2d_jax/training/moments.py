@@ -20,7 +20,7 @@ import optax
 from g2d_jax import keys
 
 
-def scale_by_adam_bfloat16(*, b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+def scale_by_adam_bfloat16(*, b1: float, b2: float, eps: float | jax.Array) -> optax.GradientTransformation:
     """Return `optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` in bfloat16 between updates.
 
     The arithmetic is float32, and an update is made from the moments before they are rounded. The random numbers come

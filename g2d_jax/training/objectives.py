@@ -3,13 +3,16 @@
 An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py without their first
 dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as training/dropout.py makes it, the
 adapters' inputs are dropped at the rate of the model's config.
-The same settings give the same function, by which jitted programs are known again.
+
+Equal settings give the same function, by which jitted programs are known again. The losses of this module are a
+function and numbers (`Loss`), which are arguments of the train step: a study over betas compiles once. A number that
+is 0 and so leaves a term out is no argument, for the program without the term is another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -25,7 +28,36 @@ from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
 Micro = Mapping[str, jax.Array]
-Objective = Callable[[Decoder, Micro], tuple[jax.Array, dict[str, jax.Array]]]
+Numbers = Mapping[str, losses.Number]
+Result = tuple[jax.Array, dict[str, jax.Array]]
+Objective = Callable[[Decoder, Micro], Result]
+Structure = Callable[..., Result]
+"""An objective without its numbers: (params, micro, numbers) -> (loss, sums), or one that has none."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An objective in two parts: a function, which a program is made for, and its numbers by name, which are arguments
+    of the program. Any other objective is a constant of its program, with all that it holds."""
+
+    structure: Structure
+    numbers: Numbers = field(hash=False)
+
+    def __call__(self, params: Decoder, micro: Micro) -> Result:
+        """Compute loss and sums with these numbers."""
+        return self.structure(params, micro, self.numbers)
+
+
+def split(objective: Objective) -> tuple[Structure, Numbers]:
+    """Split an objective into what a program is made for and the numbers that it takes; {} for one without."""
+    if isinstance(objective, Loss) and objective.numbers:
+        return objective.structure, objective.numbers
+    return objective, {}
+
+
+def join(structure: Structure, numbers: Numbers) -> Objective:
+    """Join what `split` has split, with other numbers of these names perhaps, such as traced ones."""
+    return Loss(structure, numbers) if numbers else structure
 
 
 @dataclass(frozen=True)
@@ -39,7 +71,7 @@ class Compute:
 
 
 def response_logprobs(
-    compute: Compute, params: Decoder, micro: Micro, temperature: float = 1.0, with_entropy: bool = False
+    compute: Compute, params: Decoder, micro: Micro, temperature: losses.Number = 1.0, with_entropy: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
     """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
     hidden, _ = forward(
@@ -70,50 +102,68 @@ def response_logprobs(
 def sft(compute: Compute) -> Objective:
     """Return the objective of supervised fine-tuning. micro: weight [R, T]."""
 
-    def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def objective(params: Decoder, micro: Micro) -> Result:
         logprobs, _ = response_logprobs(compute, params, micro)
         return losses.sft_loss(logprobs, micro["weight"])
 
     return objective
 
 
-@cache
 def grpo(
     compute: Compute,
     *,
     temperature: float,
     beta: float,
     importance_sampling_level: ImportanceLevel = "token",
+    cispo: bool = False,
     entropy_coef: float = 0.0,
     **clipping: Any,
-) -> Objective:
+) -> Loss:
     """Return GRPO's objective. micro: weight, advantage and, for beta > 0, ref_logprob, each [R, T]; old_logprob and
     sampler_logprob if present.
 
     Without old_logprob the update is the first on its rollouts, at ratio 1 (`losses.grpo_loss`).
     importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef: if not 0, times the
     mean entropy at this temperature, which is rewarded; micro then needs entropy_weight [R, T] (`losses.sft_weights`).
-    clipping: epsilon, epsilon_high, cispo and importance_cap of `losses.grpo_loss`.
+    cispo, and clipping: epsilon, epsilon_high and importance_cap, are those of `losses.grpo_loss`.
+    Raises ValueError for a negative number, or a temperature that is not positive.
     """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    numbers = {"temperature": temperature, **_policy_numbers(beta, **clipping), **_on(entropy_coef=entropy_coef)}
+    return _loss(_grpo(compute, importance_sampling_level, cispo), numbers)
 
-    def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logprobs, entropies = response_logprobs(compute, params, micro, temperature, with_entropy=bool(entropy_coef))
-        result = _policy_term(logprobs, micro, importance_sampling_level, beta=beta, **clipping)
-        return _with_entropy(result, entropies, micro, entropy_coef)
+
+@cache
+def _grpo(compute: Compute, level: ImportanceLevel, cispo: bool) -> Structure:
+    """Return the objective of `grpo` without its numbers."""
+
+    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+        with_entropy = "entropy_coef" in numbers
+        logprobs, entropies = response_logprobs(compute, params, micro, numbers["temperature"], with_entropy)
+        result = _policy_term(logprobs, micro, level, cispo, numbers)
+        return _with_entropy(result, entropies, micro, numbers)
 
     return objective
 
 
-@cache
-def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> Objective:
+def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> Loss:
     """Return DPO's objective. micro, [R, M]: weight and, unless the loss has none, reference (summed log-probability);
     chosen in even places, rejected in odd ones.
 
     entropy_coef: if not 0, as in `grpo` but at temperature 1; micro then needs entropy_weight [R, T].
+    Raises ValueError for a negative one.
     """
+    structure, numbers = _split_dpo(settings)
+    return _loss(_dpo(compute, structure), numbers | _on(entropy_coef=entropy_coef))
 
-    def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logprobs, entropies = response_logprobs(compute, params, micro, with_entropy=bool(entropy_coef))
+
+@cache
+def _dpo(compute: Compute, settings: OnlineDPO) -> Structure:
+    """Return the objective of `dpo` without its numbers."""
+
+    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+        logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
         sums, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         result = losses.dpo_loss(
@@ -123,15 +173,15 @@ def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> 
             None if reference is None else reference[:, 1::2],
             micro["weight"][:, 0::2],
             settings,
+            numbers=numbers,
             chosen_lengths=lengths[:, 0::2],
             rejected_lengths=lengths[:, 1::2],
         )
-        return _with_entropy(result, entropies, micro, entropy_coef)
+        return _with_entropy(result, entropies, micro, numbers)
 
     return objective
 
 
-@cache
 def group_dpo(
     compute: Compute,
     settings: OnlineDPO,
@@ -140,30 +190,68 @@ def group_dpo(
     grpo_coef: float = 0.0,
     kl_beta: float = 0.0,
     importance_sampling_level: ImportanceLevel = "token",
+    cispo: bool = False,
     **clipping: Any,
-) -> Objective:
+) -> Loss:
     """Return the objective GroupDPO + grpo_coef * GRPO, in one forward pass, at temperature 1.
 
     micro, [R, M]: pair_weight, side, prompt (a number of its own within the row) and, unless the loss has none,
     reference. A prompt's responses must share a row.
     With grpo_coef also those of `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens".
-    With entropy_coef also entropy_weight [R, T].
+    With entropy_coef also entropy_weight [R, T]. Raises ValueError for a negative number.
     """
+    structure, numbers = _split_dpo(settings)
+    numbers |= _on(entropy_coef=entropy_coef, grpo_coef=grpo_coef)
+    if grpo_coef:
+        numbers |= _policy_numbers(kl_beta, **clipping)
+    return _loss(_group_dpo(compute, structure, importance_sampling_level, cispo), numbers)
 
-    def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logprobs, entropies = response_logprobs(compute, params, micro, with_entropy=bool(entropy_coef))
+
+@cache
+def _group_dpo(compute: Compute, settings: OnlineDPO, level: ImportanceLevel, cispo: bool) -> Structure:
+    """Return the objective of `group_dpo` without its numbers."""
+
+    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+        logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
         policy, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         side, prompt, weight = (micro[name] for name in ("side", "prompt", "pair_weight"))
-        loss, sums = losses.group_dpo_loss(policy, reference, side, prompt, weight, settings, lengths=lengths)
-        if grpo_coef:
-            other, more = _policy_term(logprobs, micro, importance_sampling_level, beta=kl_beta, **clipping)
+        loss, sums = losses.group_dpo_loss(
+            policy, reference, side, prompt, weight, settings, numbers=numbers, lengths=lengths
+        )
+        if "grpo_coef" in numbers:
+            other, more = _policy_term(logprobs, micro, level, cispo, numbers)
             tokens = more.pop("tokens")
-            loss = loss + grpo_coef * other
+            loss = loss + numbers["grpo_coef"] * other
             sums = sums | {"tokens": tokens} | {f"{name}|tokens": value for name, value in more.items()}
-        return _with_entropy((loss, sums), entropies, micro, entropy_coef)
+        return _with_entropy((loss, sums), entropies, micro, numbers)
 
     return objective
+
+
+def _loss(structure: Structure, numbers: dict[str, float]) -> Loss:
+    losses.check_not_negative(**numbers)
+    return Loss(structure, numbers)
+
+
+def _on(**coefficients: float) -> dict[str, float]:
+    """Return the coefficients that are not 0, so that the term that each multiplies is in the program."""
+    return {name: number for name, number in coefficients.items() if number}
+
+
+def _policy_numbers(
+    beta: float, *, epsilon: float = 0.2, epsilon_high: float | None = None, importance_cap: float = 0.0
+) -> dict[str, float]:
+    """Return the numbers of `_policy_term`; beta, of the KL term, is called kl_beta among them."""
+    high = epsilon if epsilon_high is None else epsilon_high
+    return {"epsilon": epsilon, "epsilon_high": high, **_on(kl_beta=beta, importance_cap=importance_cap)}
+
+
+def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
+    """Split DPO's settings into those that decide the program, with all others at their defaults, and the numbers."""
+    structure = OnlineDPO(loss_type=settings.loss_type, nll_length_normalization=settings.nll_length_normalization)
+    coefficients = _on(label_smoothing=settings.label_smoothing, nll_coef=settings.nll_coef)
+    return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
 
 def place_sums(values: jax.Array, micro: Micro) -> jax.Array:
@@ -177,28 +265,27 @@ def _numbered(response_index: jax.Array, places: int) -> jax.Array:
     return jnp.where(response_index >= 0, response_index + places * jnp.arange(response_index.shape[0])[:, None], -1)
 
 
-def _policy_term(
-    logprobs: jax.Array, micro: Micro, level: ImportanceLevel, *, beta: float, **clipping: Any
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def _policy_term(logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cispo: bool, numbers: Numbers) -> Result:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
     ids = _numbered(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
     return losses.grpo_loss(
         logprobs,
         micro.get("old_logprob"),
-        micro["ref_logprob"] if beta else None,
+        micro["ref_logprob"] if "kl_beta" in numbers else None,
         micro["advantage"],
         micro["weight"],
-        beta=beta,
+        epsilon=numbers["epsilon"],
+        epsilon_high=numbers["epsilon_high"],
+        beta=numbers.get("kl_beta", 0.0),
+        cispo=cispo,
         sampler_logprobs=micro.get("sampler_logprob"),
+        importance_cap=numbers.get("importance_cap", 0.0),
         sequence_ids=ids,
-        **clipping,
     )
 
 
-def _with_entropy(
-    result: tuple[jax.Array, dict[str, jax.Array]], entropies: jax.Array | None, micro: Micro, coef: float
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def _with_entropy(result: Result, entropies: jax.Array | None, micro: Micro, numbers: Numbers) -> Result:
     if entropies is None:
         return result
-    loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], coef)
+    loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], numbers["entropy_coef"])
     return result[0] + loss, result[1] | sums

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -17,6 +17,11 @@ from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.training.moments import scale_by_adam_bfloat16
 
+Numbers = Mapping[str, Any]
+"""The numbers of an optimiser that are arguments of its programs: float32 scalars by the names of their settings."""
+
+_OTHERS = ("eps", "max_grad_norm", "weight_decay")  # beside those of the schedule
+
 
 def make_schedule(settings: Optimizer, total_steps: int) -> Callable[[int | jax.Array], Any]:
     """Return the learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy for an int.
@@ -27,33 +32,40 @@ def make_schedule(settings: Optimizer, total_steps: int) -> Callable[[int | jax.
     that no update has rate 0. From there "linear" and "cosine" fall to min_lr_ratio * learning_rate at total_steps: the
     last update, number total_steps - 1, still moves. Raises ValueError for steps that leave no update after warm-up.
     """
-    warmup_steps, low = settings.warmup_steps, settings.min_lr_ratio
-    if total_steps <= warmup_steps:
+    return partial(_rate, settings.schedule, _schedule_numbers(settings, total_steps))
+
+
+def _schedule_numbers(settings: Optimizer, total_steps: int) -> dict[str, np.float32]:
+    """Return the numbers of a schedule. Raises ValueError for steps that leave no update after warm-up."""
+    if total_steps <= settings.warmup_steps:
         raise ValueError(
-            f"optimizer.warmup_steps ({warmup_steps}) must be less than the number of updates ({total_steps}): lower "
-            "warmup_steps or train longer"
+            f"optimizer.warmup_steps ({settings.warmup_steps}) must be less than the number of updates "
+            f"({total_steps}): lower warmup_steps or train longer"
         )
-
-    def rate(step: int | jax.Array) -> Any:
-        xp: Any = np if isinstance(step, int) else jnp
-        done = xp.asarray(step).astype(xp.float32)
-        warm = xp.minimum(1.0, (done + 1.0) / (warmup_steps + 1.0))
-        fraction = xp.clip((done - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
-        decay = xp.ones_like(fraction)
-        if settings.schedule == "linear":
-            decay = 1.0 - fraction
-        elif settings.schedule == "cosine":
-            decay = 0.5 * (1.0 + xp.cos(math.pi * fraction))
-        return settings.learning_rate * warm * (low + (1.0 - low) * decay)
-
-    return rate
+    names = ("learning_rate", "warmup_steps", "min_lr_ratio")
+    chosen = {name: getattr(settings, name) for name in names}
+    return {name: np.float32(number) for name, number in (chosen | {"total_steps": total_steps}).items()}
 
 
-@cache
+def _rate(schedule: str, numbers: Numbers, step: int | jax.Array) -> Any:
+    """Compute the learning rate of an update: see `make_schedule`."""
+    xp: Any = np if isinstance(step, int) else jnp
+    warmup_steps, low = numbers["warmup_steps"], numbers["min_lr_ratio"]
+    done = xp.asarray(step).astype(xp.float32)
+    warm = xp.minimum(1.0, (done + 1.0) / (warmup_steps + 1.0))
+    fraction = xp.clip((done - warmup_steps) / (numbers["total_steps"] - warmup_steps), 0.0, 1.0)
+    decay = xp.ones_like(fraction)
+    if schedule == "linear":
+        decay = 1.0 - fraction
+    elif schedule == "cosine":
+        decay = 0.5 * (1.0 + xp.cos(math.pi * fraction))
+    return numbers["learning_rate"] * warm * (low + (1.0 - low) * decay)
+
+
 def make_optimizer(
     settings: Optimizer, total_steps: int
-) -> tuple[optax.GradientTransformation, Callable[[int | jax.Array], Any]]:
-    """Return an optimiser and its schedule. The same settings give the same objects.
+) -> tuple[optax.GradientTransformationExtraArgs, dict[str, np.float32]]:
+    """Return an optimiser, and the numbers that its updates take: update(grads, state, params, numbers=numbers).
 
         g ← g * min(1, max_grad_norm / |g|)            |g|: L2 norm over all parameters; max_grad_norm <= 0: off
         p ← p - rate(t) * (u + weight_decay * p)       no decay on norms and biases
@@ -62,20 +74,44 @@ def make_optimizer(
     moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm 4 without its relative step size, in the
     steps of optax) has u = g / √v with the decay 1 - t^-0.8, v of a matrix factored where both sides are at least 128,
     and u at most 1 in root mean square over each array, all layers together; b1, b2 and eps are AdamW's alone.
-    total_steps: updates of the whole stage, not of what is left after a resume: the count lives in the state.
-    State in float32 has the parameters' dtype: keep them so. Raises as `make_schedule`.
+    total_steps: updates of the whole stage, not of what is left after a resume: the count lives in the state, and from
+    it an update has its rate. State in float32 has the parameters' dtype: keep them so.
+    numbers: of `make_schedule`, eps, max_grad_norm and weight_decay, as float32. Settings that differ in these alone
+    give the same optimiser, by which programs are known again; whether it clips and decays is not a number.
+    Raises as `make_schedule`.
     """
-    rate, limit = make_schedule(settings, total_steps), settings.max_grad_norm
-    clip = optax.clip_by_global_norm(limit) if limit > 0 else optax.identity()
-    decay = optax.identity()
-    if settings.weight_decay:
-        decay = optax.add_decayed_weights(settings.weight_decay, mask=decay_mask)
-    if settings.kind == "adafactor":
-        scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
-    else:
-        adam = scale_by_adam_bfloat16 if settings.moment_dtype == "bfloat16" else optax.scale_by_adam
-        scaled = adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
-    return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate)), rate
+    numbers = _schedule_numbers(settings, total_steps)
+    numbers |= {name: np.float32(getattr(settings, name)) for name in _OTHERS}
+    # b1 and b2 stay constants of the program: in float32 1 - b2 is off by 1e-5 of itself for the usual 0.999.
+    structure = (settings.kind, settings.moment_dtype, settings.b1, settings.b2, settings.schedule)
+    return _optimizer(*structure, settings.max_grad_norm > 0, settings.weight_decay != 0), numbers
+
+
+@cache
+def _optimizer(
+    kind: str, moment_dtype: str, b1: float, b2: float, schedule: str, clips: bool, decays: bool
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimiser of `make_optimizer` without its numbers."""
+
+    def chain(numbers: Numbers) -> optax.GradientTransformation:
+        clip = optax.clip_by_global_norm(numbers["max_grad_norm"]) if clips else optax.identity()
+        decay = optax.add_decayed_weights(numbers["weight_decay"], mask=decay_mask) if decays else optax.identity()
+        if kind == "adafactor":
+            scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+        else:
+            adam = scale_by_adam_bfloat16 if moment_dtype == "bfloat16" else optax.scale_by_adam
+            scaled = adam(b1=b1, b2=b2, eps=numbers["eps"])
+        rate = partial(_rate, schedule, numbers)
+        return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate))
+
+    def init(params: Any) -> Any:
+        # No number is in the state: its tree, by which checkpoints are restored, is that of constants.
+        return chain(dict.fromkeys(_OTHERS, 0.0)).init(params)
+
+    def update(updates: Any, state: Any, params: Any = None, *, numbers: Numbers) -> tuple[Any, Any]:
+        return chain(numbers).update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def state_bytes(kind: str, moment_dtype: str) -> int:

@@ -1,6 +1,7 @@
 """The jitted train step: micro-batches accumulated in a loop, one optimiser update, state donated.
 
 Losses carry global normalisers in their weights, so gradients of micro-batches and devices are simply added.
+The numbers of optimiser and loss are arguments: with other ones the same program runs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
-from g2d_jax.losses import add_sums, empty_sums
+from g2d_jax.losses import Number, add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
 from g2d_jax.runtime.program_cache import Jitted, Programs
-from g2d_jax.training.objectives import Compute, Objective, response_logprobs
+from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
 Arrays = Mapping[str, jax.Array]
+Numbers = Mapping[str, Mapping[str, Any]]
+"""The numbers of "optimizer" (see `make_optimizer`) and "loss" (see `objectives.split`) by name."""
 Totals = tuple[Decoder, jax.Array, dict[str, jax.Array]]
 """Gradient, loss and sums of micro-batches."""
 
@@ -107,15 +110,37 @@ def abstract_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.ShapeDtype
     return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
 
 
+def put_number(number: float, mesh: Mesh) -> jax.Array:
+    """Put a number that is an argument of programs on every device, as a float32 scalar."""
+    return meshes.put(np.asarray(number, np.float32), meshes.replicated(mesh))
+
+
+def put_numbers(numbers: Numbers, mesh: Mesh) -> Numbers:
+    """Put the numbers of a train step on every device, as float32 scalars."""
+    return jax.tree.map(lambda number: put_number(number, mesh), numbers)
+
+
+def abstract_number(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Return the result of `put_number` as a ShapeDtypeStruct with its sharding."""
+    return jax.ShapeDtypeStruct((), np.float32, sharding=meshes.replicated(mesh))
+
+
+def abstract_numbers(numbers: Numbers, mesh: Mesh) -> Numbers:
+    """Return the result of `put_numbers` with a ShapeDtypeStruct and its sharding in place of every number."""
+    return jax.tree.map(lambda _: abstract_number(mesh), numbers)
+
+
 def make_train_step(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
+    objective: Structure,
+    optimizer: optax.GradientTransformationExtraArgs,
     config: ModelConfig,
     mesh: Mesh,
     offload: bool = False,
 ) -> Jitted:
-    """Return step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
+    """Return step(state, arrays [N, R, …], count, numbers, rest=None) -> (state, metrics); state is donated.
 
+    objective: without its numbers, as `objectives.split` gives it. numbers: as `put_numbers` puts them; with
+    another set of names under "loss" another program is compiled.
     rest: what is not trained of a policy with adapters, see `lora.partition`.
     Only the first `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
     skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
@@ -127,24 +152,25 @@ def make_train_step(
     near = state_shardings(config, optimizer, mesh)
 
     def train_step(
-        state: TrainState, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
+        state: TrainState, arrays: Arrays, count: jax.Array, numbers: Numbers, rest: Decoder | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
+        grads, loss, sums = accumulate(join(objective, numbers["loss"]), state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm)
         if offload:
             # A branch, which begins when its condition is known: without it XLA for TPU copies the arrays to the
             # devices at the start of the step, where they lie beside the activations.
-            state = jax.lax.cond(sound, updated, lambda state, _: state, state, grads)
+            state = jax.lax.cond(sound, updated, lambda state, *_: state, state, grads, numbers["optimizer"])
         else:
             # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
-            state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated(state, grads), state)
+            moved = updated(state, grads, numbers["optimizer"])
+            state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
         return state, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
 
-    def updated(state: TrainState, grads: Decoder) -> TrainState:
+    def updated(state: TrainState, grads: Decoder, numbers: Mapping[str, jax.Array]) -> TrainState:
         opt_state = jax.device_put(state.opt_state, near.opt_state) if offload else state.opt_state
-        updates, opt_state = optimizer.update(grads, opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, opt_state, state.params, numbers=numbers)
         if offload:
             opt_state = jax.device_put(opt_state, where.opt_state)
         return TrainState(optax.apply_updates(state.params, updates), opt_state)
@@ -176,10 +202,10 @@ def _micro(arrays: Arrays, index: jax.Array | int) -> dict[str, jax.Array]:
 
 def make_scorer(compute: Compute) -> Jitted:
     """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T]. It has no
-    gradient."""
+    gradient. temperature: positive; as `put_number` puts it one program serves all."""
 
     def score_logprobs(
-        params: Decoder, arrays: Arrays, count: jax.Array, temperature: float = 1.0
+        params: Decoder, arrays: Arrays, count: jax.Array, temperature: Number = 1.0
     ) -> tuple[jax.Array, jax.Array]:
         tokens = arrays["tokens"]
         blank = jnp.zeros(tokens.shape, jnp.float32)
@@ -192,4 +218,4 @@ def make_scorer(compute: Compute) -> Jitted:
 
         return jax.lax.fori_loop(0, count, score_micro, (blank, blank))
 
-    return Jitted(score_logprobs, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))
+    return Jitted(score_logprobs, out_shardings=meshes.replicated(compute.mesh))

@@ -14,7 +14,7 @@ from g2d_jax.models import flops
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import abstract_state, make_train_step
+from g2d_jax.training.step import abstract_numbers, abstract_state, make_train_step
 
 TINY = ModelConfig("llama", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 # A layer: q and o 32*32 each, k and v 32*16 each, three of 32*48, two norms of 32. Outside: embedding, norm.
@@ -58,12 +58,13 @@ def test_a_train_step_is_near_the_compilers_count():
     config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512, vocab_size=512)
     rows, length, mesh = 4, 64, make_mesh(1, 1, 1, devices=jax.devices()[:1])
     settings = {"schedule": "constant", "warmup_steps": 0, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.001, max_grad_norm=1.0, **settings), total_steps=5)
+    optimizer, numbers = make_optimizer(Optimizer(learning_rate=0.001, max_grad_norm=1.0, **settings), total_steps=5)
     step = make_train_step(objectives.sft(objectives.Compute(mesh, remat="none")), optimizer, config, mesh)
     names = ("tokens", "positions", "segment_ids", "logit_index", "response_index")
     arrays = {name: jax.ShapeDtypeStruct((1, rows, length), jnp.int32) for name in names}
     arrays["weight"] = jax.ShapeDtypeStruct((1, rows, length), jnp.float32)
     state, count = abstract_state(config, optimizer, mesh), jax.ShapeDtypeStruct((), jnp.int32)
-    cost = step.lower(state, arrays, count).compile().cost_analysis()
+    numbers = abstract_numbers({"optimizer": numbers, "loss": {}}, mesh)
+    cost = step.lower(state, arrays, count, numbers).compile().cost_analysis()
     tokens = rows * length
     assert flops.train_flops(config, tokens, tokens * length) == pytest.approx(cost["flops"], rel=0.05)

@@ -172,7 +172,7 @@ def test_policies_with_adapters_share_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.stages.warmup.beta=0.1"])
     with planned_on(1, config) as context:
         programs = {program.name: program for program in programs_of(context, "warmup")}
-        state, _, _, rest = programs["train step"].arguments({})
+        state, _, _, _, rest = programs["train step"].arguments({})
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
         assert programs["train step"].beside({}) == adapters < base
         assert programs["view"].beside({}) == device_bytes(state.opt_state) + adapters
@@ -195,7 +195,7 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
     config = resolve(TINY, [*SMALL, *lora])
     with planned_on(1, config) as context:
         fresh, step = programs_of(context, "sft")
-        model, (state, _, _, rest) = context.model_config, step.arguments({})
+        model, (state, _, _, _, rest) = context.model_config, step.arguments({})
         assert device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4  # parameters and moments; two counts
         sizes = {name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised}
         layers = sum(size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items())

@@ -76,12 +76,13 @@ def test_known_figures_over_common_problems_only(two):
     assert (a.accuracy.mean, b.accuracy.mean) == (0.625, 0.75)
     pair = compare(a, b)
     assert pair.difference == 0.125 and pair.sem == pytest.approx(0.2393568)  # of 0, 1/2, 1/2, -1/2
-    assert (pair.better, pair.equal, pair.worse, pair.is_beyond_noise) == (2, 1, 1, False)
-    assert -0.5 <= pair.low < 0 < pair.high <= 0.5
+    assert (pair.better, pair.equal, pair.worse) == (2, 1, 1)
+    half = 3.18245 * 0.2393568  # Student's t of four problems
+    assert (pair.low, pair.high) == pytest.approx((0.125 - half, 0.125 + half), rel=1e-5)
     assert notes(comparison)[0] == "4 problems are common to all; 1 of A, 2 of B are not, and count nowhere here."
     assert headline(comparison) == (
-        "B: G2D (dpo) answers 75.0 % of 4 common problems correctly, A: G2D (dpo) 62.5 %: 12.5 ± 23.9 points apart, "
-        "within noise."
+        "B: G2D (dpo) answers 75.0 % of 4 common problems correctly, A: G2D (dpo) 62.5 %: these two policies differ on "
+        "them by 12.5 points [-63.7, 88.7] (95 %, over problems; another seed is not in it)."
     )
     cells = lines(comparison)[0]
     assert cells.pop("accuracy % [95 %]").startswith("62.5 [")
@@ -129,8 +130,24 @@ def test_a_timeout_is_wrong_and_what_cannot_be_scored_counts_nowhere(tmp_path):
 def test_one_common_problem_has_no_interval(tmp_path):
     comparison = compared([run(tmp_path / name, {"dpo": {"p0": [i, 1]}}) for i, name in enumerate("ab")])
     (row,) = Page(html(report(comparison))).table("Paired differences")
-    assert (row["difference"], row.get("95 % interval"), row.get("beyond noise")) == ("+50.0", None, None)
-    assert "1 common problem correctly" in headline(comparison) and "too few problems" in headline(comparison)
+    assert (row["difference"], row.get("95 % interval")) == ("+50.0", None)
+    assert headline(comparison).endswith(": 50.0 points apart, too few problems for an interval.")
+    assert "1 common problem correctly" in headline(comparison)
+    assert [line["accuracy % [95 %]"] for line in lines(comparison)] == ["50.0", "100.0"]
+
+
+def test_no_difference_of_one_seed_each_is_called_beyond_noise(tmp_path):
+    """However far two policies are apart: another seed of either may lie anywhere."""
+    folders = [
+        run(tmp_path / name, {"dpo": {f"p{i}": [mark if i else 1] for i in range(40)}})
+        for name, mark in (("one", 0), ("other", 1))
+    ]
+    comparison = compared(folders)
+    pair = compare(*comparison.rows)
+    assert pair.low > 0.9
+    page = html(report(comparison)) + text(report(comparison))
+    assert "differ on them by 97.5 points [92.4, 100.0] (95 %, over problems; another seed is not in it)" in page
+    assert "noise" not in page and "significant" not in page
 
 
 def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
@@ -198,7 +215,8 @@ def test_what_points_of_a_study_share_is_listed_once(tmp_path):
     assert names(comparison) == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
     (left_out,) = Page(html(report(comparison))).table("Policies left out")
     assert left_out["policy"] == "B: sft" and "listed with the first of them" in left_out["why"]
-    assert compare(comparison.rows[1], comparison.rows[2]).is_beyond_noise is False
+    same = compare(comparison.rows[1], comparison.rows[2])
+    assert (same.difference, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
 def test_problems_where_runs_differ_most(tmp_path):

@@ -45,6 +45,10 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
     for row, policy in zip(page.table("Accuracy on 16 problems, 2 answers each"), manifest["policies"], strict=True):
         assert row["pass@1 %"] == f"{100 * policy['mean']:.1f} ± {100 * policy['sem_clustered']:.1f}"
         assert row["pass@2 %"] == f"{100 * policy['pass_at']['2']:.1f}"
+        mean, half = 100 * policy["mean"], 100 * 2.13145 * policy["sem_clustered"]  # Student's t of 16 problems
+        assert f"{mean:.4g} ({mean - half:.4g} to {mean + half:.4g})" in page.source
+    assert "Bars: 95 %, over problems only; another seed is not in them." in page.text
+    assert "another seed of training is not in them" in page.text
     shares = page.table("Answers that are not right, by verdict, %")
     for row, policy in zip(shares, manifest["policies"], strict=True):
         assert row["incorrect"] == f"{100 * policy['verdicts']['incorrect'] / 32:.1f}" and "correct" not in row

@@ -13,7 +13,17 @@ from reports import Page, evaluation
 from g2d_jax.report import contrasts
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
-from g2d_jax.report.study import headline, priced, rank_correlations, records, report, results, state, write_study
+from g2d_jax.report.study import (
+    caution,
+    headline,
+    priced,
+    rank_correlations,
+    records,
+    report,
+    results,
+    state,
+    write_study,
+)
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.study.pricing import Rates
 
@@ -350,7 +360,7 @@ def test_the_page(study):
     page = Page(source)
     assert page.links == ["#results", "#frontier", "#informativeness", "#stopping", "#points", "#settings"]
     assert "&lt;img src=x onerror=alert(1)&gt;" in source and "script-src" not in source  # no script is needed
-    assert "over problems and 2 seeds: with fewer than 5 seeds they are too narrow" in page.text
+    assert "95 %, over problems and 2 seeds: Student's t times" in page.text and "Fewer than 5" in page.text
     assert page.tags.count("svg") == 6  # a measure each: there is no price
     stopped = page.table("Where each warm-up ended")
     assert stopped[1] == {"policy": "own", "seed": "1", "K": "2", "why": "adaptive"}
@@ -362,6 +372,37 @@ def test_the_page(study):
     assert float(ranks["K"]) == -float(ranks["mixed %"]) > 0
     assert page.table("Accuracy on 4 test problems")[0]["policy"] == "g2d, K = 0"
     assert "| g2d,steps=4,s2 | not finished |" in text(report(study))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says", "not_said"),
+    [
+        ([1, 1], ["over problems only: another seed is not in them"], ["Student", "Fewer"]),
+        ([3, 3], ["over problems and 3 seeds", "Fewer than 5 seeds are too few"], ["only"]),
+        ([1, 5], ["over problems and 1 to 5 seeds", "Those of one seed are over problems only", "Fewer"], []),
+        ([5, 5], ["over problems and 5 seeds"], ["Fewer", "only"]),
+    ],
+)
+def test_a_study_says_what_its_intervals_are_over(tmp_path, seeds, says, not_said):
+    fake = Fake(tmp_path)
+    for arm, count in zip(("offline", "s1"), seeds, strict=True):
+        for seed in range(count):
+            fake.arm(arm, seed, online("dpo", int(arm == "s1")), [1, 1, 0, seed % 2])
+    said = caution(fake.study())
+    assert all(words in said for words in says) and not any(words in said for words in not_said)
+
+
+def test_intervals_of_two_seeds_are_students(study):
+    """Accuracies 0.75 and 1 on problems whose means are 1, 1, 1 and 1/2; the CSV and the table have one interval."""
+    row = group(study, "g2d").rows[1]
+    half = math.hypot(12.7062 * 0.125, 3.18245 * 0.125)
+    assert row.accuracy.low == 0.0 and row.accuracy.high == 1.0  # cut from 0.875 ± 1.64
+    assert half == pytest.approx(1.64, abs=0.01)
+    known = {(arm, k, measure): value for arm, _, seed, k, _, measure, value in records(study) if seed == "all"}
+    own = contrasts.advantage(row, study.baselines[0])
+    for part in ("low", "high"):
+        assert known["g2d", "2", f"advantage/grpo, learning rate 0.1/flops/{part}"] == getattr(own, part)
+        assert known["g2d", "2", f"accuracy/{part}"] == getattr(row.accuracy, part)
 
 
 def online(loss: str, sync_every: int) -> dict:

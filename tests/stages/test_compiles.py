@@ -7,13 +7,21 @@ from collections import Counter
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 import pytest
+from worlds import only
 
 from g2d_jax import config as settings
 from g2d_jax import pipeline
 from g2d_jax.config import Config, graph
+from g2d_jax.records import Preference
+from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.stages import offline, sft
+from g2d_jax.stages.row_shapes import RowShape
+from g2d_jax.stages.trainer import open_trainer
+from g2d_jax.training import objectives
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -80,6 +88,38 @@ def test_the_same_settings_once_more_compile_no_program_again(config, opened, tm
         again.update(program for _, program in compiled_by[before:])
     jitted = {"prefill", "insert", "decode_chunk", "view", "score_logprobs", "optimizer_state", "train_step"}
     assert jitted.isdisjoint(again), again
+
+
+def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_path, compiled_by):
+    """Rates, lengths, decay and betas, as in a study: what trains is compiled once for each kind of loss."""
+    only(config, "sft", "dpo")
+    programs, ids = Programs(), np.arange(1, 6, dtype=np.int32)
+    pair = Preference("0", "", "", "", ids[:2], ids[:3], ids[2:], 1.0, 0.0)
+    groups = {"sft": sft.batch([(ids[:2], ids)] * 4), "dpo": offline.batch([pair] * 4, np.zeros((4, 2)))}
+    seen = {"sft": [], "dpo": []}
+    for rate, total, beta in ((1e-3, 4, 0.1), (3e-3, 4, 0.3), (1e-3, 7, 0.1)):
+        for name in seen:
+            config.stages[name].optimizer.update(learning_rate=rate, weight_decay=0.1 + beta, warmup_steps=1)
+        config.stages.dpo.beta = beta
+        runtime = opened(config, tmp_path / f"{rate}-{total}")
+        runtime.programs = programs
+        stages = runtime.config.stages
+        for name, objective, per in (
+            ("sft", objectives.sft(runtime.compute), "tokens"),
+            ("dpo", offline.objective_of(runtime.compute, stages["dpo"]), "pairs"),
+        ):
+            with open_trainer(
+                runtime, name, stages[name], objective, total=total, per=per, rows=RowShape(64)
+            ) as trainer:
+                for _ in range(2):
+                    trainer.update(groups[name], {})
+                trainer.flush()
+                seen[name].append(trainer._last)
+    for rows in seen.values():
+        assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3, 3e-3, 1e-3])  # warm-up is over
+        assert rows[0]["loss"] == pytest.approx(rows[2]["loss"], rel=1e-6) != pytest.approx(rows[1]["loss"], rel=1e-6)
+    count = Counter(name for _, name in compiled_by)
+    assert (count["train_step"], count["optimizer_state"]) == (2, 1)
 
 
 def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, compiled_by):

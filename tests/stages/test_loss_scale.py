@@ -26,15 +26,15 @@ from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE, Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import batches, online
-from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.objectives import Compute, split
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch
+from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_numbers
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 PROMPTS, GROUP, LONGEST, WIDTH = 64, 4, 6, 12  # WIDTH: of a prompt and a response
 KL, BETA, COEF, NLL = 0.05, 0.3, 0.01, 0.5
-OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.001), total_steps=10)
+OPTIMIZER, NUMBERS = make_optimizer(Optimizer(learning_rate=0.001), total_steps=10)
 
 
 @functools.cache
@@ -161,13 +161,14 @@ def filled(stage: Any, trainer: decoder.Decoder | None = None) -> Packed:
 
 
 @functools.cache
-def step_of(objective: Objective) -> Any:
-    return make_train_step(objective, OPTIMIZER, CONFIG, ONE)
+def step_of(structure: Any) -> Any:
+    return make_train_step(structure, OPTIMIZER, CONFIG, ONE)
 
 
 def metrics_of(stage: Any, packed: Packed, dtype: Any = jnp.float32) -> dict[str, float]:
-    step = step_of(online.objective_of(Compute(ONE, dtype), stage))
-    _, sums = step(fresh_state(model(0), OPTIMIZER, ONE), *put_batch(packed, ONE))
+    structure, numbers = split(online.objective_of(Compute(ONE, dtype), stage))
+    numbers = put_numbers({"optimizer": NUMBERS, "loss": numbers}, ONE)
+    _, sums = step_of(structure)(fresh_state(model(0), OPTIMIZER, ONE), *put_batch(packed, ONE), numbers)
     norm = float(sums.pop("grad_norm"))
     return {**mean_metrics(jax.device_get(sums), "tokens" if stage.loss == "grpo" else "pairs"), "grad_norm": norm}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,9 +17,9 @@ from g2d_jax.losses.logprobs import CPU_CHUNK as CHUNK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import hlo as text
 from g2d_jax.training import objectives
-from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import abstract_state, make_train_step
+from g2d_jax.training.step import abstract_numbers, abstract_state, make_train_step
 
 WORDS, WIDTH, LENGTH, PLACES = 5008, 96, 4096, 16  # no other size of the model or the batch is near 5,008 or its half
 MESHES = {"fsdp": (1, 8, 1), "tensor": (1, 4, 2)}
@@ -46,8 +45,10 @@ def compiled(loss: str, sizes: tuple[int, int, int], *, tied: bool) -> str:
     """The HLO of a step on two micro-batches of a row a device, in bfloat16, on 8 devices."""
     mesh = meshes.make_mesh(*sizes)
     config = ModelConfig("qwen2", WORDS, WIDTH, 2, 2, 2, 32, 160, tie_word_embeddings=tied)
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=1e-06), total_steps=10)
+    optimizer, of_optimizer = make_optimizer(Optimizer(learning_rate=1e-06), total_steps=10)
     objective, of_tokens, of_responses = made(Compute(mesh, jnp.dtype("bfloat16"), "full"))[loss]
+    structure, of_loss = split(objective)
+    numbers = abstract_numbers({"optimizer": of_optimizer, "loss": of_loss}, mesh)
     kinds: dict[str, Any] = dict.fromkeys(
         ("tokens", "positions", "segment_ids", "logit_index", "response_index"), jnp.int32
     )
@@ -60,8 +61,8 @@ def compiled(loss: str, sizes: tuple[int, int, int], *, tied: bool) -> str:
 
     arrays = {name: array(name, kind) for name, kind in kinds.items()}
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=meshes.replicated(mesh))
-    step: Callable[..., Any] = make_train_step(objective, optimizer, config, mesh)
-    return step.lower(abstract_state(config, optimizer, mesh), arrays, count).compile().as_text()  # type: ignore[attr-defined]
+    step = make_train_step(structure, optimizer, config, mesh)
+    return step.lower(abstract_state(config, optimizer, mesh), arrays, count, numbers).compile().as_text()
 
 
 def shapes(hlo: str) -> set[tuple[int, ...]]:

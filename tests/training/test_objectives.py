@@ -19,7 +19,7 @@ from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training import objectives
-from g2d_jax.training.objectives import Compute
+from g2d_jax.training.objectives import Compute, Loss, join, split
 from g2d_jax.training.step import make_scorer, put_batch
 
 CONFIG = ModelConfig("llama", 64, 32, 2, 4, 2, 8, 48)
@@ -233,6 +233,58 @@ def test_the_combination_is_its_parts(model):
     parts = losses.mean_metrics(group[1], "pairs") | losses.mean_metrics(policy[1], "tokens")
     assert found == pytest.approx(parts, rel=1e-5)
     assert {"kl", "sampling/importance_sampling_ratio/max", "tokens", "pairs"} < set(found)
+
+
+def two(loss: str) -> list[Loss]:
+    """The same loss twice, with other values for all of its numbers."""
+    clipping = [{"epsilon": 0.1, "importance_cap": 1.2}, {"epsilon": 0.3, "epsilon_high": 0.4, "importance_cap": 1.5}]
+    made = []
+    for scale, clip in zip((1.0, 1.7), clipping, strict=True):
+        coef = {"entropy_coef": 0.2 * scale}
+        pairs = OnlineDPO(beta=0.3 * scale, label_smoothing=0.1 * scale, simpo_gamma=scale, nll_coef=0.5 * scale)
+        if loss == "grpo":
+            made.append(objectives.grpo(COMPUTE, temperature=0.7 * scale, beta=0.1 * scale, **clip, **coef))
+            continue
+        if loss == "ipo":
+            pairs = dataclasses.replace(pairs, label_smoothing=0.0)
+        settings = dataclasses.replace(pairs, loss_type=loss)
+        made.append(objectives.group_dpo(COMPUTE, settings, grpo_coef=0.7 * scale, kl_beta=0.1 * scale, **clip, **coef))
+    return made
+
+
+@pytest.mark.parametrize("loss", ["grpo", *slow("sigmoid", "ipo", "simpo", "sigmoid_norm")])
+def test_numbers_that_are_arguments_give_what_constants_give(model, loss):
+    arrays, (first, second) = in_rows(24), two(loss)
+    assert first.structure is second.structure and first.numbers.keys() == second.numbers.keys()
+    assert not [name for name, number in first.numbers.items() if number == second.numbers[name]]
+
+    @jax.jit
+    def taking(numbers, model, arrays):
+        return jax.value_and_grad(join(first.structure, numbers), has_aux=True)(model, arrays)
+
+    found = []
+    for objective in (first, second):
+        numbers = {name: np.float32(number) for name, number in objective.numbers.items()}
+        (value, sums), grads = taking(numbers, model, arrays)
+        expected, expected_sums, expected_grads = run(objective, model, arrays)
+        assert float(value) == pytest.approx(expected, rel=1e-5)
+        assert jax.device_get(sums) == pytest.approx(expected_sums, rel=1e-5, abs=1e-6)
+        assert_near(grads, expected_grads, 1e-4)
+        found.append(expected)
+    assert taking._cache_size() == 1 and found[0] != pytest.approx(found[1], rel=1e-3)
+
+
+def test_what_a_number_takes_out_is_no_argument():
+    """A coefficient of 0 leaves its term out of the program; a loss without numbers is a constant, whatever it is."""
+    bare = objectives.grpo(COMPUTE, temperature=1.0, beta=0.0)
+    assert bare.numbers == {"temperature": 1.0, "epsilon": 0.2, "epsilon_high": 0.2}
+    assert split(objectives.group_dpo(COMPUTE, OnlineDPO(), kl_beta=0.1))[1] == {"beta": 0.1, "simpo_gamma": 0.5}
+    for own in (lambda params, micro: None, objectives.sft(COMPUTE), Loss(lambda params, micro, numbers: None, {})):
+        assert split(own) == (own, {}) and join(*split(own)) is own
+    with pytest.raises(ValueError, match=r"epsilon_high must not be negative, got -0\.1"):
+        objectives.grpo(COMPUTE, temperature=1.0, beta=0.0, epsilon_high=-0.1)
+    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+        objectives.grpo(COMPUTE, temperature=0.0, beta=0.0)
 
 
 def test_sequence_level_takes_one_ratio_a_response(model):

@@ -19,11 +19,11 @@ from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch
+from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch, put_numbers
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 MESH = meshes.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
-OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
+OPTIMIZER, NUMBERS = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
 
 
 def batch(weight: float) -> Any:
@@ -40,7 +40,7 @@ def trained(offload: bool, weights: tuple[float, ...]) -> tuple[TrainState, list
     skipped = []
     for weight in weights:
         before = jax.tree.leaves(state)
-        state, metrics = step(state, *batch(weight))
+        state, metrics = step(state, *batch(weight), put_numbers({"optimizer": NUMBERS, "loss": {}}, MESH))
         assert all(leaf.is_deleted() for leaf in before)
         skipped.append(float(metrics["skipped"]))
     assert step.function._cache_size() == 1  # type: ignore[attr-defined]

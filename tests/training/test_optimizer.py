@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,13 @@ from g2d_jax.models import decoder, table
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.moments import stochastic_round
-from g2d_jax.training.optimizer import abstract_opt_state, decay_mask, make_optimizer, make_schedule
+from g2d_jax.training.optimizer import (
+    abstract_opt_state,
+    decay_mask,
+    leaf_name,
+    make_optimizer,
+    make_schedule,
+)
 
 QWEN2 = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
 QWEN3 = ModelConfig("qwen3", 32, 16, 2, 4, 2, 4, 24)
@@ -48,21 +55,63 @@ def test_schedule_values(schedule: Any, low: float, half: float, last: float):
     np.testing.assert_allclose(compiled, expected, atol=1e-7)
     without = make_schedule(Optimizer(learning_rate=0.8, schedule=schedule, min_lr_ratio=low), total_steps=4)
     assert without(0) == pytest.approx(0.8)  # the first update moves without warm-up
+    optimizer, numbers = make_optimizer(settings, total_steps=13)
+    np.testing.assert_allclose(np.asarray(rates_used(optimizer, numbers, 21))[steps], expected, rtol=1e-4, atol=1e-7)
+    shorter = Optimizer(learning_rate=0.4, schedule=schedule, min_lr_ratio=low, eps=1e-7, max_grad_norm=2.0)
+    other, numbers = make_optimizer(shorter, total_steps=5)
+    assert other is optimizer
+    found = rates_used(other, numbers, 5)
+    np.testing.assert_allclose(found, [make_schedule(shorter, 5)(step) for step in range(5)], rtol=1e-4)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def rates_used(optimizer: Any, numbers: Any, updates: int) -> jax.Array:
+    """The rates of updates in a program that takes the numbers: of a constant gradient Adam's update is its rate."""
+    params = {"w": jnp.array(3.0)}
+
+    def move(state: Any, _: None) -> tuple[Any, jax.Array]:
+        moved, state = optimizer.update({"w": jnp.array(0.1)}, state, params, numbers=numbers)
+        return state, -moved["w"]
+
+    return jax.lax.scan(move, optimizer.init(params), None, length=updates)[1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.0}, {"kind": "adafactor"}], ids=str
+)
+def test_the_state_is_that_of_optax_with_constants(settings: dict):
+    """Its tree, by whose names checkpoints are restored: they were made before numbers were arguments."""
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.1, **settings), total_steps=10)
+    scaled = optax.scale_by_adam()
+    if "kind" in settings:
+        scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    decay = optax.add_decayed_weights(0.1, mask=decay_mask) if "weight_decay" in settings else optax.identity()
+    rate = optax.scale_by_learning_rate(lambda count: 0.1)
+    constant = optax.chain(optax.clip_by_global_norm(1.0), scaled, decay, rate)
+    params = {"w": jnp.zeros(3), "w_bias": jnp.zeros(2)}
+    found, expected = optimizer.init(params), constant.init(params)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    names = [leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+    if not settings:
+        assert names == ["1.count", "1.mu.w", "1.mu.w_bias", "1.nu.w", "1.nu.w_bias", "3.count"]
 
 
 def test_updates_follow_the_schedule():
-    optimizer, rate = make_optimizer(Optimizer(learning_rate=0.5, schedule="cosine", min_lr_ratio=0.2), total_steps=4)
+    settings = Optimizer(learning_rate=0.5, schedule="cosine", min_lr_ratio=0.2)
+    optimizer, numbers = make_optimizer(settings, total_steps=4)
+    rate = make_schedule(settings, total_steps=4)
     params = {"w": jnp.array([3.0])}
     state = optimizer.init(params)
     for step in range(5):  # of a constant gradient Adam's update is its rate
-        updates, state = optimizer.update({"w": jnp.array([0.1])}, state, params)
+        updates, state = optimizer.update({"w": jnp.array([0.1])}, state, params, numbers=numbers)
         np.testing.assert_allclose(updates["w"], -rate(step), rtol=1e-4)
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-4])
 def test_two_steps_of_adamw_by_hand(eps: float):
     rate, b1, b2, decay = 0.1, 0.9, 0.999, 0.01
-    optimizer, _ = make_optimizer(
+    optimizer, numbers = make_optimizer(
         Optimizer(
             learning_rate=rate, b1=b1, b2=b2, eps=eps, weight_decay=decay, max_grad_norm=0.0, schedule="constant"
         ),
@@ -74,7 +123,7 @@ def test_two_steps_of_adamw_by_hand(eps: float):
     m, v = {k: 0.0 for k in params}, {k: 0.0 for k in params}
     for t, grads in enumerate([{"w": [3e-4, -2.0], "w_bias": [1.0]}, {"w": [-1e-4, 1.0], "w_bias": [0.5]}], 1):
         updates, state = optimizer.update(
-            jax.tree.map(jnp.asarray, grads, is_leaf=lambda x: isinstance(x, list)), state, params
+            jax.tree.map(jnp.asarray, grads, is_leaf=lambda x: isinstance(x, list)), state, params, numbers=numbers
         )
         params = optax.apply_updates(params, updates)
         for key in expected:
@@ -88,9 +137,10 @@ def test_two_steps_of_adamw_by_hand(eps: float):
 
 @pytest.mark.parametrize(("limit", "first_moment"), [(1.0, [0.06, 0.08]), (10.0, [0.3, 0.4]), (0.0, [0.3, 0.4])])
 def test_clipping_by_the_norm_over_all_parameters(limit: float, first_moment: list[float]):
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.1, max_grad_norm=limit), total_steps=10)
+    optimizer, numbers = make_optimizer(Optimizer(learning_rate=0.1, max_grad_norm=limit), total_steps=10)
     params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
-    _, state = optimizer.update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, optimizer.init(params), params)
+    grads = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
+    _, state = optimizer.update(grads, optimizer.init(params), params, numbers=numbers)
     mu = optax.tree_utils.tree_get(state, "mu")  # 0.1 * clipped gradient; the norm is 5
     assert [float(mu["a"][0]), float(mu["b"][0])] == pytest.approx(first_moment)
 
@@ -135,12 +185,13 @@ def test_rounding_at_random_is_right_in_the_mean():
 
 def moments_after(steps: int, grads: tuple[float, float], dtype: str) -> dict[str, np.ndarray]:
     """The moments after gradients of one size, then of another, of 1024 parameters each."""
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.0, max_grad_norm=0.0, moment_dtype=dtype), total_steps=10)  # type: ignore[arg-type]
+    settings = Optimizer(learning_rate=0.0, max_grad_norm=0.0, moment_dtype=dtype)  # type: ignore[arg-type]
+    optimizer, numbers = make_optimizer(settings, total_steps=10)
     params = {"w": jnp.zeros(1024)}
 
     def body(step: jax.Array, state: tuple) -> tuple:
         size = jnp.where(step < steps // 2, grads[0], grads[1])
-        return optimizer.update({"w": jnp.full(1024, size)}, state, params)[1]
+        return optimizer.update({"w": jnp.full(1024, size)}, state, params, numbers=numbers)[1]
 
     state = jax.jit(lambda: jax.lax.fori_loop(0, steps, body, optimizer.init(params)))()
     found = {name: optax.tree_utils.tree_get(state, name)["w"] for name in ("mu", "nu")}
@@ -161,20 +212,21 @@ def test_the_first_update_with_bfloat16_moments_is_that_of_float32():
     model, updates = decoder.init(QWEN2, jax.random.key(0)), []
     grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), model)
     for dtype in ("float32", "bfloat16"):
-        optimizer, _ = make_optimizer(Optimizer(learning_rate=0.1, moment_dtype=dtype), total_steps=10)  # type: ignore[arg-type]
-        updates.append(jax.jit(optimizer.update)(grads, optimizer.init(model), model)[0])
+        settings = Optimizer(learning_rate=0.1, moment_dtype=dtype)  # type: ignore[arg-type]
+        optimizer, numbers = make_optimizer(settings, total_steps=10)
+        updates.append(jax.jit(optimizer.update)(grads, optimizer.init(model), model, numbers=numbers)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *updates)
 
 
 def test_adafactor_by_hand():
     """u = g / √v with v the outer product of row and column means over their mean, then at most 1 in RMS."""
-    optimizer, _ = make_optimizer(
+    optimizer, numbers = make_optimizer(
         Optimizer(learning_rate=0.5, kind="adafactor", max_grad_norm=0.0, weight_decay=0.1), total_steps=10
     )
     rng = np.random.default_rng(0)
     params = {"w": jnp.asarray(rng.normal(size=(2, 128, 160)), jnp.float32), "w_bias": jnp.ones(3)}
     grads = {"w": jnp.asarray(rng.normal(size=(2, 128, 160)), jnp.float32), "w_bias": jnp.array([1.0, -2.0, 4.0])}
-    updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params, numbers=numbers)
     g = np.asarray(grads["w"], np.float64)
     rows, columns = (g * g).mean(axis=2, keepdims=True), (g * g).mean(axis=1, keepdims=True)
     u = g / np.sqrt(rows * columns / rows.mean(axis=1, keepdims=True))
@@ -188,12 +240,12 @@ def test_the_state_lies_on_the_mesh_like_the_parameters_and_in_checkpoints(setti
     wide = ModelConfig("qwen2", 256, 128, 2, 2, 2, 64, 256, tie_word_embeddings=False)
     mesh = meshes.make_mesh(1, 4, 2)
     section = Optimizer(learning_rate=0.1, weight_decay=0.5, schedule="cosine", **settings)
-    optimizer, _ = make_optimizer(section, total_steps=10)
+    optimizer, numbers = make_optimizer(section, total_steps=10)
     where = decoder.shardings(wide, mesh)
     tree = jax.tree.map(lambda x: x.sharding, abstract_opt_state(optimizer, decoder.abstract_on(wide, mesh), mesh))
     model = jax.jit(lambda: decoder.init(wide, jax.random.key(0)), out_shardings=where)()
     state = jax.jit(optimizer.init, out_shardings=tree)(model)
-    updates, state = jax.jit(optimizer.update, out_shardings=(where, tree))(model, state, model)
+    updates, state = jax.jit(optimizer.update, out_shardings=(where, tree))(model, state, model, numbers=numbers)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
     with Checkpoints(epath.Path(tmp_path)) as checkpoints:
         checkpoints.save(1, {"opt_state": state}, {})

@@ -19,9 +19,18 @@ from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training import objectives
-from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import abstract_state, accumulate, fresh_state, make_scorer, make_train_step, put_batch
+from g2d_jax.training.step import (
+    abstract_state,
+    accumulate,
+    fresh_state,
+    make_scorer,
+    make_train_step,
+    put_batch,
+    put_number,
+    put_numbers,
+)
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
@@ -57,6 +66,14 @@ def make_groups(count: int = 24) -> list[Group]:
 def packed(microbatch_rows: int, multiple: int = 1, most_rows: int = 1) -> Packed:
     rows = {"microbatch_rows": microbatch_rows, "rows_multiple": multiple, "most_rows": most_rows}
     return pack(make_groups(), row_length=32, max_responses_per_row=4, **rows)
+
+
+def make_step(objective: Objective, settings: Optimizer, mesh: Any, **how: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """An optimiser for 10 updates, the train step, and the numbers that it takes."""
+    structure, of_loss = split(objective)
+    optimizer, of_optimizer = make_optimizer(settings, total_steps=10)
+    numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, mesh)
+    return optimizer, make_train_step(structure, optimizer, CONFIG, mesh, **how), numbers
 
 
 def objective_of(name: str, compute: Compute) -> Objective:
@@ -164,11 +181,10 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
 def trained(model) -> dict[str, Any]:
     """One clipped AdamW step in bfloat16 compute on (2, 2, 2), with what was there before."""
     mesh = meshes.make_mesh(2, 2, 2)
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
-    state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
     objective = objectives.sft(Compute(mesh, dtype=jnp.bfloat16))
-    step = make_train_step(objective, optimizer, CONFIG, mesh)
-    batch = put_batch(packed(2, meshes.row_ways(mesh)), mesh)
+    optimizer, step, numbers = make_step(objective, Optimizer(learning_rate=0.01, weight_decay=0.1), mesh)
+    state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
+    batch = (*put_batch(packed(2, meshes.row_ways(mesh)), mesh), numbers)
     before = jax.tree.leaves(state)
     shardings = [x.sharding for x in before]
     state, metrics = step(state, *batch)
@@ -207,6 +223,54 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
 
 
+NUMBERS = [
+    (Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1), 10, 0.8, 0.2, 0.05),
+    (
+        Optimizer(
+            learning_rate=0.003, schedule="linear", min_lr_ratio=0.1, weight_decay=0.3, eps=1e-4, max_grad_norm=0.01
+        ),
+        *(5, 1.3, 0.1, 0.4),
+    ),
+]
+"""Settings of optimiser and loss that differ in numbers alone: updates, temperature, epsilon, beta."""
+
+
+def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
+    """Of the second settings, whose program is that of the first."""
+    steps, texts, batch = set(), set(), put_batch(packed(2), ONE)
+    shared: Any = None
+    for settings, total, temperature, epsilon, beta in NUMBERS:
+        objective = objectives.grpo(Compute(ONE), temperature=temperature, epsilon=epsilon, beta=beta)
+        structure, of_loss = split(objective)
+        optimizer, of_optimizer = make_optimizer(settings, total_steps=total)
+        numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, ONE)
+        steps.add((structure, optimizer))
+        state = fresh_state(model, optimizer, ONE)
+        texts.add(make_train_step(structure, optimizer, CONFIG, ONE).lower(state, *batch, numbers).as_text())
+        shared = shared or make_train_step(structure, optimizer, CONFIG, ONE)
+        for _ in range(3):
+            state, _ = shared(state, *batch, numbers)
+    expected = constant_steps(model, objective, optimizer, of_optimizer, batch)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, expected)
+    assert len(steps) == 1 and shared.function._cache_size() == 1
+    assert len(texts) == 1  # by which JAX knows a program on disk again
+
+
+def constant_steps(model: decoder.Decoder, objective: Objective, optimizer: Any, numbers: Any, batch: Any) -> Any:
+    """The parameters after three steps of a program that has all numbers as constants."""
+
+    @jax.jit
+    def step(params: Any, opt_state: Any) -> tuple[Any, Any]:
+        grads, _, _ = accumulate(objective, params, *batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params, numbers=numbers)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, opt_state = model, optimizer.init(model)
+    for _ in range(3):
+        params, opt_state = step(params, opt_state)
+    return params
+
+
 def test_only_counted_micro_batches_are_run(model):
     """What lies beyond `count` may be anything."""
     batch, poisoned = packed(2, most_rows=16), packed(2, most_rows=16)
@@ -223,11 +287,16 @@ def test_the_scorer_on_a_mesh_equals_one_device(model):
     mesh = meshes.make_mesh(2, 2, 2)
     batch = packed(2, meshes.row_ways(mesh))
     placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
-    for found, one in zip(
-        make_scorer(Compute(mesh))(placed, *put_batch(batch, mesh), temperature=0.8),
-        make_scorer(Compute(ONE))(model, *put_batch(batch, ONE), temperature=0.8),
-        strict=True,
-    ):
+    on_mesh, on_one = make_scorer(Compute(mesh)), make_scorer(Compute(ONE))
+    pairs, entropies = [], []
+    for temperature in (0.8, 1.3):
+        found = on_mesh(placed, *put_batch(batch, mesh), put_number(temperature, mesh))
+        one = on_one(model, *put_batch(batch, ONE), put_number(temperature, ONE))
+        pairs += zip(found, one, strict=True)
+        entropies.append(float(one[1].sum()))
+    assert on_mesh.function._cache_size() == on_one.function._cache_size() == 1
+    assert entropies[1] > 1.01 * entropies[0]
+    for found, one in pairs:
         responses = zip(batch.unpack(np.asarray(found)), batch.unpack(np.asarray(one)), strict=True)
         for ours, theirs in responses:
             for a, b in zip(ours, theirs, strict=True):
@@ -244,17 +313,15 @@ def poisoned(kind: str) -> Packed:
 
 def test_an_update_that_is_not_finite_changes_nothing(model):
     """Nor does it when others come before and after: they are the same as without it, schedule included."""
-    optimizer, _ = make_optimizer(
-        Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1), total_steps=10
-    )
-    step = make_train_step(objectives.sft(Compute(ONE)), optimizer, CONFIG, ONE)
+    settings = Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1)
+    optimizer, step, numbers = make_step(objectives.sft(Compute(ONE)), settings, ONE)
     good, *bad = (put_batch(b, ONE) for b in (packed(2), *map(poisoned, ("NaN", "infinite", "gradient"))))
     states, seen = [], []
     for batches in ([good, good], [bad[0], good, bad[1], bad[2], good]):
         state = fresh_state(model, optimizer, ONE)
         for batch in batches:
             before = jax.device_get(state)
-            state, metrics = step(state, *batch)
+            state, metrics = step(state, *batch, numbers)
             seen.append([np.isfinite(metrics["loss"]), np.isfinite(metrics["grad_norm"]), metrics["skipped"] == 1])
             if batch is not good:
                 jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
@@ -266,17 +333,17 @@ def test_an_update_that_is_not_finite_changes_nothing(model):
 
 def test_a_finite_update_is_the_one_without_the_check(model):
     """Bit for bit, and in as much memory but for some scalars: there is no second copy of the state, nor of a part."""
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
     objective = objectives.sft(Compute(ONE))
+    optimizer, checked, numbers = make_step(objective, Optimizer(learning_rate=0.01, weight_decay=0.1), ONE)
 
-    def unchecked(state, arrays, count):
+    def unchecked(state, arrays, count, numbers):
         grads, _, _ = accumulate(objective, state.params, arrays, count)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, numbers=numbers["optimizer"])
         return type(state)(optax.apply_updates(state.params, updates), opt_state), optax.tree.norm(grads)
 
-    batch = put_batch(packed(2), ONE)
+    batch = (*put_batch(packed(2), ONE), numbers)
     found = []
-    for step in (jax.jit(unchecked, donate_argnums=0), make_train_step(objective, optimizer, CONFIG, ONE)):
+    for step in (jax.jit(unchecked, donate_argnums=0), checked):
         state = fresh_state(model, optimizer, ONE)
         compiled = step.lower(state, *batch).compile()
         for _ in range(3):

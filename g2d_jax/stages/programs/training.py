@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from g2d_jax import mesh as meshes
@@ -10,16 +10,20 @@ from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
+from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.stages import init_params
 from g2d_jax.stages.policies import reference_dtype
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.dropout import with_keys
-from g2d_jax.training.objectives import Objective
-from g2d_jax.training.optimizer import make_optimizer
+from g2d_jax.training.objectives import Objective, split
+from g2d_jax.training.optimizer import make_optimizer, make_schedule
 from g2d_jax.training.step import (
+    Numbers,
     TrainState,
     abstract_batch,
+    abstract_number,
+    abstract_numbers,
     abstract_state,
     make_cast,
     make_fresh_state,
@@ -28,9 +32,31 @@ from g2d_jax.training.step import (
 )
 
 
-def optimizer_of(settings: Optimizer, total: int) -> tuple[Any, Any]:
-    """Make a stage's optimiser and learning rate for so many updates."""
-    return make_optimizer(settings, total_steps=total or settings.warmup_steps + 1)
+def optimizer_of(settings: Optimizer, total: int) -> tuple[Any, dict[str, Any]]:
+    """Make a stage's optimiser for so many updates, and its numbers."""
+    return make_optimizer(settings, total_steps=_updates(settings, total))
+
+
+def schedule_of(settings: Optimizer, total: int) -> Callable[[int], Any]:
+    """Make a stage's learning rate for so many updates, to be read on the host."""
+    return make_schedule(settings, total_steps=_updates(settings, total))
+
+
+def _updates(settings: Optimizer, total: int) -> int:
+    """Return the updates that a schedule is made for: at least one, also where a stage does none."""
+    return total or settings.warmup_steps + 1
+
+
+def train_step_of(
+    runtime: Runtime, name: str, settings: Optimizer, total: int, objective: Objective
+) -> tuple[Jitted, Numbers]:
+    """Return a stage's train step, and the numbers that it takes. settings, total: see `optimizer_of`."""
+    objective, programs = runtime.loss_of(name, objective)
+    structure, of_loss = split(objective)
+    optimizer, of_optimizer = optimizer_of(settings, total)
+    offload = runtime.config.compute.offload_optimizer
+    step = programs.take(make_train_step, structure, optimizer, runtime.model_config, runtime.mesh, offload)
+    return step, {"optimizer": of_optimizer, "loss": of_loss}
 
 
 def policy_shapes(runtime: Runtime) -> Any:
@@ -87,11 +113,11 @@ def training_programs(
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
     parts["activations"] = activation_bytes(runtime, packed)
-    objective, programs = runtime.loss_of(name, objective)
-    step = programs.take(make_train_step, objective, optimizer, config, mesh, offload)
+    step, numbers = train_step_of(runtime, name, settings, total, objective)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
     inputs = abstract_batch(with_keys(packed, config, runtime.config.seed, name, 0), mesh)
-    yield Program(name, "train step", step, fixed(state, *inputs, rest), work, {}, min(count, packed.count), resident)
+    arguments = fixed(state, *inputs, abstract_numbers(numbers, mesh), rest)
+    yield Program(name, "train step", step, arguments, work, {}, min(count, packed.count), resident)
 
 
 def logprobs(
@@ -100,7 +126,6 @@ def logprobs(
     packed: Packed,
     calls: float,
     resident: tuple[Any, ...],
-    temperature: float = 1.0,
     *,
     reference: bool = False,
 ) -> Program:
@@ -112,8 +137,9 @@ def logprobs(
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
     inputs = abstract_batch(packed, runtime.mesh)
     program = runtime.programs.take(make_scorer, runtime.compute)
-    kind, static = "reference log-probs" if reference else "log-probs", {"temperature": temperature}
-    return Program(name, kind, program, fixed(params, *inputs), work, static, packed.count, resident)
+    kind = "reference log-probs" if reference else "log-probs"
+    arguments = fixed(params, *inputs, abstract_number(runtime.mesh))
+    return Program(name, kind, program, arguments, work, {}, packed.count, resident)
 
 
 def activation_bytes(runtime: Runtime, packed: Packed) -> int:
