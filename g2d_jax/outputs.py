@@ -93,11 +93,13 @@ def _answers(
     with runtime.tracker.progress(f"answers of {policy}", len(requests)) as bar:
         for start in range(0, len(requests), PART):
             file = folder / f"part-{start // PART:05d}.parquet"
-            if not file.exists():
+            before = file.exists()
+            if not before:
                 view = view or runtime.sampler().view(load_policy(runtime, policy))
                 write_rollouts(file, _drawn(runtime, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
-            bar.update(len(rows))
+            show = bar.skip if before else bar.update
+            show(len(rows))
     return rows
 
 
