@@ -12,15 +12,16 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import config_io, places
+from g2d_jax import config_io, host_memory, places
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models.decoder import count_params, count_trained
+from g2d_jax.models.kernels import platform_of
 from g2d_jax.pipeline import check_models, check_packages
 from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
-from g2d_jax.runtime import flags, storage
+from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import alerts, external_rollouts, inputs, kept_inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
@@ -58,6 +59,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 begun = place.exists() and bool(stage_folders(place))
                 kept_inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
+            _show_memory(runtime)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]
@@ -131,6 +133,23 @@ def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
     trained, total = count_trained(runtime.model_config), count_params(runtime.model_config)
     parts = f", {trained:,} of them trained" if trained < total else ""
     runtime.tracker.say(f"model: {total:,} parameters{parts}; devices: {runtime.mesh.size}")
+
+
+def _show_memory(runtime: Runtime) -> None:
+    """Print the memory that each stage will need where the devices are this machine's processors."""
+    if platform_of(runtime.mesh) != "cpu":
+        return  # whose own `g2d plan` knows by compiling
+    found, most = list(host_memory.estimates(runtime)), memory.limit()
+    rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
+    there = "" if most is None else f", of {most / memory.GIB:.1f} GiB here"
+    runtime.tracker.table(f"memory, estimated{there}", ["stage", "fullest program", "GiB"], rows)
+    largest = max((estimate.size for estimate in found), default=0)
+    if most is not None and largest > most:
+        runtime.tracker.say(
+            f"warning: the run needs about {largest / memory.GIB:.1f} GiB of memory and may use {most / memory.GIB:.1f} "
+            "here: the system will end it. To try: lora.rank, a smaller compute.microbatch_tokens or "
+            "compute.max_num_seqs, a smaller model, a larger machine"
+        )
 
 
 def _show_problem(runtime: Runtime, problem: Problem) -> None:
