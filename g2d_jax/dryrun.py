@@ -66,6 +66,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 for problem in problems[:SHOWN]:
                     _show_problem(runtime, problem)
                 _try_reward(runtime, task, problems)
+                _check_stops(runtime, task, problems)
 
 
 def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> None:
@@ -146,9 +147,9 @@ def _show_memory(runtime: Runtime) -> None:
     largest = max((estimate.size for estimate in found), default=0)
     if most is not None and largest > most:
         runtime.tracker.say(
-            f"warning: the run needs about {largest / memory.GIB:.1f} GiB of memory and may use {most / memory.GIB:.1f} "
-            "here: the system will end it. To try: lora.rank, a smaller compute.microbatch_tokens or "
-            "compute.max_num_seqs, a smaller model, a larger machine"
+            f"warning: the run needs about {largest / memory.GIB:.1f} GiB of memory, and "
+            f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a smaller "
+            "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
         )
 
 
@@ -178,6 +179,22 @@ def _show_pair(runtime: Runtime, name: str, pairs: Sequence[Preference]) -> None
 def _shortened(text: str) -> str:
     """Return a long text without its middle: what a template puts around it stands at its ends."""
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} … {text[-MOST_SHOWN // 2 :]}"
+
+
+def _check_stops(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
+    """Warn of stop strings that would end a right response before its answer."""
+    rule = runtime.tasks[task].reward.answers
+    texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
+    texts += [problem.solution.strip() for problem in problems if problem.solution]
+    for name, stage in runtime.config.stages.items():
+        for string in stage.sampling.stop if hasattr(stage, "sampling") else ():
+            where = f"warning: stages.{name}.sampling.stop has {string!r}, which ends"
+            ended = [text for text in texts if string in text]
+            if ended:
+                example = _shortened(ended[0])
+                runtime.tracker.say(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
+            elif not string.strip(" "):
+                runtime.tracker.say(f"{where} a response at its first space")
 
 
 def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:

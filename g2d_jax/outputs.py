@@ -85,7 +85,9 @@ def _answers(
 ) -> list[ScoredRollout]:
     """Return the answers in the order of the questions, read back or drawn."""
     requests = _requests(runtime, questions, params, prompts)
-    identity = [[commands.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
+    settings = asdict(params)
+    del settings["stop"]  # always empty here; folders of earlier versions are named without it
+    identity = [[commands.version(runtime, policy), runtime.tokenizer.fingerprint, settings]]
     identity += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
     folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(identity)}"
     rows: list[ScoredRollout] = []

@@ -383,6 +383,12 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         "| right | <answer>" in shown and "read by the rule 'tags'" in shown and "asks for \\boxed, where main" in shown
     )
     assert "gets no more" not in shown
+    stops = [
+        f"--config.stages.{stage}.sampling.stop={text}" for stage, text in (("warmup", '["}"]'), ("collect", '[" "]'))
+    ]
+    shown = g2d("run", "--config", TINY, "--dry-run", *stops)
+    assert "warning: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:" in shown
+    assert "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space" in shown
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
     assert [row[2] for row in cells(shown)[:5]] == ["init", "sft", "warmup", "warmup, collect", "init, warmup@2"]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
+from g2d_jax.data.stops import cut
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
@@ -328,7 +329,8 @@ def _generate(runtime: Runtime, params: Any, draws: Draws, workload: Workload, b
     if bar is not None:
         bar.begin()  # the rows decode together, and end together where they are of one length
     for rollout in runtime.engine.generate(params, requests, workload.rng_stream, workload.shapes):
-        problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
+        problem = by_id[rollout.problem_id]
+        text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = "<think>" + text if problem.id in opened else text
         answers.append(_Answer(rollout, problem, text, graded, runtime.scorer.begin(problem, graded)))
         if bar is not None and len(answers) % samples == 0:
