@@ -31,6 +31,7 @@ from toys import their_logits_and_ours
 from g2d_jax import cli
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
+from g2d_jax.data import arithmetic
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import state
 from g2d_jax.runtime import processes, storage
@@ -96,6 +97,37 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     said = g2d("status", begun)
     assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
     assert said.endswith("no process works on it: the same command with the same --workdir continues\n")
+
+
+FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "paid", "warned"),
+    [
+        ([FEW_SHOT], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
+        ([FEW_SHOT, "--config.reward.answers=hash"], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
+        (
+            [FEW_SHOT, "--config.reward.answers=last_line"],
+            r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
+            "asks for #### x, where main reads answers by the rule 'last_line', by which that is none: let "
+            "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set reward.answers='boxed' or "
+            "'hash'",
+        ),
+    ],
+)
+def test_dry_run_tries_the_form_that_the_prompt_shows(
+    settings: list[str], paid: str, warned: str | None, g2d: G2D, tmp_path: Path
+) -> None:
+    tokenizer = arithmetic.tokenizer()
+    tokenizer.add_tokens(["#"])
+    tokenizer.save_pretrained(tmp_path)
+    settings = [*settings, "--config.reward.function=verify", f"--config.tokenizer.path={tmp_path}"]
+    settings.append("--config.data.max_prompt_length=32")
+    shown = g2d("run", "--config", TINY, "--dry-run", *settings)
+    assert len(re.findall(paid, shown)) == 2, shown
+    assert ("warning" in shown) == (warned is not None)
+    assert warned is None or warned in shown
 
 
 def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp_path: Path, g2d: G2D) -> None:
@@ -379,9 +411,9 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         "--config.tokenizer.prompt_template={problem}\\boxed{}",
     )
     shown = g2d("run", "--config", TINY, "--dry-run", *tags)
-    assert (
-        "| right | <answer>" in shown and "read by the rule 'tags'" in shown and "asks for \\boxed, where main" in shown
-    )
+    assert "| right           | <answer>" in shown and "read by the rule 'tags'" in shown
+    assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
+    assert "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'" in shown
     assert "gets no more" not in shown
     stops = [
         f"--config.stages.{stage}.sampling.stop={text}" for stage, text in (("warmup", '["}"]'), ("collect", '[" "]'))
