@@ -31,7 +31,7 @@ RUNTIME = (
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
-LATER = {"sampling.stop": [], "probe_sampling.stop": []}
+LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
 """Settings that came later, by their last two names, and the value with which everything is as it was before them: with
 it they are no part of an identity, so that runs of earlier versions continue."""
 

@@ -289,8 +289,9 @@ class _Session:
             counts[shard] += 1
             self.tokens[row] = []
             self.watches.pop(row, None)
-            if sample.request.params.stop:
-                self.watches[row] = Watch(self.sampler.decode, sample.request.params.stop)
+            stop, decode = sample.request.params.stop, self.sampler.decode
+            if stop and decode is not None:  # as `generate` has seen to
+                self.watches[row] = Watch(decode, stop)
         inputs = jax.tree.map(self.put, (fresh, order.ravel(), places.ravel(), counts))
         self.state = self.sampler.programs["insert"](self.state, self.prompts, *inputs)
 
