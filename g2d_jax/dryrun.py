@@ -188,15 +188,30 @@ def _check_stops(runtime: Runtime, task: str, problems: Sequence[Problem]) -> No
     rule = runtime.tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
     texts += [problem.solution.strip() for problem in problems if problem.solution]
+    texts += _worked_examples(runtime.tokenizer.settings.pattern)
     for name, stage in runtime.config.stages.items():
         for string in stage.sampling.stop if hasattr(stage, "sampling") else ():
             where = f"warning: stages.{name}.sampling.stop has {string!r}, which ends"
             ended = [text for text in texts if string in text]
             if ended:
                 example = _shortened(ended[0])
-                runtime.tracker.say(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
+                runtime.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
             elif not string.strip(" "):
-                runtime.tracker.say(f"{where} a response at its first space")
+                runtime.say_once(f"{where} a response at its first space")
+
+
+def _worked_examples(pattern: str) -> list[str]:
+    """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
+
+    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does.
+    """
+    before, _, after = pattern.partition(PLACEHOLDER)
+    label = before.rpartition("\n")[2]
+    if not label.strip() or not after:
+        return []
+    blocks = before.split(label)[1:-1]
+    responses = [block.partition(after)[2].strip() for block in blocks]
+    return [response for response in responses if response]
 
 
 def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:

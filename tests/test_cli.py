@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from matrix import slow
 from toys import their_logits_and_ours
 
-from g2d_jax import cli
+from g2d_jax import cli, dryrun
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
@@ -974,3 +974,17 @@ fail()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.count("LookupError: \\x1b[2J") == 2
     assert done.stderr.count("characters left out") == 2 and len(done.stderr) < 250_000 and is_harmless(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "responses"),
+    [
+        ("Problem: 3 + 4\n3 + 4 = 7\n#### 7\n\nProblem: {problem}\n", ["3 + 4 = 7\n#### 7"]),
+        ("Q: 1 + 1\nA: 2\n\nQ: 2 + 2\nA: It is 4.\n\nQ: {problem}\nA:", ["2", "It is 4."]),
+        ("Solve it.\nQ: {problem}\nA:", []),
+        ("{problem}\nAnswer:", []),
+        ("Q: 1 + 1\nA: 2\n\nQ: {problem}", []),
+    ],
+)
+def test_worked_examples_of_a_template(pattern: str, responses: list[str]) -> None:
+    assert dryrun._worked_examples(pattern) == responses
