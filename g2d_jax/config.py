@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 from ml_collections import ConfigDict
 
 from g2d_jax.gone import find, refuse
-from g2d_jax.records import MOST_REWARD, AnswerRule, SamplingParams
+from g2d_jax.records import MOST_REWARD, AnswerRule, SamplingParams, check_stop
 from g2d_jax.section import Bounds, FieldError, NotNegative, Place, Positive, Section, Share, editable, record
 
 RUNTIME = (
@@ -30,6 +30,10 @@ RUNTIME = (
     "engine.concurrency",
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
+
+LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
+"""Settings that came later, by their last two names, and the value with which everything is as it was before them: with
+it they are no part of an identity, so that runs of earlier versions continue."""
 
 Dtype = Literal["float32", "bfloat16"]
 Split = Literal["dev", "test"]
@@ -391,6 +395,14 @@ class Sampling(Section):
     temperature: NotNegativeFloat = 1.0
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     top_k: NotNegative = 0
+    stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
+
+    def check(self) -> None:
+        """Refuse stop strings that cannot end a response."""
+        try:
+            check_stop(self.stop)
+        except ValueError as error:
+            raise FieldError("stop", str(error).removeprefix("stop ")) from error
 
     def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
         """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the section's fields."""
