@@ -580,7 +580,8 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
 def _run_status(workdir: epath.Path) -> None:
     from g2d_jax import commands
-    from g2d_jax.runtime.lock import holder
+    from g2d_jax.runtime import memory
+    from g2d_jax.runtime.lock import holder, holder_here
     from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import LINKS, stage_folders
 
@@ -595,12 +596,18 @@ def _run_status(workdir: epath.Path) -> None:
         is_next = is_next and manifest is not None
         state, remarks[name] = _state(name, folder, folder if is_point else workdir, running)
         seconds = f"{float(manifest['seconds']):.0f}" if manifest else ""
-        rows.append([name, config.stages[name].kind, state, str(getattr(config.stages[name], "steps", "")), seconds])
+        peak = (manifest or {}).get("peak_memory_bytes")  # manifests of earlier versions have none
+        gib = f"{peak / memory.GIB:.1f}" if peak else ""
+        steps = str(getattr(config.stages[name], "steps", ""))
+        rows.append([name, config.stages[name].kind, state, steps, seconds, gib])
     screen = Screen()
-    screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
+    screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds", "memory, GiB"], rows)
     _say_remarks(screen, remarks)
     if owner:
-        screen.say(f"{owner} works on it now")
+        process = holder_here(workdir)
+        held = None if process is None else memory.held(process)
+        beside = "" if held is None else f", with {held / memory.GIB:.1f} GiB of memory, its children's too"
+        screen.say(f"{owner} works on it now{beside}")
     elif not is_point and any(row[2] != "done" for row in rows):
         screen.say(f"no process works on it: {processes.AGAIN}")
 

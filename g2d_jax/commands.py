@@ -21,6 +21,7 @@ from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
+from g2d_jax.data.stops import cut
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
@@ -390,7 +391,7 @@ def _answers(
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
     repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
-    texts = [runtime.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
+    texts = [cut(runtime.tokenizer.decode(rollout.token_ids), params.stop) for rollout in rollouts]
     rewards = _rewards(runtime, repeated, texts, [rollout.token_ids for rollout in rollouts])
     rows = [
         [

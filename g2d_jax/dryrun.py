@@ -12,16 +12,20 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import host_memory
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft, places
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, made_from_ends, plan
 from g2d_jax.config.policy_name import own_stage
+from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
+from g2d_jax.models.kernels import platform_of
 from g2d_jax.pipeline import check_models, check_packages
 from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.extract import in_form
+from g2d_jax.rewards.forms import Form, asked_for, readers
 from g2d_jax.rewards.verify import reading
-from g2d_jax.runtime import flags, storage
+from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import alerts, external_rollouts, inputs, kept_inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
@@ -61,12 +65,14 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _show_stages(runtime, order, place)
             for sentence in runtime.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
+            _show_memory(runtime)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]
                 for problem in problems[:SHOWN]:
                     _show_problem(runtime, problem)
                 _try_reward(runtime, task, problems)
+                _check_stops(runtime, task, problems)
 
 
 def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> None:
@@ -136,6 +142,23 @@ def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
     runtime.tracker.say(f"model: {total:,} parameters{parts}; devices: {runtime.mesh.size}")
 
 
+def _show_memory(runtime: Runtime) -> None:
+    """Print the memory that each stage will need where the devices are this machine's processors."""
+    if platform_of(runtime.mesh) != "cpu":
+        return  # whose own `g2d plan` knows by compiling
+    found, most = list(host_memory.estimates(runtime)), memory.limit()
+    rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
+    there = "" if most is None else f", of {most / memory.GIB:.1f} GiB here"
+    runtime.tracker.table(f"memory, estimated{there}", ["stage", "fullest program", "GiB"], rows)
+    largest = max((estimate.size for estimate in found), default=0)
+    if most is not None and largest > most:
+        runtime.tracker.say(
+            f"warning: the run needs about {largest / memory.GIB:.1f} GiB of memory, and "
+            f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a smaller "
+            "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
+        )
+
+
 def _show_problem(runtime: Runtime, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = runtime.tokenizer.encode_prompt(problem)
@@ -164,37 +187,102 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} … {text[-MOST_SHOWN // 2 :]}"
 
 
-def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
-    """Score the reference answer, and that of another problem, in the form that reward.answers reads."""
+def _check_stops(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
+    """Warn of stop strings that would end a right response before its answer."""
     rule = runtime.tasks[task].reward.answers
-    if why := _NOT_TRIED.get(runtime.tasks[task].reward.function, "" if problems else "there is no problem"):
+    texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
+    texts += [problem.solution.strip() for problem in problems if problem.solution]
+    texts += _worked_examples(runtime.tokenizer.settings.pattern)
+    for name, stage in runtime.config.stages.items():
+        for string in stage.sampling.stop if hasattr(stage, "sampling") else ():
+            where = f"warning: stages.{name}.sampling.stop has {string!r}, which ends"
+            ended = [text for text in texts if string in text]
+            if ended:
+                example = _shortened(ended[0])
+                runtime.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
+            elif not string.strip(" "):
+                runtime.say_once(f"{where} a response at its first space")
+
+
+def _worked_examples(pattern: str) -> list[str]:
+    """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
+
+    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does.
+    """
+    before, _, after = pattern.partition(PLACEHOLDER)
+    label = before.rpartition("\n")[2]
+    if not label.strip() or not after:
+        return []
+    blocks = before.split(label)[1:-1]
+    responses = [block.partition(after)[2].strip() for block in blocks]
+    return [response for response in responses if response]
+
+
+def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
+    """Score the reference answer, and that of another problem, as the prompt asks for answers.
+
+    Where it asks for none, or for a form that the rule of reward.answers does not read, in the form of the rule; such a
+    form is tried beside it, and warned of.
+    """
+    reward = runtime.tasks[task].reward
+    if why := _NOT_TRIED.get(reward.function, "" if problems else "there is no problem"):
         runtime.tracker.say(f"the reward of {task} is not tried: {why}")
         return
+    asked = asked_for(_instruction(runtime, problems[0]))
+    read = [form for form in asked if form.is_read_by(reward.answers)]
+    by_rule = reward.function == "verify" or reward.answers != "boxed"  # a function of one's own may read anything
+    chosen = (read if by_rule else asked)[:1]
     answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
-    tried = [problem for problem in problems[:SHOWN] for _ in ("right", "wrong")]
-    texts = []
+    tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
-        texts += [in_form(problem.answer or "", rule), in_form(wrong, rule)]
-    scores = runtime.scorer.apart(tried, texts, [np.zeros(1, np.int32)] * len(texts))
-    kinds = ["right" if i % 2 == 0 else "wrong" for i in range(len(tried))]
+        for kind, answer in (("right", problem.answer or ""), ("wrong", wrong)):
+            tried.append((problem, kind, chosen[0].write(answer) if chosen else in_form(answer, reward.answers)))
+        if asked and not chosen:
+            tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
+    texts = [text for _, _, text in tried]
+    tried_problems = [problem for problem, _, _ in tried]
+    scores = runtime.scorer.apart(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
         [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
-        for problem, kind, text, score in zip(tried, kinds, texts, scores, strict=True)
+        for (problem, kind, text), score in zip(tried, scores, strict=True)
     ]
-    if rule in ("hash", "tags") and "\\boxed" in runtime.tokenizer.settings.pattern:
-        runtime.tracker.say(
-            f"warning: tokenizer.prompt_template asks for \\boxed, where {task} reads answers by the rule {rule!r}: "
-            f"let the prompt ask for {in_form('x', rule)}, or set reward.answers='boxed'"
-        )
-    title = f"the reward of {task}, tried; answers are read by the rule {rule!r}"
+    if asked and by_rule and not read:
+        _warn_of_form(runtime, task, asked[0])
+    title = f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}"
     runtime.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
-    pairs = zip(tried[::2], scores[::2], scores[1::2], strict=True)
+    rewards: dict[str, dict[str, float]] = {}
+    for (problem, kind, _), score in zip(tried, scores, strict=True):
+        rewards.setdefault(problem.id, {})[kind] = score.reward or 0.0
     alike = [
-        p.id for p, right, wrong in pairs if p.answer is not None and not (right.reward or 0) > (wrong.reward or 0)
+        problem.id
+        for problem in problems[:SHOWN]
+        if problem.answer is not None and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
     ]
     if alike and runtime.verifiable[task]:
+        form = chosen[0].write("") if chosen else in_form("", reward.answers)
         runtime.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {in_form('', rule).strip()}, "
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {form.strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
+
+
+def _instruction(runtime: Runtime, problem: Problem) -> str:
+    """Return what stands around a problem in its prompt, or a conversation's messages: there a form is asked for.
+
+    A problem's own text asks for none: it may hold anything.
+    """
+    settings = runtime.tokenizer.settings
+    if isinstance(problem.prompt, str):
+        return f"{settings.system or ''}\n{settings.pattern.replace(PLACEHOLDER, '')}"
+    return "\n".join([settings.system or "", *(message["content"] for message in problem.prompt)])
+
+
+def _warn_of_form(runtime: Runtime, task: str, asked: Form) -> None:
+    """Warn that the prompt asks for a form of answers that the task's rule does not read."""
+    rule, rules = runtime.tasks[task].reward.answers, " or ".join(map(repr, readers(asked)))
+    runtime.tracker.say(
+        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule {rule!r}, by which "
+        f"that is none: let tokenizer.prompt_template, or the data's prompts, ask for {in_form('x', rule)}, or set "
+        f"reward.answers={rules}"
+    )

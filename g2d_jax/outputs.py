@@ -86,7 +86,9 @@ def _answers(
 ) -> list[ScoredRollout]:
     """Return the answers in the order of the questions, read back or drawn."""
     requests = _requests(runtime, questions, params, prompts)
-    identity = [[commands.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
+    settings = asdict(params)
+    del settings["stop"]  # always empty here; folders of earlier versions are named without it
+    identity = [[commands.version(runtime, policy), runtime.tokenizer.fingerprint, settings]]
     identity += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
     folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(identity)}"
     rows: list[ScoredRollout] = []
@@ -94,11 +96,13 @@ def _answers(
     with runtime.tracker.progress(f"answers of {policy}", len(requests)) as bar:
         for start in range(0, len(requests), PART):
             file = folder / f"part-{start // PART:05d}.parquet"
-            if not file.exists():
+            before = file.exists()
+            if not before:
                 view = view or runtime.sampler().view(load_policy(runtime, policy))
                 write_rollouts(file, _drawn(runtime, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
-            bar.update(len(rows))
+            show = bar.skip if before else bar.update
+            show(len(rows))
     return rows
 
 

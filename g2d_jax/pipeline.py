@@ -29,7 +29,7 @@ from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.runtime import flags, processes, program_cache, storage
+from g2d_jax.runtime import flags, memory, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
@@ -247,8 +247,12 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         runtime.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
+    memory.give_back()  # of the stage before
     try:
-        fields = stage_modules.of_kind(stage.kind).run(runtime, name, stage)
+        with memory.measured() as peak:
+            fields = stage_modules.of_kind(stage.kind).run(runtime, name, stage)
+            runtime.writer.wait()
+            held = max(processes.gather(peak.read()))
     except Exception as error:
         runtime.tracker.error(name, without_secrets(str(error) or repr(error)))
         if not isinstance(error, RewardFailed):
@@ -256,7 +260,6 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         raise RewardFailed(
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
         ) from error
-    runtime.writer.wait()
     read = {needed: storage.finished(runtime.folders[needed]) or {} for needed in order.inputs[name]}
     made_from = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
     manifest = {
@@ -266,6 +269,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         "fingerprint": runtime.stage_fingerprint(name, made_from),
         "started": started,
         "programs": compiling.take_programs(),
+        "peak_memory_bytes": held,
         **({"unreadable": runtime.unreadable} if runtime.unreadable else {}),
         **fields,
     }
@@ -273,7 +277,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         runtime.tracker.log(name, 0, goodput(fields), kind="goodput")
     runtime.tracker.flush()
     processes.on_leader(lambda: storage.finish(folder, manifest))
-    runtime.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")
+    runtime.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s; memory: {held / memory.GIB:.1f} GiB at most")
     return storage.finished(folder) or manifest
 
 

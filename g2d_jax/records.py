@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -63,11 +63,35 @@ class Example:
     completion: str
 
 
+MOST_STOPS, LONGEST_STOP = 16, 256
+"""Most stop strings, and most characters of one: each chunk of tokens is decoded with as many before it."""
+
+
+def check_stop(stop: Sequence[str]) -> None:
+    """Raise ValueError for stop strings that cannot end a response, with what to change."""
+    if isinstance(stop, str) or not all(isinstance(string, str) for string in stop):
+        raise ValueError(f'stop is a list of texts, such as ("\\nProblem:",), got {stop!r:.200}')
+    if len(stop) > MOST_STOPS:
+        raise ValueError(f"stop may have {MOST_STOPS} texts, got {len(stop)}: keep those that come up")
+    for string in stop:
+        if not string:
+            raise ValueError("stop has an empty text, which every response holds: leave it out")
+        if len(string) > LONGEST_STOP:
+            raise ValueError(
+                f"stop has a text of {len(string)} characters, of at most {LONGEST_STOP}: take its beginning"
+            )
+        if "\ufffd" in string or any("\ud800" <= character <= "\udfff" for character in string):
+            raise ValueError(
+                f"stop has {string!r:.100}: U+FFFD and surrogates stand for broken characters, leave it out"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Settings of sampling. temperature 0 is greedy; top_p 1 and top_k 0 switch the filters off.
 
-    max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it).
+    max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it). stop: strings that
+    end it too, with the token in which one is first complete in the text (data/stops.py).
     """
 
     max_new_tokens: int
@@ -75,8 +99,10 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_stop(self.stop)
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not self.temperature >= 0.0:
@@ -106,7 +132,7 @@ class Rollout:
     """One sampled response.
 
     logprobs, entropies: of the distribution each token was sampled from (after temperature and filters), in nats.
-    stop_reason: "stop" when a stop token was sampled, "length" when max_new_tokens cut it.
+    stop_reason: "stop" when a stop token was sampled or a stop string completed, "length" when max_new_tokens cut it.
     """
 
     problem_id: str
@@ -204,3 +230,13 @@ class Preference:
     rejected_reward: float
     chosen_truncated: bool | None = None
     rejected_truncated: bool | None = None
+
+
+def tie_nats(magnitude: Any) -> Any:
+    """Return how far apart the log-ratios of a pair's responses may be by rounding alone, in nats, for arrays too.
+
+    magnitude: the sum of the absolute values, in nats, of the log-probabilities that the two ratios are made of. Each
+    is a sum over tokens in float32, whose relative step is 1.2e-7; a token's own comes from logits of some tens, whose
+    step is some 4e-6. No one update of training is meant to be seen below that.
+    """
+    return 1e-5 + 1e-6 * magnitude

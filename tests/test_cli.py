@@ -28,9 +28,10 @@ from hypothesis import strategies as st
 from matrix import slow
 from toys import their_logits_and_ours
 
-from g2d_jax import cli
+from g2d_jax import cli, dryrun
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
+from g2d_jax.data import arithmetic
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import state
 from g2d_jax.runtime import processes, storage
@@ -79,7 +80,11 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     result = storage.read_json(work / "05-evaluate" / "manifest.json")["result"]
     assert [entry["name"] for entry in result["policies"]] == ["sft", "warmup", "dpo"] and result["problems"] == 16
     rows = cells(g2d("status", "--workdir", work))
-    assert rows[1][:4] == ["warmup", "online", "done", "3"] and [row[2] for row in rows] == ["done"] * 5
+    assert (
+        rows[1][:4] == ["warmup", "online", "done", "3"]
+        and float(rows[1][5]) > 0.1
+        and [row[2] for row in rows] == ["done"] * 5
+    )
     begun = shutil.copytree(work, tmp_path / "work")
     (begun / "03-collect" / "manifest.json").unlink()
     (begun / "02-warmup" / "manifest.json").unlink()
@@ -94,6 +99,37 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     assert said.endswith("no process works on it: the same command with the same --workdir continues\n")
 
 
+FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "paid", "warned"),
+    [
+        ([FEW_SHOT], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
+        ([FEW_SHOT, "--config.reward.answers=hash"], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
+        (
+            [FEW_SHOT, "--config.reward.answers=last_line"],
+            r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
+            "asks for #### x, where main reads answers by the rule 'last_line', by which that is none: let "
+            "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set reward.answers='boxed' or "
+            "'hash'",
+        ),
+    ],
+)
+def test_dry_run_tries_the_form_that_the_prompt_shows(
+    settings: list[str], paid: str, warned: str | None, g2d: G2D, tmp_path: Path
+) -> None:
+    tokenizer = arithmetic.tokenizer()
+    tokenizer.add_tokens(["#"])
+    tokenizer.save_pretrained(tmp_path)
+    settings = [*settings, "--config.reward.function=verify", f"--config.tokenizer.path={tmp_path}"]
+    settings.append("--config.data.max_prompt_length=32")
+    shown = g2d("run", "--config", TINY, "--dry-run", *settings)
+    assert len(re.findall(paid, shown)) == 2, shown
+    assert ("warning" in shown) == (warned is not None)
+    assert warned is None or warned in shown
+
+
 def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp_path: Path, g2d: G2D) -> None:
     begun = epath.Path(shutil.copytree(work, tmp_path / "work"))
     for name in ("04-dpo", "05-evaluate"):
@@ -104,7 +140,7 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp
         assert f"process {os.getpid()} on " in holder(begun)
         said = g2d("status", begun)
         assert [row[2] for row in cells(said)] == ["done"] * 3 + ["running", "waiting"]
-        assert said.endswith(" works on it now\n")
+        assert re.search(r" works on it now(, with \d+\.\d GiB of memory, its children's too)?\n$", said)
         assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
@@ -375,10 +411,16 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         "--config.tokenizer.prompt_template={problem}\\boxed{}",
     )
     shown = g2d("run", "--config", TINY, "--dry-run", *tags)
-    assert (
-        "| right | <answer>" in shown and "read by the rule 'tags'" in shown and "asks for \\boxed, where main" in shown
-    )
+    assert "| right           | <answer>" in shown and "read by the rule 'tags'" in shown
+    assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
+    assert "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'" in shown
     assert "gets no more" not in shown
+    stops = [
+        f"--config.stages.{stage}.sampling.stop={text}" for stage, text in (("warmup", '["}"]'), ("collect", '[" "]'))
+    ]
+    shown = g2d("run", "--config", TINY, "--dry-run", *stops)
+    assert "warning: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:" in shown
+    assert "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space" in shown
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
     assert [row[2] for row in cells(shown)[:5]] == ["init", "sft", "warmup", "warmup, collect", "init, warmup@2"]
@@ -932,3 +974,17 @@ fail()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.count("LookupError: \\x1b[2J") == 2
     assert done.stderr.count("characters left out") == 2 and len(done.stderr) < 250_000 and is_harmless(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "responses"),
+    [
+        ("Problem: 3 + 4\n3 + 4 = 7\n#### 7\n\nProblem: {problem}\n", ["3 + 4 = 7\n#### 7"]),
+        ("Q: 1 + 1\nA: 2\n\nQ: 2 + 2\nA: It is 4.\n\nQ: {problem}\nA:", ["2", "It is 4."]),
+        ("Solve it.\nQ: {problem}\nA:", []),
+        ("{problem}\nAnswer:", []),
+        ("Q: 1 + 1\nA: 2\n\nQ: {problem}", []),
+    ],
+)
+def test_worked_examples_of_a_template(pattern: str, responses: list[str]) -> None:
+    assert dryrun._worked_examples(pattern) == responses

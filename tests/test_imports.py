@@ -15,7 +15,7 @@ ROOMS = [
     "models data losses rewards study accounting",
     "contents sampler training scoring",
     "stages",
-    "pipeline sweep report commands card dataset push outputs dryrun plan forecast cli __main__",
+    "pipeline sweep report commands card dataset push outputs host_memory dryrun plan forecast cli __main__",
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
 SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.study.stats")}

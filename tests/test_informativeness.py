@@ -213,10 +213,18 @@ def test_margin_summary_by_hand():
     assert got["loss"] == pytest.approx((math.log1p(math.exp(-2)) + math.log1p(math.exp(1))) / 2)
 
 
+def test_ties_count_one_half():
+    ref = np.full((4, 2), -50.0)
+    moved = np.array([[1.0, 0.0], [0.0, 1.0], [1e-5, 0.0], [0.0, 1e-5]])
+    assert margin_summary(0.1, ref, ref + moved)["accuracy"] == 0.5
+    assert margin_summary(0.1, ref[[0, 2]], (ref + moved)[[0, 2]])["accuracy"] == 0.75
+
+
 @given(hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.just(2)), elements=st.floats(-1e4, 0)))
 def test_a_policy_that_is_its_reference_has_no_margins(ref):
     got = margin_summary(0.1, ref, ref)
     assert (got.pop("pairs"), got.pop("loss")) == (len(ref), pytest.approx(math.log(2), rel=1e-15))
+    assert got.pop("accuracy") == 0.5
     assert set(got.values()) == {0.0}
     nothing = margin_summary(0.1, ref[:0], ref[:0])
     assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))

@@ -287,11 +287,13 @@ def test_progress_in_a_file_is_plain_lines():
     with screen.progress("warmup", total=20, start=3) as bar:
         bar.update(3)
         bar.update(4, {**metrics, "num_tokens": 1000})
+        bar.update(6, metrics)
         bar.update(20, {**metrics, "num_tokens": 90_000, "reward": math.nan})
-    first, second, third = out.getvalue().splitlines()
+    first, second, third, fourth = out.getvalue().splitlines()
     assert first == "warmup 3/20"
-    assert re.fullmatch(r"warmup 4/20  reward 0\.500  entropy 1\.250  length 33\.3  \d+:\d\d:\d\d left", second)
-    assert re.fullmatch(r"warmup 20/20  reward –  entropy 1\.250  length 33\.3  [\d,]+ tok/s", third)
+    assert second == "warmup 4/20  reward 0.500  entropy 1.250  length 33.3"
+    assert re.fullmatch(r"warmup 6/20  reward 0\.500  entropy 1\.250  length 33\.3  \d+:\d\d:\d\d left", third)
+    assert re.fullmatch(r"warmup 20/20  reward –  entropy 1\.250  length 33\.3  [\d,]+ tok/s", fourth)
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
 
 
@@ -345,19 +347,59 @@ def compile_for(seconds, name="train_step"):
     jax.jit(function).trace(1.0)
 
 
-def test_the_time_left_comes_from_steps_that_compiled_nothing():
+def seconds_left(line):
+    """The estimate of a line, in seconds, None for none."""
+    match = re.search(r"(\d+):(\d\d):(\d\d) left", line)
+    return None if match is None else 3600 * int(match[1]) + 60 * int(match[2]) + int(match[3])
+
+
+@pytest.mark.parametrize(("start", "first_told"), [(0, 100), (500, 550), (990, 992)])
+def test_no_time_left_is_said_before_a_tenth_of_the_work_is_done(start, first_told):
     screen = Screen(out := io.StringIO(), every=0.0)
-    with screen.progress("sft", total=1002) as bar:
-        compile_for(2.0)
-        bar.update(1)  # 2 s a step would be half an hour
+    with screen.progress("sft", total=1000, start=start) as bar:
+        for done in range(start, 1000):
+            bar.update(done)
+    told = [line for line in out.getvalue().splitlines() if seconds_left(line) is not None]
+    assert told[0].startswith(f"sft {first_told}/1000  ") and len(told) == 1000 - first_told
+
+
+def test_the_time_left_knows_neither_compiling_nor_what_is_done_once():
+    screen = Screen(out := io.StringIO(), every=0.0)
+    with screen.progress("sft", total=20) as bar:
+        time.sleep(1.0)  # loading: as a step's pace it would be 18 s
+        bar.update(1)
         time.sleep(0.01)
         bar.update(2)
-        compile_for(0.5)
+        compile_for(1.0)
         bar.update(3)
-    first, second, third = out.getvalue().splitlines()
-    assert first == "sft 1/1002"
-    left = [re.fullmatch(r"sft \d/1002  (\d+):(\d\d):\d\d left", line) for line in (second, third)]
-    assert all(int(match[1]) == 0 and int(match[2]) < 10 for match in left)
+    first, *others = out.getvalue().splitlines()
+    assert first == "sft 1/20"
+    assert [seconds_left(line) < 5 for line in others] == [True, True]
+
+
+def test_steps_that_end_together_took_their_time_together():
+    screen = Screen(out := io.StringIO(), every=0.0)
+    with screen.progress("evaluate", total=40) as bar:
+        time.sleep(0.2)  # loading
+        bar.begin()
+        time.sleep(1.0)
+        for done in range(1, 11):
+            bar.update(done)
+    *_, last = out.getvalue().splitlines()
+    assert 3 <= seconds_left(last) <= 6  # ten in a second: thirty in three
+
+
+def test_what_an_earlier_process_did_is_no_pace():
+    screen = Screen(out := io.StringIO(), every=0.0)
+    with screen.progress("evaluate", total=1000) as bar:
+        bar.skip(980)
+        bar.begin()
+        bar.skip(990)
+        time.sleep(1.0)
+        bar.update(991)
+    lines = out.getvalue().splitlines()
+    assert [seconds_left(line) for line in lines[:2]] == [None, None]
+    assert 9 <= seconds_left(lines[2]) <= 18
 
 
 def test_what_compiles_long_is_said_once_in_a_file():

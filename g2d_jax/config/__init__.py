@@ -30,7 +30,7 @@ from g2d_jax.config.sections.model import Lora, Model, Tokenizer
 from g2d_jax.config.sections.problems import Data, Source
 from g2d_jax.config.sections.rewards import Judge, Reward, RewardModel, Task
 from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
-from g2d_jax.config.settings import RESERVED, RUNTIME, Config
+from g2d_jax.config.settings import LATER, RESERVED, RUNTIME, Config
 from g2d_jax.config.stages.best_checkpoint import BestCheckpoint, best_checkpoint
 from g2d_jax.config.stages.collect import Collect, collect
 from g2d_jax.config.stages.dpo import DPOLoss, OnlineDPO

@@ -238,7 +238,13 @@ def _forget_places(values: dict[str, Any]) -> None:
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     # The rules for the main task's reward hold for those of further tasks, tasks.NAME.reward.
     base = re.sub(r"^tasks\.[^.]+\.", "", prefix)
-    rest = {key: value for key, value in values.items() if f"{base}{key}" not in (*schema.RUNTIME, "name")}
+    left_out = (*schema.RUNTIME, "name")
+    rest = {}
+    for key, value in values.items():
+        last_names = ".".join(f"{prefix}{key}".split(".")[-2:])
+        as_before = last_names in schema.LATER and value == schema.LATER[last_names]
+        if f"{base}{key}" not in left_out and not as_before:
+            rest[key] = value
     return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in rest.items()}
 
 

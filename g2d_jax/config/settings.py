@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -28,6 +28,10 @@ RUNTIME = (
     "engine.concurrency",
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
+
+LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
+"""Settings that came later, by their last two names, and the value with which everything is as it was before them: with
+it they are no part of an identity, so that runs of earlier versions continue."""
 
 RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
 """Words that mean something else where the name of a stage or a task could stand: policies, rollouts, tasks, and the

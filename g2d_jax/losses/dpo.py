@@ -31,6 +31,7 @@ from g2d_jax.losses.reduction import (
     is_off,
     weighted_sum,
 )
+from g2d_jax.records import tie_nats
 
 PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
 """The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's tokens."""
@@ -97,7 +98,8 @@ def dpo_loss(
       rewards/chosen      beta * (policy - reference) of the chosen response; with "simpo" beta * policy / length
       rewards/rejected    the same of the rejected one
       rewards/margins     chosen reward - rejected reward
-      rewards/accuracies  1 where the chosen reward is strictly greater
+      rewards/accuracies  1 where the chosen reward is greater, one half at a tie (`records.tie_nats`): of a policy
+                          that is its reference 0.5, as by chance. TRL counts ties as 0
       logps/chosen, logps/rejected   the policy's summed log-probabilities
       nll_loss            the negative log-likelihood that nll_coef multiplies, only with nll_coef. TRL's DPO has no
                           such metric (its loss_type "sft" is a mean over all chosen tokens of a batch); the name is
@@ -137,11 +139,14 @@ def dpo_loss(
     chosen_reward, rejected_reward = (
         beta * x for x in (scores if loss_type == "simpo" else (chosen_logratio, rejected_logratio))
     )
+    margins = chosen_reward - rejected_reward
+    terms = scores if loss_type == "simpo" else (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
+    slack = beta * tie_nats(sum(jnp.abs(x) for x in terms))
     metrics = {
         "rewards/chosen": chosen_reward,
         "rewards/rejected": rejected_reward,
-        "rewards/margins": chosen_reward - rejected_reward,
-        "rewards/accuracies": (chosen_reward > rejected_reward).astype(jnp.float32),
+        "rewards/margins": margins,
+        "rewards/accuracies": jnp.where(jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32)),
         "logps/chosen": policy_chosen,
         "logps/rejected": policy_rejected,
     }

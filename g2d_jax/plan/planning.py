@@ -146,6 +146,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         attributes: dict[str, Any] = {
             "mesh": mesh,
             "stop_ids": tuple(range(STOPS)),
+            "decode": None,  # nothing is sampled here, and the tokenizer may be elsewhere
             "device_memory": compiler.topology.device.usable,  # those devices do not report it
             "near": compiler.topology.near,  # nor do GPUs their hosts
             "reward_bytes": sum(meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)),

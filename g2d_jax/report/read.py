@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "best_checkpoint", "collect", "evaluate"
-SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "num_generations")
+SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
 
 
@@ -515,6 +515,7 @@ class Side:
         """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
         result = self.stage.manifest.get("result", {})
         values = {**result.get("sampling", {}), "split": self.stage.split, "num_generations": result.get("samples")}
+        values["stop"] = values.get("stop") or None  # evaluations of earlier versions had no such setting
         return {name: values.get(name) for name in ("split", *SAMPLING)}
 
     @property

@@ -15,6 +15,7 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, Written, number, policy_name, words
+from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.terminal import clean
 
 Manifest = Mapping[str, Any]
@@ -308,10 +309,22 @@ def compute_table(manifests: Sequence[Manifest], price_per_device_hour: float | 
     groups += [("all stages", "", list(manifests))] if len(manifests) > 1 else []
     measures = (*TOKENS, "flops", *TIMES, "price")
     rows = [
-        {"stage": name, "kind": kind, **cost_cells(total_cost(stages, price_per_device_hour), measures)}
+        {
+            "stage": name,
+            "kind": kind,
+            **cost_cells(total_cost(stages, price_per_device_hour), measures),
+            "host memory": _peak_memory(stages),
+        }
         for name, kind, stages in groups
     ]
     return table("Compute of each finished stage (generated to trained: tokens)", rows)
+
+
+def _peak_memory(manifests: Iterable[Manifest]) -> str:
+    """Format the most memory that the processes of stages took at a time; unknown for those of earlier versions."""
+    peaks = [number(manifest, "peak_memory_bytes") for manifest in manifests]
+    known = peaks and not any(map(math.isnan, peaks))
+    return f"{max(peaks) / GIB:.1f} GiB" if known else UNKNOWN
 
 
 def goodput_table(manifests: Iterable[Manifest]) -> Table:

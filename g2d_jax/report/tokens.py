@@ -93,7 +93,8 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
     """
     if not len(ids) or len(logprobs) != len(ids) or np.isnan(logprobs).any() or ids.min() < 0:
         return None
-    if safe_text(tokenizer.decode(ids)) != text:
+    decoded = safe_text(tokenizer.decode(ids))
+    if decoded != text and not (text and decoded.startswith(text)):  # a stop string and what follows it are cut off
         return None
     half = MOST // 2
     head = pieces(tokenizer, ids[:half] if len(ids) > MOST else ids)

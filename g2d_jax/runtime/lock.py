@@ -133,6 +133,16 @@ def holder(folder: epath.Path) -> str:
     return _owner(content) if age < LEASE else ""
 
 
+def holder_here(folder: epath.Path) -> int | None:
+    """Return the number of the process of this machine that works in a folder now, None if there is none."""
+    if not storage.is_local(folder) or not _local_holder(folder):
+        return None
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        fields = _fields((folder / LOCK).read_bytes())
+        return int(fields["pid"]) if fields.get("host") == socket.gethostname() else None
+    return None
+
+
 def _local_holder(folder: epath.Path) -> str:
     try:
         with open(folder / LOCK, "rb") as file:

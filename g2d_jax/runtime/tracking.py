@@ -22,7 +22,6 @@ import os
 import secrets
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
@@ -127,6 +126,11 @@ class Screen:
             self._said = program, began
 
 
+def _working_seconds() -> float:
+    """Return the clock without the seconds that this thread compiled."""
+    return time.monotonic() - compiling.seconds()
+
+
 def _compiling(program: str, seconds: float) -> str:
     return f"compiling {program.replace('_', ' ')} ({seconds:.0f} s)"
 
@@ -140,13 +144,18 @@ class _Note(bars.ProgressColumn):
 
 
 class Progress:
-    """The progress of one stage; made by `Screen.progress`."""
+    """The progress of one stage; made by `Screen.progress`.
+
+    The time left is said once a tenth of what this process has to do is done. It comes from what this process did:
+    from its first step's end on, since that has what is done once (loading, say), or from `begin` on. Compiling is left
+    out. What `skip` shows as done counts neither as work nor as time.
+    """
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
         self._screen, self._printed_at = screen, -math.inf
-        self._mark, self._compiled = time.monotonic(), compiling.seconds()
-        self._steps: deque[tuple[int, float]] = deque(maxlen=50)  # how many, and their seconds without compiling
+        self._to_do, self._did = total - start, 0  # by this process
+        self._began: tuple[int, float] | None = None  # where the pace is measured from: steps done, `_working_seconds`
         self._note = self._line = ""  # the metrics; the line that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
@@ -161,6 +170,17 @@ class Progress:
             )
             self._task = self._live.add_task(clean(stage), total=total, completed=start, note="", left="-:--:--")
             self._live.start()
+
+    def begin(self) -> None:
+        """Measure the pace from here on, where steps are under way together and the first one's end says little."""
+        if self._began is None:
+            self._began = self._did, _working_seconds()
+
+    def skip(self, done: int) -> None:
+        """Show that `done` of the steps are done, the last of them by an earlier process."""
+        self._to_do -= done - self.done
+        self.done = done
+        self.update(done)
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
@@ -177,20 +197,17 @@ class Progress:
             self._printed_at, self._line = time.monotonic(), ""
 
     def _left(self, done: int) -> str:
-        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is not known.
-
-        The last steps during which nothing was compiled count.
-        """
-        steps, self.done = done - self.done, done
-        now, compiled = time.monotonic(), compiling.seconds()
-        spent, compilation = now - self._mark, compiled - self._compiled
-        self._mark, self._compiled = now, compiled
-        if steps > 0 and compilation <= 0.05 * spent:
-            self._steps.append((steps, spent))
-        if done >= self.total or not self._steps:
+        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is not known."""
+        self._did += done - self.done
+        self.done, now = done, _working_seconds()
+        if self._began is None and self._did > 0:
+            self._began = self._did, now
+        did, began = self._began or (self._did, now)
+        paced = self._did - did
+        if done >= self.total or paced <= 0 or 10 * self._did < self._to_do:
             return ""
-        pace = sum(seconds for _, seconds in self._steps) / sum(steps for steps, _ in self._steps)
-        return f"{timedelta(seconds=round((self.total - done) * pace))} left"
+        seconds = (self.total - done) * (now - began) / paced
+        return f"{timedelta(seconds=round(seconds))} left"
 
     def _describe(self, metrics: Mapping[str, float]) -> str:
         shown = [(*look, float(metrics[name])) for name, look in SHOWN.items() if name in metrics]

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
+from g2d_jax.data.stops import Decode, Watch
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
@@ -77,7 +78,8 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows. prefill_rows:
     prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py;
-    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. programs: where another sampler's of the
+    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. decode: ids to text, which requests with
+    stop strings need. programs: where another sampler's of the
     same settings, such as another point's of a sweep, may lie; the attribute has them by name.
     Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
     """
@@ -94,6 +96,7 @@ class Sampler:
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
         decode_attention: DecodeKernel = "xla",
+        decode: Decode | None = None,
         programs: Programs | None = None,
     ) -> None:
         sizes = {"max_num_seqs": max_num_seqs, "chunk": chunk, "prefill_rows": prefill_rows}
@@ -101,6 +104,7 @@ class Sampler:
             raise ValueError(f"sizes of the sampler must be positive, got {wrong}")
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
         self.max_num_seqs, self.chunk, self.prefill_rows = max_num_seqs, chunk, prefill_rows
+        self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
         self.usage = Usage()
@@ -193,6 +197,8 @@ class Sampler:
                 raise ValueError(f"problem {request.problem_id}: a request needs a prompt and at least one sample")
             if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
                 raise ValueError(f"problem {request.problem_id}: prompt ids must lie in [0, {self.config.vocab_size})")
+            if request.params.stop and self.decode is None:
+                raise ValueError(f"problem {request.problem_id}: stop strings need a sampler that is given decode")
             needed = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_new_tokens
             if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
                 raise ValueError(f"problem {request.problem_id} needs more columns than the sampler is compiled for")
@@ -216,6 +222,8 @@ class _Session:
         rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}  # row -> tokens, log-probs, entropies of each chunk
+        self.watches: dict[int, Watch] = {}  # row -> what looks for stop strings in its sample
+        self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
         empty: tuple[State, Prompts] = sampler.programs["empty"](shapes=shapes)
@@ -280,6 +288,10 @@ class _Session:
             places[shard, counts[shard]] = place % (shapes.prompts // self.ways)
             counts[shard] += 1
             self.tokens[row] = []
+            self.watches.pop(row, None)
+            stop, decode = sample.request.params.stop, self.sampler.decode
+            if stop and decode is not None:  # as `generate` has seen to
+                self.watches[row] = Watch(decode, stop)
         inputs = jax.tree.map(self.put, (fresh, order.ravel(), places.ravel(), counts))
         self.state = self.sampler.programs["insert"](self.state, self.prompts, *inputs)
 
@@ -319,20 +331,49 @@ class _Session:
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
         counts, stopped, notice = jax.device_get((emitted.counts, emitted.stopped, emitted.notice))
+        stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.heed(int(notice))
         self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
+        ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
         for first, arrays in _own_rows(emitted.tokens, emitted.logprobs, emitted.entropies):
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
-                if sample is not None:
-                    self.tokens[row].append(tuple(array[row - first, : counts[row]] for array in arrays))
+                if sample is None:
+                    continue
+                self.tokens[row].append(tuple(array[row - first, : counts[row]] for array in arrays))
+                end = self.watches[row].add(self.tokens[row][-1][0]) if row in self.watches else None
+                if end is not None:
+                    ends[row] = end
+        if self.has_stops:
+            ends = self._agree(ends)
+        for row, end in ends.items():
+            sample = running[row]
+            assert sample is not None
+            self.sampler.usage.generated -= sample.generated + int(counts[row]) - end
+            stopped[row] = True
         finished = self.schedule.collect_finished(counts.tolist(), stopped.tolist())
         pairs = [(row, sample) for row in finished if (sample := running[row]) and self.tokens[row]]
-        return [self._rollout(row, sample, bool(stopped[row])) for row, sample in pairs]
+        return [self._rollout(row, sample, bool(stopped[row]), ends.get(row)) for row, sample in pairs]
 
-    def _rollout(self, row: int, sample: Sample, stopped: bool) -> Rollout:
-        tokens, logprobs, entropies = (np.concatenate(parts) for parts in zip(*self.tokens.pop(row), strict=True))
+    def _agree(self, mine: dict[int, int]) -> dict[int, int]:
+        """Return the rows whose stop string any process has found, with their ends, and put them to rest.
+
+        Each process reads the text of its own rows; all must free the same ones.
+        """
+        ends: dict[int, int] = {}
+        for found in processes.gather(sorted(mine.items())):
+            ends |= dict(found)
+        if ends:
+            ended = np.zeros(self.shapes.rows, np.bool_)
+            ended[list(ends)] = True
+            self.state = self.sampler.programs["retire"](self.state, self.put(ended))
+        return ends
+
+    def _rollout(self, row: int, sample: Sample, stopped: bool, end: int | None) -> Rollout:
+        """Make a rollout of a row's tokens. end: how many of them are its response, None: all."""
+        arrays = (np.concatenate(parts)[:end] for parts in zip(*self.tokens.pop(row), strict=True))
+        tokens, logprobs, entropies = arrays
         request, names = sample.request, (sample.request.problem_id, sample.request.visit, sample.number)
         return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, "stop" if stopped else "length")
 
@@ -369,6 +410,7 @@ def _jitted(
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
+        "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
     }

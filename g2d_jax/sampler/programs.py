@@ -280,6 +280,12 @@ def resize(array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array
     return jnp.take(array, columns, axis=axis, mode="clip")
 
 
+def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
+    """Put rows to rest. ended: bool [S], those whose response the host has found to be at its end."""
+    rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
+    return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
+
+
 def decode_chunk(
     params: Decoder,
     state: State,

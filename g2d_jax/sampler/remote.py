@@ -25,6 +25,7 @@ from etils import epath
 
 from g2d_jax import keys
 from g2d_jax.config import Engine as Settings
+from g2d_jax.data.stops import Watch
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
@@ -267,6 +268,9 @@ class Remote:
             "ignore_eos": True,  # those above are all
             "return_token_ids": True,
         }
+        if params.stop:
+            # The text has the string, so that it can be tokenised where the server gives no ids.
+            body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         tokens = len(request.prompt_ids) + params.max_new_tokens
         return view, request, number, self._json("POST", f"{self._base}/completions", body, tokens, stopped)
 
@@ -285,10 +289,14 @@ class Remote:
             raise self._wrong("it read another prompt than it was given", "switch off what changes prompts there")
         ids = choice.get("token_ids")
         tokens = self._tokenised(choice, params, answer.get("usage")) if ids is None else self._checked(ids, params)
-        stopped = int(tokens[-1]) in params.stop_ids
+        drawn, end = len(tokens), self._end(tokens, params)
+        # A server that reads a text otherwise, by its prompt say, has ended where it says so.
+        named = finish == "stop" and choice.get("stop_reason") in params.stop
+        stopped = end is not None or named or int(tokens[-1]) in params.stop_ids
         if finish == "stop" and not stopped and ids is not None:
             raise self._wrong(
-                f"a response ended at token {tokens[-1]}, which is none of {list(params.stop_ids)}",
+                f"a response ended at token {tokens[-1]}, which is none of {list(params.stop_ids)}"
+                + " and completes no stop string" * bool(params.stop),
                 "start it with --generation-config vllm, so that it has no stop tokens of its own",
             )
         if not stopped and ids is not None and len(tokens) < params.max_new_tokens:
@@ -296,10 +304,15 @@ class Remote:
                 f"a response was cut at {len(tokens)} of {params.max_new_tokens} tokens",
                 "raise its --max-model-len to data.max_prompt_length + max_new_tokens at least",
             )
-        logprobs = self._logprobs(choice, len(tokens), view, request)
+        tokens = tokens[:end]
+        logprobs = self._logprobs(choice, drawn, view, request)[:end]
         entropies = np.full(len(tokens), 0.0 if params.temperature == 0 else np.nan, np.float32)
         names, reason = (request.problem_id, request.visit, number), "stop" if stopped else "length"
         return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)  # type: ignore[arg-type]
+
+    def _end(self, tokens: np.ndarray, params: SamplingParams) -> int | None:
+        """Return how many tokens there are up to the first stop string, None without one: as the sampler finds it."""
+        return Watch(self.tokenizer.decode, params.stop).add(tokens) if params.stop else None
 
     def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
         """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have drawn."""
@@ -323,8 +336,11 @@ class Remote:
         if not isinstance(text, str):
             raise self._wrong("a response has neither token_ids nor text", "check that engine.url is /v1 of vLLM")
         self.say("engine: the server gives no token ids, so its text is tokenised again; the manifest counts them")
+        by_text = choice["finish_reason"] == "stop" and self._ended_by_text(choice, params)
+        if by_text and not any(string in text for string in params.stop):
+            text += choice["stop_reason"]  # the server cut it off
         ids = self.tokenizer.encode_text(text)
-        if choice["finish_reason"] == "stop":
+        if choice["finish_reason"] == "stop" and not by_text:
             ids.append(self.tokenizer.stop_id)
         told = usage.get("completion_tokens") if isinstance(usage, dict) else None
         other = self.tokenizer.decode(ids) != text or told not in (None, len(ids)) or len(ids) > params.max_new_tokens
@@ -332,6 +348,10 @@ class Remote:
         if not ids:
             raise self._wrong("a response is empty, and was not ended by a stop token", "look at its log")
         return np.array(ids[: params.max_new_tokens], np.int32)
+
+    def _ended_by_text(self, choice: dict[str, Any], params: SamplingParams) -> bool:
+        """Return whether a stop string ended a response, which its text has or the server names."""
+        return choice.get("stop_reason") in params.stop or any(string in choice["text"] for string in params.stop)
 
     def _logprobs(self, choice: dict[str, Any], length: int, view: Served, request: Request) -> np.ndarray:
         """Return log-probabilities, float32 [T]; NaN where the server has none of what was drawn from."""

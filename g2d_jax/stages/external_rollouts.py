@@ -178,8 +178,9 @@ def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[s
         text = row.completion if row.completion is not None else runtime.tokenizer.decode(rollout.token_ids)
         if row.completion_ids is not None and row.completion is not None:
             texts_compared += 1
-            decoded = (decode(rollout.token_ids) for decode in (runtime.tokenizer.decode, runtime.tokenizer.decode_raw))
-            texts_differ += text.strip() not in map(str.strip, decoded)
+            decoders = runtime.tokenizer.decode, runtime.tokenizer.decode_raw
+            decoded = [decode(rollout.token_ids).strip() for decode in decoders]
+            texts_differ += not any(_spells(whole, text.strip()) for whole in decoded)
         problems.setdefault(problem.id, problem)
         rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
     if skipped:
@@ -201,6 +202,11 @@ def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[s
             "used, what the policy saw; evaluation here uses the template's"
         )
     return problems, rows
+
+
+def _spells(decoded: str, text: str) -> bool:
+    """Return whether ids spell a completion, whose text may lack the stop string at its end."""
+    return decoded == text or (bool(text) and decoded.startswith(text))
 
 
 def _by_text(runtime: Runtime) -> dict[str, Problem]:

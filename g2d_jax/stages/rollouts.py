@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
+from g2d_jax.data.stops import cut
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
@@ -100,6 +101,8 @@ def generate(
         if on_disk(runtime, shards):
             processes.on_leader(partial(_clear, parts))
             sampled = [_read(*batch, workload.num_generations) for batch in call]
+            if bar is not None:
+                bar.skip(before + len(draws))
         else:
             params = sampler_params() if params is None else params
             with runtime.track_cost(took := Cost()):
@@ -108,8 +111,8 @@ def generate(
             runtime.writer.submit(partial(write_sampled, sampled, shards, parts))
             if len(call) < len(batches):
                 runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
-        if bar is not None:
-            bar.update(before + len(draws))
+            if bar is not None:
+                bar.update(before + len(draws))
         yield from sampled
 
 
@@ -323,8 +326,11 @@ def _generate(runtime: Runtime, params: Any, draws: Draws, workload: Workload, b
     by_id, before = {problem.id: problem for problem, _ in draws}, bar.done if bar is not None else 0
     opened = opening_thoughts(runtime, by_id.values())
     answers: list[_Answer] = []
+    if bar is not None:
+        bar.begin()  # the rows decode together, and end together where they are of one length
     for rollout in runtime.engine.generate(params, requests, workload.rng_stream, workload.shapes):
-        problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
+        problem = by_id[rollout.problem_id]
+        text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = "<think>" + text if problem.id in opened else text
         answers.append(_Answer(rollout, problem, text, graded, runtime.scorer.begin(problem, graded)))
         if bar is not None and len(answers) % samples == 0:

@@ -23,6 +23,7 @@ from g2d_jax.config.io import identity
 from g2d_jax.contents import Content
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
+from g2d_jax.data.stops import Decode
 from g2d_jax.data.template import Fault, TemplateSettings, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import decoder, hf, reward_model
@@ -50,6 +51,9 @@ from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch, put_number
 from g2d_jax.workdir import absolute
+
+SAMPLINGS = ("sampling", "probe_sampling")
+"""The names that a stage has for settings of sampling."""
 
 
 class StopRun(ValueError):
@@ -307,7 +311,7 @@ class Runtime:
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
         chosen = {name: getattr(self.config.compute, name) for name in names}
         settings = {name: value for name, value in chosen.items() if value is not None}
-        settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
+        settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs, "decode": self.decode}
         sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
         self.say_once(f"attention over prompts: {sampler.kernel}")
         return sampler
@@ -327,6 +331,12 @@ class Runtime:
     def problem_counts(self) -> dict[str, int]:
         """The number of problems of each split."""
         return {split: len(problems) for split, problems in self.problems.items()}
+
+    @cached_property
+    def decode(self) -> Decode | None:
+        """What turns ids into text for the sampler, None where no stage has stop strings."""
+        samplings = (getattr(stage, name, None) for stage in self.config.stages.values() for name in SAMPLINGS)
+        return self.tokenizer.decode if any(sampling and sampling.stop for sampling in samplings) else None
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class Trainer:
     bar: Progress
     profiler: Profiler
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
-    _mark: float = field(default_factory=time.perf_counter)
+    _mark: float = field(default_factory=time.perf_counter)  # when the last update was done
     _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
     _clocked: dict[str, float] = field(default_factory=dict)  # the clock at _mark
 
@@ -99,14 +99,10 @@ class Trainer:
             self.cost.trained += packed.used
             self.cost.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
             self.flush()
-        now, spent = time.perf_counter(), clock.since(self._clocked)
         extra = {
             "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
-            "step_time": now - self._mark,
-            **goodput({**spent, "seconds": now - self._mark - spent["checkpointing_seconds"]}),
             "num_tokens": float(self.cost.generated + self.cost.prefilled + self.cost.trained),
         }
-        self._mark, self._clocked = now, clock.read()
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
         limit = self.runtime.config.faults.max_skipped
@@ -121,9 +117,13 @@ class Trainer:
         return lora.combine(self.state.params, self.frozen_params)
 
     def finished_policy(self) -> Decoder:
-        """Return the policy, once the update under way is done: else sampling would wait for it in its own time."""
+        """Return the policy, once the update under way is done: else sampling would wait for it in its own time.
+
+        The update is logged: what is sampled now is of the next one's time.
+        """
         with self.runtime.track_cost(self.cost), self.runtime.clock.doing("training"):
             jax.block_until_ready(self.state.params)
+            self.flush()
         return self.policy
 
     def pack(self, groups: Sequence[Group]) -> Packed:
@@ -135,12 +135,13 @@ class Trainer:
         return with_keys(packed, self.runtime.model_config, self.runtime.config.seed, self.name, self.step)
 
     def flush(self) -> None:
-        """Fetch and log the metrics of the last update; count it if it was skipped."""
+        """Wait for the last update, fetch and log its metrics; count it if it was skipped."""
         if self._pending is None:
             return
         step, sums, metrics = self._pending
         with self.runtime.clock.doing("training"):
             values = {name: float(value) for name, value in jax.device_get(sums).items()}
+        metrics |= self._time_spent()
         fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
         self._pending = None
         if self.extra_state.count_update(bool(values.pop("skipped"))):
@@ -153,6 +154,17 @@ class Trainer:
         if step % self.runtime.config.logging.every == 0 or step == self.total:
             self.runtime.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
+
+    def _time_spent(self) -> dict[str, float]:
+        """Return the seconds since the update before was done, or since the stage began to train, and their shares.
+
+        To be called when an update is done, not when the host has launched it: the devices work behind the host.
+        """
+        now, spent = time.perf_counter(), self.runtime.clock.since(self._clocked)
+        seconds = now - self._mark
+        shared_out = {**spent, "seconds": seconds - spent["checkpointing_seconds"]}
+        self._mark, self._clocked = now, self.runtime.clock.read()
+        return {"step_time": seconds, **goodput(shared_out)}
 
     def _give_up(self, packed: Packed) -> None:
         """Write the batch of the last update with its metrics, and stop the run."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from g2d_jax.records import ScoredRollout
+from g2d_jax.records import ScoredRollout, tie_nats
 
 BINS = 10
 """Bins of confidence in the calibration error."""
@@ -242,19 +242,22 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
 
       pairs
       chosen_*, rejected_*, margin_*   mean, std, p10, p50, p90 of the rewards and of chosen - rejected
-      accuracy                         share of pairs with a margin strictly above 0
+      accuracy                         share of pairs with a margin above 0; a tie (`records.tie_nats`) counts one half
       loss                             mean of -log sigmoid(margin), nats
 
-    A policy that is its reference has rewards, margins and accuracy 0 and loss log 2. NaN log-probs give NaN.
+    A policy that is its reference has rewards and margins 0, accuracy 0.5 and loss log 2. NaN log-probs give NaN.
     """
-    rewards = beta * (np.asarray(policy, np.float64) - np.asarray(ref, np.float64))
+    before, after = np.asarray(ref, np.float64), np.asarray(policy, np.float64)
+    rewards = beta * (after - before)
     margins = rewards[:, 0] - rewards[:, 1]
+    slack = beta * tie_nats(np.abs(before).sum(axis=1) + np.abs(after).sum(axis=1))
+    decided = np.where(np.abs(margins) <= slack, 0.0, margins)
     return {
         "pairs": float(len(margins)),
         **_spread("chosen", rewards[:, 0]),
         **_spread("rejected", rewards[:, 1]),
         **_spread("margin", margins),
-        "accuracy": _share_positive(margins),
+        "accuracy": _mean((np.sign(decided) + 1) / 2),
         "loss": _mean(np.logaddexp(0.0, -margins)),
     }
 

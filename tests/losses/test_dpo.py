@@ -44,10 +44,36 @@ def test_policy_equal_to_reference_gives_log_2() -> None:
         "rewards/chosen": 0.0,
         "rewards/rejected": 0.0,
         "rewards/margins": 0.0,
-        "rewards/accuracies": 0.0,  # A tie is not a win.
+        "rewards/accuracies": 0.5,  # a tie says no more than chance
         "logps/chosen": -15.0,
         "logps/rejected": -17.5,
     }
+
+
+@pytest.mark.parametrize(
+    ("reference", "moved", "expected"),
+    [
+        (-10.0, 0.0, 0.5),
+        (-10.0, 2e-5, 0.5),  # within 1e-5 + 1e-6 of the four log-probabilities, 40 nats together
+        (-10.0, -2e-5, 0.5),
+        (-10.0, 1e-4, 1.0),
+        (-10.0, -1e-4, 0.0),
+        (-2000.0, 2.0**-10, 0.5),  # eight steps of float32 there
+        (-2000.0, 0.02, 1.0),
+        (0.0, 2e-5, 1.0),
+    ],
+)
+def test_a_tie_up_to_rounding_counts_one_half(reference: float, moved: float, expected: float) -> None:
+    before, after = jnp.array([reference]), jnp.array([reference + moved], jnp.float32)
+    for beta in (0.01, 0.1, 2.0):
+        _, sums = dpo_loss(after, before, before, before, ONE, beta=beta)
+        assert mean_metrics(sums, "pairs")["rewards/accuracies"] == expected
+
+
+def test_equal_means_are_a_tie_without_a_reference() -> None:
+    pair = jnp.array([-9.0]), jnp.array([-3.0])  # -1.5 a token each
+    _, sums = dpo_loss(*pair, None, None, ONE, **LENGTHS, loss_type="simpo")
+    assert mean_metrics(sums, "pairs")["rewards/accuracies"] == 0.5
 
 
 def test_weights_over_pairs_and_over_prompts() -> None:

@@ -133,6 +133,9 @@ def test_compute_sums_up_with_device_time_and_price_where_they_say_something():
         ["32 s", "4 min 14 s", "1.0 s", "0.32"],
         ["1 min 56 s", "15 min 27 s", "2.0 s", "1.16"],
     ]
+    stages = [{**one, "peak_memory_bytes": gib << 30} for one, gib in zip(STAGES[:2], (3, 2), strict=True)]
+    assert [row[-1] for row in tables.compute_table(stages).rows] == ["3.0 GiB", "2.0 GiB", "3.0 GiB"]
+    assert [row[-1] for row in tables.compute_table([stages[0], STAGES[1]]).rows] == ["3.0 GiB", "–", "–"]
     programs = {f"p{i}": {"compiled": 1, "seconds": 10.0 - i} for i in range(10)}
     more = {"programs": {"p0": {"compiled": 2, "seconds": 1.0}}}
     _, _, rows = tables.compiled_table([{"programs": programs}, more, {}])

@@ -240,6 +240,88 @@ def test_samples_do_not_depend_on_slots_chunk_or_prefill_rows(model, base):
     assert_same(model, base[0], run(other, model, REQUESTS))
 
 
+PIECES = [
+    b"a",
+    b"b",
+    b"ab",
+    b"xa",
+    b"bb\n",
+    b"\n",
+    b"\n\n",
+    b"\xc3",
+    b"\xa9",
+    b"\xa9!",
+    b"!",
+    b"",
+    b"c",
+    b"dd",
+    b" ",
+    b"e",
+]
+"""What the model's tokens spell, again and again: parts of words, of a character, of two lines, and nothing."""
+STOPS = ("xa", "\n\n", "é!", " e", "b!")
+
+
+def spelt(ids):
+    return b"".join(PIECES[i % len(PIECES)] for i in ids).decode("utf-8", "replace")
+
+
+def has_stop(ids):
+    return any(stop in spelt(ids) for stop in STOPS)
+
+
+def stopping(requests):
+    return [dataclasses.replace(r, params=dataclasses.replace(r.params, stop=STOPS)) for r in requests]
+
+
+@pytest.mark.parametrize("chunk", [1, *slow(7), 64])
+def test_a_stop_string_ends_a_response_with_its_last_token(model, base, chunk):
+    """Whatever is decoded together, the sample is the beginning of the one without stop strings."""
+    sizes = {"max_num_seqs": 8, "chunk": chunk, "prefill_rows": 4}
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, decode=spelt, **sizes)
+    found = run(sampler, model, stopping(REQUESTS[::-1]))
+    ended = [has_stop(r.token_ids) for r in found]
+    assert 5 <= sum(ended) < len(found)
+    whole = {(r.problem_id, r.sample): r for r in base[0]}
+    shortened = []
+    for rollout, by_text in zip(found, ended, strict=True):
+        assert not has_stop(rollout.token_ids[:-1])
+        other, size = whole[rollout.problem_id, rollout.sample], len(rollout.token_ids)
+        assert len(rollout.logprobs) == len(rollout.entropies) == size
+        assert rollout.stop_reason == ("stop" if by_text else other.stop_reason)
+        cut = {name: getattr(other, name)[:size] for name in ("token_ids", "logprobs", "entropies")}
+        shortened.append(dataclasses.replace(other, **cut, stop_reason=rollout.stop_reason))
+    assert_same(model, shortened, found)
+    assert sampler.usage.generated == sum(len(r.token_ids) for r in found)
+    assert_bit_equal(found, run(sampler, model, stopping(REQUESTS[::-1])))
+
+
+def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
+    """The rows that are freed so decode others, and at the end nothing: what is thrown away is within a chunk."""
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=2, chunk=4, prefill_rows=2, decode=spelt)
+    stops = tuple(piece.decode() for piece in (b"a", b"b", b"\n", b"!", b"c", b"d", b" ", b"e"))
+    requests = [Request(f"z{n}", np.array([n], np.int32), SamplingParams(400, 1.3, stop=stops), 3) for n in range(4)]
+    found = run(sampler, model, requests)
+    assert len(found) == 12 and {r.stop_reason for r in found} == {"stop"}
+    assert sampler.usage.slot_steps <= 2 * sum(len(r.token_ids) + 4 for r in found)
+
+
+def test_log_probs_of_a_response_that_a_string_ended_are_the_trainers(model):
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4, decode=spelt)
+    found = run(sampler, model, stopping([r for r in REQUESTS if r.params.temperature == HOT]))
+    assert any(has_stop(r.token_ids) for r in found)
+    compute = Compute(one_device())
+    packed = pack([Group(r.prompt_ids, [Response(r.token_ids)]) for r in found], row_length=144, microbatch_rows=8)
+    logprobs, _ = make_scorer(compute)(model, *put_batch(packed, compute.mesh), temperature=HOT)
+    for (logprob,), rollout in zip(packed.unpack(np.asarray(logprobs)), found, strict=True):
+        np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-5)
+
+
+def test_stop_strings_need_text(sampler, model):
+    with pytest.raises(ValueError, match="problem0: stop strings need a sampler that is given decode"):
+        run(sampler, model, stopping(REQUESTS[:1]))
+
+
 def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     other, placed = on_eight
     assert {*jax.tree.leaves(other.view(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}

@@ -18,7 +18,7 @@ from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
-CLOCKED = ("started", "share", "tokens_per_second", "programs", "checksum")
+CLOCKED = ("started", "share", "tokens_per_second", "programs", "checksum", "peak_memory_bytes")
 
 
 def differences(one: Path, other: Path) -> list[str]:

@@ -159,3 +159,47 @@ def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
         for step in range(1, config.stages[name].steps + 1):
             figures = [logged["train", step][f"goodput/{activity}"] for activity in (*ACTIVITIES, "other")]
             assert sum(figures) == pytest.approx(1) and min(figures) >= 0
+
+
+def step_times(workdir, name):
+    """The seconds of each update as they were logged."""
+    records = [record for record in read_metrics(workdir) if (record["stage"], record["kind"]) == (name, "train")]
+    return [record["metrics"]["step_time"] for record in records]
+
+
+def test_an_update_takes_until_it_is_done(config, opened, tmp_path):
+    """The first one too, whose program compiles; those after it only what they add."""
+    runtime = opened(config, tmp_path)
+    stage = runtime.config.stage("sft", Sft)
+    examples, _ = sft.examples(runtime, "sft", stage)
+    waited, opening = [], time.perf_counter()
+    with training(runtime, "sft", 3) as trainer:
+        first = time.perf_counter()
+        for step in range(3):
+            started = time.perf_counter()
+            trainer.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
+            time.sleep(0.1)
+            jax.block_until_ready(trainer.state.params)
+            waited.append(time.perf_counter() - started)
+        trainer.flush()
+        last = time.perf_counter()
+    found = step_times(tmp_path, "sft")
+    assert found[0] >= waited[0]
+    assert last - first <= sum(found) + 0.1 * 3 and sum(found) <= last - opening
+
+
+def test_what_an_update_learns_from_is_of_its_time(config, opened, tmp_path):
+    """Sampling and grading for an update come before its launch and after the end of the one before."""
+
+    def slow(completions, **columns):
+        time.sleep(0.3)
+        return [float(len(text) % 2) for text in completions]
+
+    config.stages.sft.steps = 1
+    config.stages.warmup.steps = 3
+    runtime = opened(config, tmp_path, slow)
+    run(runtime, "sft")
+    started = time.perf_counter()
+    run(runtime, "warmup")
+    found, wall = step_times(tmp_path, "warmup"), time.perf_counter() - started
+    assert len(found) == 3 and min(found) >= 0.3 and sum(found) <= wall

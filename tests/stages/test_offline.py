@@ -68,7 +68,10 @@ def test_nothing_learnt_is_no_reward(small, tmp_path, opened):
     margins = floats(result["margins"])
     assert margins.pop("loss") == pytest.approx(np.log(2), rel=1e-12)
     assert margins.pop("pairs") == PAIRS
-    assert set(margins.values()) == {0.0} and "accuracy" in margins
+    assert margins.pop("accuracy") == 0.5
+    assert set(margins.values()) == {0.0}
+    updates = [record["metrics"] for record in read_metrics(tmp_path) if record["kind"] == "train"]
+    assert [update["rewards/accuracies"] for update in updates] == [0.5, 0.5]
     assert result["before"] == result["after"]
     assert result["before"]["pairs"] == PAIRS and result["before"]["chosen_length"] == np.mean(
         [1 + i % 6 for i in range(PAIRS)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from g2d_jax.config.choices import Dtype, NotNegativeFloat
 from g2d_jax.config.section import Bounds, FieldError, NotNegative, Positive, Section, Share
-from g2d_jax.records import SamplingParams
+from g2d_jax.records import SamplingParams, check_stop
 
 
 class Optimizer(Section):
@@ -56,6 +56,14 @@ class Sampling(Section):
     temperature: NotNegativeFloat = 1.0
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     top_k: NotNegative = 0
+    stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
+
+    def check(self) -> None:
+        """Refuse stop strings that cannot end a response."""
+        try:
+            check_stop(self.stop)
+        except ValueError as error:
+            raise FieldError("stop", str(error).removeprefix("stop ")) from error
 
     def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
         """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the section's fields."""

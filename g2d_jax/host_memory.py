@@ -1,0 +1,77 @@
+"""The memory that a run's stages will need on CPUs, where the host's is the devices': by formula, nothing is compiled.
+
+    arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program + what a process needs
+
+docs/troubleshooting.md says how near it came. On accelerators `g2d plan` compiles the programs and knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from g2d_jax import mesh as meshes
+from g2d_jax import stages as stage_modules
+from g2d_jax.config.graph import plan
+from g2d_jax.losses.logprobs import chunk_of
+from g2d_jax.runtime.memory import GIB
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.training import policy_shapes
+from g2d_jax.stages.runtime import Runtime
+
+PROCESS = 1.2 * GIB
+"""Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the verifier. Measured."""
+
+LOGITS = 3
+"""Arrays of a chunk's logits that are there at a time in the backward pass, and of a step's in a decode."""
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a stage will need at least once. program: the one that needs it; size: bytes of the whole process."""
+
+    stage: str
+    program: str
+    size: int
+
+
+def estimates(runtime: Runtime) -> Iterator[Estimate]:
+    """Yield the estimate of each stage that computes anything on devices, in the order of the run."""
+    here = runtime.mesh.size // meshes.processes(runtime.mesh)
+    for name in plan(runtime.config).order:
+        stage = runtime.config.stages[name]
+        programs = list(stage_modules.of_kind(stage.kind).programs(runtime, name, stage))
+        if not programs:
+            continue
+        fullest = max(programs, key=lambda program: _size(runtime, program))
+        size = _size(runtime, fullest)
+        samplers = [program for program in programs if _samples(program)]
+        if samplers and "gradients" in fullest.work.parts:
+            # The sampler's weights and cache are small arrays, which the allocator keeps when they are done with.
+            size += _view_bytes(runtime) + max(program.work.parts["KV cache"] for program in samplers)
+        yield Estimate(name, fullest.name, int(PROCESS + here * size))
+
+
+def _samples(program: Program) -> bool:
+    return "KV cache" in program.work.parts
+
+
+def _view_bytes(runtime: Runtime) -> int:
+    """Count the bytes a device of the weights in the form that the sampler reads."""
+    return meshes.device_bytes(policy_shapes(runtime)) * runtime.dtype.itemsize // FLOAT32
+
+
+def _size(runtime: Runtime, program: Program) -> int:
+    """Count the bytes a device of a program's arrays, of those beside it, and of the largest temporaries."""
+    parts, words = program.work.parts, runtime.model_config.vocab_size
+    size = sum(meshes.device_bytes(tree) for tree in program.resident) + sum(parts.values())
+    logits = LOGITS * chunk_of(words, "cpu") * words * FLOAT32
+    if "gradients" in parts:  # those of all micro-batches so far, and of the one under way
+        return size + parts["gradients"] + logits
+    if _samples(program):
+        return size + _view_bytes(runtime) + LOGITS * program.work.rows * words * FLOAT32
+    if "state" in parts:
+        return size
+    return size + parts.get("parameters", 0) + logits
