@@ -18,8 +18,8 @@ from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.runtime import storage
-from g2d_jax.stages.policies import base_path
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.policies import base_path
+from g2d_jax.session.session import Runtime
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _QUESTION = "1+1=?"

@@ -32,11 +32,11 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
+from g2d_jax.session.problems import READ_FOR, SPLITS, setting_of
+from g2d_jax.session.session import Runtime
 from g2d_jax.stages import evaluate as evaluation
-from g2d_jax.stages import inputs, kept_inputs
-from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
-from g2d_jax.stages.problems import READ_FOR, SPLITS, setting_of
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute, no_run, packages, settings_of, stage_folders, stage_steps, where_to_look
 

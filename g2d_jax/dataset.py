@@ -21,12 +21,12 @@ from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Draws, Groups
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import write_columns, write_completions
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Runtime
 from g2d_jax.stages import collect
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.rollouts import Draws, Groups
-from g2d_jax.stages.runtime import Runtime
 
 PROVENANCE, PROBLEMS, COMPLETIONS, PREFERENCES = "g2d.json", "problems.parquet", "completions", "preferences"
 SCORERS = ("verify", "model", "judge")

@@ -25,11 +25,13 @@ from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.forms import Form, asked_for, readers
 from g2d_jax.rewards.verify import reading
+from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, external_rollouts, inputs, kept_inputs, offline, online, sft
-from g2d_jax.stages.problems import table, train_order
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.problems import table, train_order
+from g2d_jax.session.session import Runtime
+from g2d_jax.stages import alerts, offline, online, sft
 from g2d_jax.workdir import absolute, check_claim, stage_folders
 
 SHOWN = 2  # problems that are shown in full

@@ -22,13 +22,13 @@ from g2d_jax import commands, pipeline
 from g2d_jax.config import Collect, Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.policy_name import own_stage
+from g2d_jax.rollouts.generate import grouped
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Screen
+from g2d_jax.session.session import Runtime
 from g2d_jax.stages.collect import choose_pairs
 from g2d_jax.stages.probes import probed
-from g2d_jax.stages.rollouts import grouped
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute
 
 PROMPTS, RESPONSES = 256, 8

@@ -15,9 +15,9 @@ from g2d_jax import stages as stage_modules
 from g2d_jax.config.graph import plan
 from g2d_jax.losses.logprobs import chunk_of
 from g2d_jax.runtime.memory import GIB
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.training_programs import policy_shapes
 
 PROCESS = 1.2 * GIB
 """Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the verifier. Measured."""

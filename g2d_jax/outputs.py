@@ -20,9 +20,9 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
-from g2d_jax.stages import kept_inputs
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import kept_inputs
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime
 
 PART = 128
 """Prompts written, and resumed, at a time."""

@@ -36,10 +36,10 @@ from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
 from g2d_jax.scoring import reward_model
-from g2d_jax.stages import init_params, inputs, kept_inputs
-from g2d_jax.stages.policies import check_elsewhere
-from g2d_jax.stages.problems import table
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import init_params, inputs, kept_inputs
+from g2d_jax.session.policies import check_elsewhere
+from g2d_jax.session.problems import table
+from g2d_jax.session.session import Runtime
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,

@@ -27,7 +27,7 @@ from g2d_jax.runtime.lock import LOCK
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
-INPUTS = "inputs.json"  # what a run reads from outside, by content: stages/kept_inputs.py
+INPUTS = "inputs.json"  # what a run reads from outside, by content: session/kept_inputs.py
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order

@@ -38,7 +38,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.workdir import claim
 
 G2D = Callable[..., str]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from g2d_jax import config, config_load, pipeline
 from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
-from g2d_jax.stages import init_params
+from g2d_jax.session import init_params
 
 ROOT = Path(__file__).resolve().parents[1]
 

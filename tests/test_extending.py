@@ -26,7 +26,7 @@ from g2d_jax.records import Problem
 from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.reward_manager import RewardManager
+from g2d_jax.session.reward_manager import RewardManager
 
 ROOT = Path(__file__).parents[1]
 CONFIG = """

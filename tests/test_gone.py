@@ -19,7 +19,7 @@ from g2d_jax.config.gone import GONE, Gone, find
 from g2d_jax.config_load import resolve
 from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
-from g2d_jax.stages.extra_state import ExtraState
+from g2d_jax.session.extra_state import ExtraState
 from g2d_jax.workdir import check_claim
 
 ROOT = Path(__file__).resolve().parents[1]

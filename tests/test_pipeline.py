@@ -15,8 +15,8 @@ from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime
 from g2d_jax.training import objectives
 from g2d_jax.workdir import claim
 

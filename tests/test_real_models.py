@@ -20,7 +20,7 @@ from g2d_jax import commands, dryrun, pipeline, recipes
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.sweep.points import points
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 
 Run = tuple[Path, dict[str, Any]]
 

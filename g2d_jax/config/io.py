@@ -203,7 +203,7 @@ def identity(config: ConfigDict | Section | Mapping[str, Any], *, places: bool =
     """Return the fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`.
 
     Where files, models, data sets and other runs lie decides nothing: what is in them is compared by content
-    (stages/kept_inputs.py), and their places and revisions are left out. places: keep them.
+    (session/kept_inputs.py), and their places and revisions are left out. places: keep them.
     """
     values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
     if not places:

@@ -23,9 +23,9 @@ from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import init_params
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import init_params
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Runtime
 
 STOPS = 2  # tokens that end a response, assumed without a tokenizer
 

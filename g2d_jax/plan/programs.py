@@ -20,8 +20,8 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
-from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.program import Program, Work, device_bytes, fixed
+from g2d_jax.session.session import Runtime
 
 
 @dataclass(frozen=True)

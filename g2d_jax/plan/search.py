@@ -21,8 +21,8 @@ from g2d_jax.models.decoder import count_trained
 from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import Topology
-from g2d_jax.stages import init_params
-from g2d_jax.stages.programs.training import saved_per_token
+from g2d_jax.session import init_params
+from g2d_jax.session.training_programs import saved_per_token
 from g2d_jax.training import optimizer
 
 CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from g2d_jax.config import Offline, Online, Sampling
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import Trainer
 
 WATCHED = (
     *("entropy", "reward", "frac_signal", "completions/mean_length", "completions/clipped_ratio"),

@@ -20,12 +20,12 @@ from typing import Any
 from g2d_jax.config import BestCheckpoint
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Runtime, StopRun
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
-from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import programs as programs
-from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints
 
 

@@ -24,20 +24,20 @@ from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_pref
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
+from g2d_jax.rollouts.buffer import read_rounds, together
+from g2d_jax.rollouts.external import external_groups
+from g2d_jax.rollouts.generate import Draws, Groups, describe, grouped, sampled_groups
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.problems import train_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Runtime, StopRun
+from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts
-from g2d_jax.stages.buffer import read_rounds, together
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.external_rollouts import external_groups
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.problems import train_order
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.rollouts import Draws, Groups, describe, grouped, sampled_groups
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.windows import window_at
-from g2d_jax.stages.workload import workload_of
 from g2d_jax.study import informativeness
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group

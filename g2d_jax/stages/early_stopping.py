@@ -5,7 +5,7 @@ from __future__ import annotations
 from g2d_jax import accounting
 from g2d_jax.config import Online
 from g2d_jax.runtime import processes
-from g2d_jax.stages.trainer import Trainer
+from g2d_jax.session.trainer import Trainer
 
 
 def ends(trainer: Trainer, stage: Online) -> bool:

@@ -13,15 +13,15 @@ import numpy as np
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import chosen_policy
+from g2d_jax.session.session import Runtime
 from g2d_jax.stages import alerts
-from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, indices_by_task, task_results, write_problems
 from g2d_jax.stages.held_out import programs as programs
-from g2d_jax.stages.policies import chosen_policy
-from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness, stats
 
 

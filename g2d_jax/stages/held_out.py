@@ -18,16 +18,16 @@ from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Draws, Groups, correct, rewards, sampled_groups
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.rollouts import Draws, Groups, correct, rewards, sampled_groups
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.workload import Workload
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Runtime
 from g2d_jax.study import stats
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}

@@ -23,18 +23,19 @@ from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
+from g2d_jax.rollouts import external_preferences
+from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
-from g2d_jax.stages import alerts, external_preferences, probes
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
-from g2d_jax.stages.problems import order as problem_order
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import logprobs, state_shapes, training_programs
-from g2d_jax.stages.rollouts import measured_once
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import checkpoint_of, load_policy, load_reference
+from g2d_jax.session.problems import order as problem_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import open_trainer
+from g2d_jax.session.training_programs import logprobs, state_shapes, training_programs
+from g2d_jax.stages import alerts, probes
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective

@@ -15,24 +15,25 @@ from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.stages import alerts, batches, early_stopping, probes
-from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, trains_off_policy
-from g2d_jax.stages.external_rollouts import ExternalBatches, external_batches
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.programs.training import (
+from g2d_jax.rollouts import batches
+from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
+from g2d_jax.rollouts.external import ExternalBatches, external_batches
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import workload_of
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Runtime, StopRun
+from g2d_jax.session.trainer import Trainer, open_trainer
+from g2d_jax.session.training_programs import (
     logprobs,
     reference_programs,
     reference_shapes,
     state_shapes,
     training_programs,
 )
-from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.trainer import Trainer, open_trainer
-from g2d_jax.stages.windows import window_at
-from g2d_jax.stages.workload import workload_of
+from g2d_jax.session.windows import window_at
+from g2d_jax.stages import alerts, early_stopping, probes
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 

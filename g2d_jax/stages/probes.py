@@ -18,16 +18,16 @@ from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Groups, correct, describe, measured_once, sampled_groups
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import Workload
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import Trainer
+from g2d_jax.session.training_programs import logprobs, reference_programs
 from g2d_jax.stages import alerts
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.programs.training import logprobs, reference_programs
-from g2d_jax.stages.rollouts import Groups, correct, describe, measured_once, sampled_groups
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
-from g2d_jax.stages.workload import Workload
 from g2d_jax.study.stats import row_means
 
 FIGURES = (

@@ -14,13 +14,13 @@ from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
+from g2d_jax.session.problems import order as problem_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import open_trainer
+from g2d_jax.session.training_programs import training_programs
 from g2d_jax.stages import alerts
-from g2d_jax.stages.problems import order as problem_order
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import training_programs
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
 
 Encoded = tuple[np.ndarray, np.ndarray]

@@ -24,7 +24,7 @@ from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
 from g2d_jax.runtime import storage
-from g2d_jax.stages.inputs import digests, of_config, on_hub
+from g2d_jax.session.inputs import digests, of_config, on_hub
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget")

@@ -33,8 +33,8 @@ from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import inputs, kept_inputs
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.session import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints

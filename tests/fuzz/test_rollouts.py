@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
+from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages.external_rollouts import external_groups
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 

@@ -30,9 +30,9 @@ from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import inputs
-from g2d_jax.stages.reward_manager import RewardManager
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import inputs
+from g2d_jax.session.reward_manager import RewardManager
+from g2d_jax.session.session import Runtime
 from g2d_jax.workdir import check_token, claim
 
 if "FIRST_WRITES" not in os.environ:  # as it is outside of tests

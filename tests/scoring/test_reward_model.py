@@ -29,7 +29,7 @@ from g2d_jax.records import Score, Verdict
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

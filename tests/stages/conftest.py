@@ -19,7 +19,7 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 from killed import Runs

@@ -14,10 +14,10 @@ from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.policies import check_elsewhere, checkpoint_of, chosen_policy, load_policy
+from g2d_jax.session.session import Runtime, StopRun
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
-from g2d_jax.stages.policies import check_elsewhere, checkpoint_of, chosen_policy, load_policy
-from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
 from g2d_jax.workdir import claim

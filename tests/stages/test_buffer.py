@@ -18,8 +18,8 @@ from g2d_jax.config import Config, Online
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.windows import SyncWindow, window_at
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.windows import SyncWindow, window_at
 
 
 @pytest.fixture

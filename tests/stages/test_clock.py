@@ -14,8 +14,8 @@ from g2d_jax.config import Sft
 from g2d_jax.report.tables import goodput_table
 from g2d_jax.runtime.compile_times import Compiling, compiling
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.cost import Clock
 from g2d_jax.stages import sft
-from g2d_jax.stages.cost import Clock
 from g2d_jax.training import objectives
 
 

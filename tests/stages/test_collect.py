@@ -17,13 +17,14 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages import collect, external_rollouts, offline
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import StopRun
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import StopRun
+from g2d_jax.stages import collect, offline
 from g2d_jax.study import informativeness
 from g2d_jax.workdir import claim
 

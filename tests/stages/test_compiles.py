@@ -18,9 +18,9 @@ from g2d_jax.records import Preference
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.row_shapes import RowShape
+from g2d_jax.session.trainer import open_trainer
 from g2d_jax.stages import offline, sft
-from g2d_jax.stages.row_shapes import RowShape
-from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
 
 COMPILED = "/jax/core/compile/backend_compile_duration"

@@ -13,9 +13,9 @@ from g2d_jax import accounting, pipeline
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")

@@ -32,7 +32,7 @@ from g2d_jax.runtime import endpoint, storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.remote import EngineError, Remote, Served
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 
 PROMPT = np.array([3, 4, 5], np.int32)
 REDIRECT, BYTES = (302, b""), (200, b"x" * 20_000_000)

@@ -16,7 +16,7 @@ from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 from g2d_jax.workdir import claim
 
 

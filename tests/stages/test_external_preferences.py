@@ -16,8 +16,9 @@ from g2d_jax import dryrun, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.rollouts import external_preferences
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages import external_preferences, offline
+from g2d_jax.stages import offline
 
 CHAT = PromptTokenizer(make_tokenizer(QWEN))
 

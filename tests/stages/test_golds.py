@@ -14,9 +14,10 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import resolve
 from g2d_jax.records import Verdict
 from g2d_jax.report.read import read_run
+from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.stages import external_rollouts, golds
+from g2d_jax.session import golds
 
 PROSE, SENTENCE = "about 72 apples I think", "It is seven, since 3 + 4 = 7."
 NO_FORMULA = r"\oplus\oplus"  # which takes a worker to say, and the others do not

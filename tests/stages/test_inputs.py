@@ -27,7 +27,7 @@ from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
-from g2d_jax.stages import inputs, kept_inputs, problems
+from g2d_jax.session import inputs, kept_inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import check_claim, claim
 

@@ -18,7 +18,7 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.training.checkpoint import Checkpoints
 
 ADAPTERS = ["config.lora.rank=2", "config.lora.targets=q_proj,down_proj"]

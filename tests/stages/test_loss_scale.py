@@ -25,7 +25,8 @@ from g2d_jax.losses import mean_metrics
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE, Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.stages import batches, online
+from g2d_jax.rollouts import batches
+from g2d_jax.stages import online
 from g2d_jax.training.objectives import Compute, split
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_numbers

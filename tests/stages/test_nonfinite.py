@@ -14,12 +14,12 @@ from worlds import bits, only, run, training
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
+from g2d_jax.rollouts.generate import check_rollouts
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime, StopRun
 from g2d_jax.stages import sft
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.rollouts import check_rollouts
-from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 
 

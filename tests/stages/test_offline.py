@@ -14,10 +14,10 @@ from g2d_jax.records import Preference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime
 from g2d_jax.stages import offline
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness
 
 PAIRS = 20

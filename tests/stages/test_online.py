@@ -23,15 +23,15 @@ from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
+from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime, StopRun
 from g2d_jax.stages import online
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.probes import reference_logprobs
-from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.workload import Workload
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim

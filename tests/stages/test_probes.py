@@ -15,10 +15,10 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import Trainer
 from g2d_jax.stages import probes
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
 
 STEPS = 3
 

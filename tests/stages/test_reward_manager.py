@@ -16,7 +16,7 @@ from g2d_jax.config.section import record
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
-from g2d_jax.stages.reward_manager import RewardManager
+from g2d_jax.session.reward_manager import RewardManager
 
 IDS = np.zeros(1, np.int32)
 

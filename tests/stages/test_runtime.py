@@ -20,12 +20,12 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.records import Verdict
+from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime import storage
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import base_of, base_path, frozen_params, load_policy, load_reference
+from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 from g2d_jax.stages import sft
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.external_rollouts import external_groups
-from g2d_jax.stages.policies import base_of, base_path, frozen_params, load_policy, load_reference
-from g2d_jax.stages.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 
 
 def test_kernels_of_attention_are_said_once(config, tmp_path, opened, capsys):

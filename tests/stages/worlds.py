@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 
 from g2d_jax import pipeline
 from g2d_jax.config import TrainingStage, graph
-from g2d_jax.stages.row_shapes import RowShape
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer, open_trainer
+from g2d_jax.session.row_shapes import RowShape
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.training import objectives
 
 Opened = Callable[..., Runtime]

@@ -15,7 +15,7 @@ from forks import Forked, Forks
 from g2d_jax import commands
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.lock import try_lock
-from g2d_jax.stages.policies import checkpoint_of
+from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.sweep import run as sweeps
 from g2d_jax.sweep.graph import build, node_folder
 from g2d_jax.sweep.points import Point, points, with_axes

@@ -11,10 +11,10 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
 from g2d_jax.runtime.program_cache import Jitted
-from g2d_jax.stages import init_params
-from g2d_jax.stages.policies import reference_dtype
-from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import init_params
+from g2d_jax.session.policies import reference_dtype
+from g2d_jax.session.program import Program, Work, device_bytes, fixed
+from g2d_jax.session.session import Runtime
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule

@@ -39,14 +39,14 @@ from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.sampler.remote import Remote
-from g2d_jax.stages import golds, init_params
-from g2d_jax.stages.background_writer import Writer
-from g2d_jax.stages.cost import Clock, Cost
-from g2d_jax.stages.problems import SPLITS, Loaded, Splits
-from g2d_jax.stages.problems import load as load_problems
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.reward_manager import RewardManager
-from g2d_jax.stages.windows import window_at
+from g2d_jax.session import golds, init_params
+from g2d_jax.session.background_writer import Writer
+from g2d_jax.session.cost import Clock, Cost
+from g2d_jax.session.problems import SPLITS, Loaded, Splits
+from g2d_jax.session.problems import load as load_problems
+from g2d_jax.session.program import Program
+from g2d_jax.session.reward_manager import RewardManager
+from g2d_jax.session.windows import window_at
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch, put_number

@@ -25,15 +25,10 @@ from g2d_jax.config import Online
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.runtime import processes, storage
-from g2d_jax.stages import batches
-from g2d_jax.stages.batches import Batch
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.external_rollouts import ExternalBatches
-from g2d_jax.stages.extra_state import Cursor
-from g2d_jax.stages.policies import load_reference
-from g2d_jax.stages.problems import train_order
-from g2d_jax.stages.rollouts import (
+from g2d_jax.rollouts import batches
+from g2d_jax.rollouts.batches import Batch
+from g2d_jax.rollouts.external import ExternalBatches
+from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
     Sampled,
@@ -44,10 +39,15 @@ from g2d_jax.stages.rollouts import (
     read_sampled,
     rewards,
 )
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
-from g2d_jax.stages.windows import SyncWindow
-from g2d_jax.stages.workload import Workload, workload_of
+from g2d_jax.rollouts.workload import Workload, workload_of
+from g2d_jax.runtime import processes, storage
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.extra_state import Cursor
+from g2d_jax.session.policies import load_reference
+from g2d_jax.session.problems import train_order
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.trainer import Trainer
+from g2d_jax.session.windows import SyncWindow
 
 KEPT = 64  # batches of a window that stay in memory; of a longer window the others are read back
 USAGE = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # figures of its call that a shard has

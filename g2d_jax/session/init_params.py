@@ -123,7 +123,7 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     content = storage.read_json(other / "config.json")
     theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
     base = base_policy(theirs, name.stage, stage_folders(other))
-    # What lay there is compared where it is kept (stages/kept_inputs.py); the place stands for it where it is not.
+    # What lay there is compared where it is kept (session/kept_inputs.py); the place stands for it where it is not.
     inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
     places_count = base_setting(theirs, name.stage) not in inputs
     if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(config, base, places_count):

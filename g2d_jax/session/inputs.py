@@ -30,10 +30,10 @@ from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
-from g2d_jax.stages.init_params import base_policy
-from g2d_jax.stages.policies import followed, stage_of_run
-from g2d_jax.stages.problems import Reading, gives_columns, read_source, reading, setting_of
-from g2d_jax.stages.runtime import Runtime, open_tokenizer
+from g2d_jax.session.init_params import base_policy
+from g2d_jax.session.policies import followed, stage_of_run
+from g2d_jax.session.problems import Reading, gives_columns, read_source, reading, setting_of
+from g2d_jax.session.session import Runtime, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 
 

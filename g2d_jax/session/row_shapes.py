@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, pack, positions, round_up
 from g2d_jax.models import kernels
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 
 CPU_TOKENS = 1024
 """Tokens of a micro-batch that a CPU computes quickest: what its caches hold, and gradients are not added too often."""

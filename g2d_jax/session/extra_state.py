@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2d_jax.data.curriculum import History
-from g2d_jax.stages.cost import Cost
+from g2d_jax.session.cost import Cost
 
 
 @dataclass

@@ -22,10 +22,10 @@ from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.contents import Content, difference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import awaited
-from g2d_jax.stages.init_params import base_setting
-from g2d_jax.stages.inputs import base_model, contents_of, named, of_run, policy_setting
-from g2d_jax.stages.policies import base_of
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.init_params import base_setting
+from g2d_jax.session.inputs import base_model, contents_of, named, of_run, policy_setting
+from g2d_jax.session.policies import base_of
+from g2d_jax.session.session import Runtime
 from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
 
 MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone

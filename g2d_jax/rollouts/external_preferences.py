@@ -15,7 +15,7 @@ from g2d_jax.data.preference_sets import HUB, PairRow, pair_rows, to_pair
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Preference, Prompt
 from g2d_jax.runtime.tables import has_preferences, read_preferences
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Runtime
 
 
 def read(runtime: Runtime, stage: Offline) -> list[Preference]:

@@ -13,8 +13,8 @@ from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.runtime import processes, storage
-from g2d_jax.stages import init_params
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import init_params
+from g2d_jax.session.session import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
 from g2d_jax.workdir import check_place, stage_folders

@@ -22,7 +22,7 @@ from g2d_jax.rewards.verify import can_be_read
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.runtime.tracking import Progress, Tracker
-from g2d_jax.stages.reward_manager import RewardManager
+from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.workdir import LINKS, absolute, stage_folders
 
 FOLDER = "golds"  # of the file, and of its lock

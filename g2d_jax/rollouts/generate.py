@@ -17,12 +17,12 @@ from g2d_jax.data.stops import cut
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
+from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.runtime.tracking import Progress
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.workload import Workload, prompts_per_call
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Runtime, StopRun
 
 Draws = list[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""

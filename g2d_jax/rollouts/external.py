@@ -19,11 +19,11 @@ from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.rollouts.generate import Draws, Groups, Sampled, graded_texts, on_disk, read_sampled, write_sampled
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.rollouts import Draws, Groups, Sampled, graded_texts, on_disk, read_sampled, write_sampled
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,14 @@ from g2d_jax.models.flops import train_flops
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.runtime.tracking import Progress
-from g2d_jax.stages import init_params
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.extra_state import ExtraState
-from g2d_jax.stages.policies import base_of, frozen_params, load_policy
-from g2d_jax.stages.profiles import Profiler
-from g2d_jax.stages.programs.training import optimizer_of, schedule_of, train_step_of
-from g2d_jax.stages.row_shapes import RowShape, pack_rows
-from g2d_jax.stages.runtime import Runtime, StopRun
+from g2d_jax.session import init_params
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.extra_state import ExtraState
+from g2d_jax.session.policies import base_of, frozen_params, load_policy
+from g2d_jax.session.profiles import Profiler
+from g2d_jax.session.row_shapes import RowShape, pack_rows
+from g2d_jax.session.session import Runtime, StopRun
+from g2d_jax.session.training_programs import optimizer_of, schedule_of, train_step_of
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective

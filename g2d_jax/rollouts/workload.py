@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from g2d_jax.config import Collect, Online
 from g2d_jax.records import SamplingParams
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.windows import window_at
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.windows import window_at
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import is_correct, pairs_of
 from g2d_jax.losses import dpo_weights, group_advantages, group_dpo_weights, overlong_penalty, token_weights
 from g2d_jax.records import Problem, ScoredRollout
-from g2d_jax.stages.rollouts import Draws, Groups, rewards
+from g2d_jax.rollouts.generate import Draws, Groups, rewards
 
 Sides = tuple[list[int], list[int]]  # indices of the chosen and of the rejected responses of a group
 NO_PAIR: Sides = ([], [])

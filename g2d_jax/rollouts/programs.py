@@ -13,12 +13,12 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
+from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import bytes_saved
 from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
-from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
-from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.workload import Workload
+from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
+from g2d_jax.session.session import Runtime
+from g2d_jax.session.training_programs import policy_shapes
 
 
 def rollouts(
