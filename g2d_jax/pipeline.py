@@ -39,7 +39,7 @@ from g2d_jax.scoring import reward_model
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.policies import check_elsewhere
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,
@@ -129,19 +129,19 @@ def run(
     order = check(settings, until)
     check_packages(settings)
     places.require(to_dict(settings))
-    with _opened(settings, order, folder, until or "", reward, objectives or {}) as runtime:
+    with _opened(settings, order, folder, until or "", reward, objectives or {}) as session:
         names = order.order[: order.order.index(until) + 1 if until else None]
-        compile_ahead(runtime, names)
-        manifests = {name: run_stage(runtime, name, order) for name in names}
+        compile_ahead(session, names)
+        manifests = {name: run_stage(session, name, order) for name in names}
         if until is None:
-            processes.on_leader(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
-        return Result(runtime.workdir)
+            processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
+        return Result(session.workdir)
 
 
 @contextlib.contextmanager
 def _opened(
     config: Config, order: Plan, folder: epath.Path, until: str, reward: RewardFunction | None, objectives: Objectives
-) -> Iterator[Runtime]:
+) -> Iterator[Session]:
     """Take a work directory for a run and yield what its stages work with; all processes enter it together."""
     flags.take_memory()
     check_joined()
@@ -161,27 +161,27 @@ def _opened(
         shown = folder if processes.leader() else None
         services = config.logging.services(name=config.name)
         with Tracker(shown, tensorboard=config.logging.tensorboard, **services) as tracker:
-            runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives)
-            with contextlib.closing(runtime):
-                processes.on_leader(lambda: check_models(runtime))
-                _ = runtime.problems  # by all processes, which agree on them
-                runtime.contents = processes.on_leader(lambda: _compared(runtime))
+            session = Session(config, folder, tracker, order.folders(folder), reward, objectives)
+            with contextlib.closing(session):
+                processes.on_leader(lambda: check_models(session))
+                _ = session.problems  # by all processes, which agree on them
+                session.contents = processes.on_leader(lambda: _compared(session))
                 processes.on_leader(lambda: claim(config, folder, own_functions, ends))
-                _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
+                _ = session.sampling_mesh  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
-                for task, split, source, count in table(config, runtime.problems):
+                for task, split, source, count in table(config, session.problems):
                     tracker.say(f"{task}, {split}: {count} problems; source: {source}")
-                problems = runtime.problems["train"]
-                runtime.scorer.start(problems[:: -(-len(problems) // 256) or 1])
-                yield runtime
+                problems = session.problems["train"]
+                session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
+                yield session
 
 
-def check_models(runtime: Runtime) -> None:
+def check_models(session: Session) -> None:
     """Raise ValueError for a model or a reward model whose files cannot be loaded, by the headers of its weights."""
-    if runtime.model_folder is not None:
-        find_weights(runtime.model_folder, runtime.model_config.base)
-    for name, task in runtime.tasks.items():
-        is_own = name == "main" and runtime.reward is not None
+    if session.model_folder is not None:
+        find_weights(session.model_folder, session.model_config.base)
+    for name, task in session.tasks.items():
+        is_own = name == "main" and session.reward is not None
         if task.reward.function == "model" and not is_own:
             reward_model.check(task.reward.model)
 
@@ -197,10 +197,10 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapp
     return mark_start(folder)
 
 
-def _compared(runtime: Runtime) -> dict[str, str]:
+def _compared(session: Session) -> dict[str, str]:
     """Compare what the run reads with what its work directory keeps of it; return the digests by setting."""
-    found = inputs.contents_of(inputs.of_run(runtime))
-    kept_inputs.check(runtime.workdir, found, runtime.tracker.say, runtime.config)
+    found = inputs.contents_of(inputs.of_run(session))
+    kept_inputs.check(session.workdir, found, session.tracker.say, session.config)
     return inputs.digests(found)
 
 
@@ -222,62 +222,62 @@ def _locked(folder: epath.Path) -> Iterator[None]:
         yield
 
 
-def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
+def compile_ahead(session: Session, names: Sequence[str]) -> None:
     """Let other threads compile the programs of stages that are not finished, in order.
 
     Stages whose shapes depend on their examples or pairs are left out: they compile at their own start.
     """
-    finished = processes.on_leader(lambda: [name for name in names if storage.finished(runtime.folders[name])])
+    finished = processes.on_leader(lambda: [name for name in names if storage.finished(session.folders[name])])
     for name in names:
-        stage = runtime.config.stages[name]
+        stage = session.config.stages[name]
         if name not in finished and stage.kind not in ("sft", "offline"):
-            runtime.compile_ahead(stage_modules.of_kind(stage.kind).programs(runtime, name, stage))
+            session.compile_ahead(stage_modules.of_kind(stage.kind).programs(session, name, stage))
 
 
-def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
+def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
     """Run one stage unless its manifest exists; return the manifest.
 
     again: go on with a stage that is finished already, and replace its manifest at the end.
     """
-    folder, stage = runtime.folders[name], runtime.config.stages[name]
+    folder, stage = session.folders[name], session.config.stages[name]
     processes.mark(name)
     processes.check_interrupted()
     done = processes.on_leader(lambda: storage.finished(folder))
     if done is not None and not again:
-        runtime.tracker.say(f"{name}: done before, skipped")
+        session.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
     memory.give_back()  # of the stage before
     try:
         with memory.measured() as peak:
-            fields = stage_modules.of_kind(stage.kind).run(runtime, name, stage)
-            runtime.writer.wait()
+            fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
+            session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
-        runtime.tracker.error(name, without_secrets(str(error) or repr(error)))
+        session.tracker.error(name, without_secrets(str(error) or repr(error)))
         if not isinstance(error, RewardFailed):
             raise
         raise RewardFailed(
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
         ) from error
-    read = {needed: storage.finished(runtime.folders[needed]) or {} for needed in order.inputs[name]}
+    read = {needed: storage.finished(session.folders[needed]) or {} for needed in order.inputs[name]}
     made_from = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
     manifest = {
         "kind": stage.kind,
         "name": name,
         "inputs": made_from,
-        "fingerprint": runtime.stage_fingerprint(name, made_from),
+        "fingerprint": session.stage_fingerprint(name, made_from),
         "started": started,
         "programs": compiling.take_programs(),
         "peak_memory_bytes": held,
-        **({"unreadable": runtime.unreadable} if runtime.unreadable else {}),
+        **({"unreadable": session.unreadable} if session.unreadable else {}),
         **fields,
     }
     if stage.kind not in TRAINING:  # training stages log it with every update
-        runtime.tracker.log(name, 0, goodput(fields), kind="goodput")
-    runtime.tracker.flush()
+        session.tracker.log(name, 0, goodput(fields), kind="goodput")
+    session.tracker.flush()
     processes.on_leader(lambda: storage.finish(folder, manifest))
-    runtime.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s; memory: {held / memory.GIB:.1f} GiB at most")
+    session.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s; memory: {held / memory.GIB:.1f} GiB at most")
     return storage.finished(folder) or manifest
 
 

@@ -398,9 +398,9 @@ def test_fields_not_named_have_their_defaults():
 
 def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_disk(write, tmp_path):
     made = config_load.resolve(write())
-    runtime = ["mesh.data=2", "compute.max_num_seqs=8", "logging.samples=1", "checkpoint.every=1", "reward.workers=9"]
+    session = ["mesh.data=2", "compute.max_num_seqs=8", "logging.samples=1", "checkpoint.every=1", "reward.workers=9"]
     storage.write_json(tmp_path / "config.json", config_io.to_dict(made))
-    for same in (config_load.resolve(write(), [*runtime, "name=other"]), storage.read_json(tmp_path / "config.json")):
+    for same in (config_load.resolve(write(), [*session, "name=other"]), storage.read_json(tmp_path / "config.json")):
         assert config_io.identity(same) == config_io.identity(made)
         assert config_io.differences(same, made) == []
     identity = config_io.identity(made)

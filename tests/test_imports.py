@@ -14,6 +14,8 @@ ROOMS = [
     "records keys config config_load recipes mesh runtime workdir",
     "models data losses rewards study accounting",
     "contents sampler training scoring",
+    "session",
+    "rollouts",
     "stages",
     "pipeline sweep report commands card dataset push outputs host_memory dryrun plan forecast cli __main__",
 ]

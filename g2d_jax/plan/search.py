@@ -96,8 +96,8 @@ def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), mo
     None if none of those tried fits.
     """
     names = stages or tuple(config.stages)
-    with planned(config, compiler) as runtime:
-        model, programs = runtime.model_config, [program for name in names for program in programs_of(runtime, name)]
+    with planned(config, compiler) as session:
+        model, programs = session.model_config, [program for name in names for program in programs_of(session, name)]
         steps = [program.arguments({})[1]["tokens"] for program in programs if program.name == "train step"]
         row_length = max((tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length)
 
@@ -115,10 +115,10 @@ def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), mo
 
 
 def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler) as runtime:
+    with planned(config, compiler) as session:
         for name in stages:
             # The train step first: it is what most often does not fit.
-            programs = sorted(programs_of(runtime, name), key=lambda program: program.name != "train step")
+            programs = sorted(programs_of(session, name), key=lambda program: program.name != "train step")
             if not all(entry.fits(compiler.topology.device) for entry in compiler.entries(programs)):
                 return False
     return True

@@ -45,7 +45,7 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.extra_state import Cursor
 from g2d_jax.session.policies import load_reference
 from g2d_jax.session.problems import train_order
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.session.windows import SyncWindow
 
@@ -84,10 +84,10 @@ def shards(folder: epath.Path, number: int) -> list[epath.Path]:
     return [shard_path(folder, number, extra) for extra in range(processes.on_leader(rounds))]
 
 
-def read_rounds(runtime: Runtime, folder: epath.Path, number: int) -> list[Sampled]:
+def read_rounds(session: Session, folder: epath.Path, number: int) -> list[Sampled]:
     """Read all that was drawn for a batch, its first round first. Raises ValueError if it is not on disk."""
-    runtime.writer.wait()
-    rounds = [read_sampled(runtime, shard) for shard in shards(folder, number)]
+    session.writer.wait()
+    rounds = [read_sampled(session, shard) for shard in shards(folder, number)]
     if not rounds:
         raise ValueError(f"{shard_path(folder, number)} is gone, and what sampled it too: start this stage anew")
     return rounds
@@ -125,11 +125,11 @@ class RolloutBuffer:
 
     def __init__(self, trainer: Trainer, stage: Online, external: ExternalBatches | None = None) -> None:
         self.external = external
-        self.runtime, self.name, self.stage, self.trainer = trainer.runtime, trainer.name, stage, trainer
-        self.state, self.folder = trainer.extra_state, self.runtime.folders[self.name]
+        self.session, self.name, self.stage, self.trainer = trainer.session, trainer.name, stage, trainer
+        self.state, self.folder = trainer.extra_state, self.session.folders[self.name]
         self.reference: Decoder | None = None  # a fixed one, while it is in use
-        train = self.runtime.problems["train"]
-        self.order = train_order(self.runtime.config, train, stage.stream or f"online/{self.name}")
+        train = self.session.problems["train"]
+        self.order = train_order(self.session.config, train, stage.stream or f"online/{self.name}")
         self.index_of = {problem.id: index for index, problem in enumerate(train)}
         self.rounds: dict[int, list[Sampled]] = {}  # rounds drawn by this process, of the window's first batches
         self.others: dict[int, OtherLogprobs] = {}
@@ -137,12 +137,12 @@ class RolloutBuffer:
 
     def fixed_reference(self) -> Decoder:
         """Load the policy that the stage began with."""
-        return load_reference(self.runtime, self.stage.policy) if self.reference is None else self.reference
+        return load_reference(self.session, self.stage.policy) if self.reference is None else self.reference
 
     @cached_property
     def workload(self) -> Workload:
         """The stage's sampling."""
-        return workload_of(self.runtime, self.name, self.stage)
+        return workload_of(self.session, self.name, self.stage)
 
     def generate_window(self, window: SyncWindow) -> dict[str, float]:
         """Sample and score a window's batches with the present policy, or take them from a dump; return metrics."""
@@ -190,7 +190,7 @@ class RolloutBuffer:
             cost.add(part)
         state.usage = _usage([state.usage, *train_batch.costs])
         if self.external is None:
-            count_rollouts(self.runtime, cost, train_batch.groups)
+            count_rollouts(self.session, cost, train_batch.groups)
         metrics = train_batch.batch.metrics
         counts = {"prompts": len(train_batch.groups)}
         if self.stage.loss != "grpo":
@@ -247,7 +247,7 @@ class RolloutBuffer:
 
     def _choose(self, cursor: Cursor, step: int, count: int) -> Draws:
         """Choose the next `count` prompts; move the cursor on."""
-        stage, seed = self.stage, self.runtime.config.seed
+        stage, seed = self.stage, self.session.config.seed
         drawn = curriculum.draw(
             self.order, cursor.position, count, self.state.history, step, stage.drop_solved, stage.difficulty, seed
         )
@@ -255,7 +255,7 @@ class RolloutBuffer:
         cursor.drawn += count
         cursor.retired += drawn.skipped_retired
         cursor.outside += drawn.skipped_outside
-        train = self.runtime.problems["train"]
+        train = self.session.problems["train"]
         return [(train[index], visit) for index, visit in drawn.draws]
 
     def _sample(self, draws: Draws, counts: dict[int, int], extra: int, policy: str) -> None:
@@ -265,17 +265,17 @@ class RolloutBuffer:
             (list(itertools.islice(remaining, counts[number])), shard_path(self.folder, number, extra))
             for number in numbers
         ]
-        sampled = generate(self.runtime, self._sampler_params, parts, self.workload, policy=policy)
+        sampled = generate(self.session, self._sampler_params, parts, self.workload, policy=policy)
         for number, drawn in zip(numbers, sampled, strict=True):
             if number < min(counts) + KEPT:
                 self.rounds.setdefault(number, []).append(drawn)
 
     def _sampler_params(self) -> Any:
-        return self.runtime.sampler_params(self.trainer.finished_policy(), self.stage.sampling_weights)
+        return self.session.sampler_params(self.trainer.finished_policy(), self.stage.sampling_weights)
 
     def _rounds(self, number: int) -> list[Sampled]:
         """Return all that was drawn for a batch of this window."""
-        return self.rounds.get(number) or read_rounds(self.runtime, self.folder, number)
+        return self.rounds.get(number) or read_rounds(self.session, self.folder, number)
 
     def _lacking(self, number: int, rounds: int) -> int:
         """Count the prompts with a signal that a batch lacks after its first rounds, whatever else is on disk."""
@@ -283,7 +283,7 @@ class RolloutBuffer:
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
-        return batches.make(self.runtime.config.seed, self.stage, draws, groups, self.runtime.verifiable)
+        return batches.make(self.session.config.seed, self.stage, draws, groups, self.session.verifiable)
 
     # Log-probabilities of other policies
 
@@ -291,12 +291,12 @@ class RolloutBuffer:
         """Compute a batch's log-probabilities under the reference and the present policy, unless they are on disk."""
         stage, file = self.stage, self._file(number)
         policies = self._wanted()
-        if not policies or on_disk(self.runtime, [file]):
+        if not policies or on_disk(self.session, [file]):
             return
         if "reference" in policies and not stage.reference_sync:
             self.reference = self.fixed_reference()
         logprobs: dict[str, np.ndarray] = {}
-        with self.runtime.track_cost(took := Cost()):
+        with self.session.track_cost(took := Cost()):
             groups = self._batch(*together(self._rounds(number))).groups
             if self.reference is not None:
                 logprobs["reference"] = self._under(self.reference, groups, took)
@@ -306,12 +306,12 @@ class RolloutBuffer:
         cost = took.part()
         self.others[number] = OtherLogprobs(**logprobs, cost=cost)
         data = save(logprobs, {"cost": json.dumps(cost)})
-        self.runtime.writer.submit(lambda: storage.write_bytes(file, data))
+        self.session.writer.submit(lambda: storage.write_bytes(file, data))
 
     def _under(self, params: Decoder, groups: Sequence[Group], cost: Cost) -> np.ndarray:
         """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.trainer.pack(groups)
-        unpacked = packed.unpack(self.runtime.score_logprobs(params, packed, cost, logprobs_temperature(self.stage)))
+        unpacked = packed.unpack(self.session.score_logprobs(params, packed, cost, logprobs_temperature(self.stage)))
         return np.concatenate([values for group in unpacked for values in group])
 
     def _wanted(self) -> list[str]:
@@ -325,7 +325,7 @@ class RolloutBuffer:
             return OtherLogprobs()
         if number not in self.others:
             file = self._file(number)
-            if not on_disk(self.runtime, [file]):
+            if not on_disk(self.session, [file]):
                 raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
             data = storage.read_bytes(file)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # safetensors: its size, then JSON

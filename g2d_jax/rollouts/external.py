@@ -23,7 +23,7 @@ from g2d_jax.rollouts.generate import Draws, Groups, Sampled, graded_texts, on_d
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.session.cost import Cost
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ExternalRow:
 class ExternalBatches:
     """The batches of an online stage from a dump: its groups in the order of their steps, then of the file."""
 
-    runtime: Runtime
+    session: Session
     problems: Mapping[str, Problem]
     draws: Draws
     groups: Sequence[Sequence[ExternalRow]]
@@ -62,15 +62,15 @@ class ExternalBatches:
         """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
         part = slice(number * self.prompts, (number + 1) * self.prompts)
         draws = self.draws[part]
-        if not on_disk(self.runtime, [shard]):
-            with self.runtime.track_cost(cost := Cost()):
-                groups = _score(self.runtime, self.problems, draws, self.groups[part])
+        if not on_disk(self.session, [shard]):
+            with self.session.track_cost(cost := Cost()):
+                groups = _score(self.session, self.problems, draws, self.groups[part])
             sampled = Sampled(draws, groups, cost.part())
             processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
-        return read_sampled(self.runtime, shard)
+        return read_sampled(self.session, shard)
 
 
-def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatches | None:
+def external_batches(session: Session, name: str, stage: Online) -> ExternalBatches | None:
     """Read the batches of an online stage from stage.rollouts; None if it samples its own.
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
@@ -79,10 +79,10 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
     """
     if stage.rollouts == "sample":
         return None
-    problems, rows = read(runtime, stage.rollouts, stage.reward_column)
+    problems, rows = read(session, stage.rollouts, stage.reward_column)
     unweighed = _unweighed(name, stage, rows)
     for row in rows:
-        if reason := _unfit(runtime, stage, row):
+        if reason := _unfit(session, stage, row):
             raise ValueError(f"{row.where}: {reason}")
     groups: list[list[ExternalRow]] = []
     for same in by_step(rows):
@@ -102,22 +102,22 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
     draws: Draws = []
     for group in groups:
         identifier = group[0].rollout.problem_id
-        draws.append((runtime.train[identifier], visits.get(identifier, 0)))
+        draws.append((session.train[identifier], visits.get(identifier, 0)))
         visits[identifier] = visits.get(identifier, 0) + 1
-    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows))
+    return ExternalBatches(session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows))
 
 
-def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
+def external_groups(session: Session, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
     """Read and score a dump of responses, grouped by prompt; verdicts are kept like our own. reward: its column.
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
     the dump has none. Raises ValueError naming file and line of a broken row.
     """
-    problems, by_prompt = read_groups(runtime, path, reward)
+    problems, by_prompt = read_groups(session, path, reward)
     draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
-    if not on_disk(runtime, [shard]):
-        scored = _score(runtime, problems, draws, list(by_prompt.values()))
+    if not on_disk(session, [shard]):
+        scored = _score(session, problems, draws, list(by_prompt.values()))
         processes.on_leader(lambda: write_rollouts(shard, [row for group in scored for row in group]))
     groups: dict[str, list[ScoredRollout]] = {}
     for kept in read_rollouts(shard):
@@ -126,13 +126,13 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str 
 
 
 def read_groups(
-    runtime: Runtime, path: str, reward: str | None = None
+    session: Session, path: str, reward: str | None = None
 ) -> tuple[dict[str, Problem], dict[str, list[ExternalRow]]]:
     """Read problems by id, and the rows of each, whatever their step, to make pairs of.
 
     Raises ValueError as `read`, and where no prompt has two responses.
     """
-    problems, rows = read(runtime, path, reward)
+    problems, rows = read(session, path, reward)
     by_prompt: dict[str, list[ExternalRow]] = {}
     for row in rows:
         by_prompt.setdefault(row.rollout.problem_id, []).append(row)
@@ -144,47 +144,47 @@ def read_groups(
     return problems, by_prompt
 
 
-def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
+def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
     """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
 
     Says how many rows have other prompt ids than the template here gives, or other text than their ids: the ids count;
     and how many are of training problems that are left out, as they are too.
     """
-    left_out = {problem.id for problem in runtime.left_out["train"]}
+    left_out = {problem.id for problem in session.left_out["train"]}
     problems: dict[str, Problem] = {}
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
-    by_text = functools.cache(partial(_by_text, runtime))
+    by_text = functools.cache(partial(_by_text, session))
     prompts_differ = texts_differ = texts_compared = skipped = 0
     for row in read_dump(path, reward):
         try:
-            problem = _problem(row, path, runtime, by_text)
-            if problem.id in runtime.held_out_ids:
+            problem = _problem(row, path, session, by_text)
+            if problem.id in session.held_out_ids:
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
             if problem.id in left_out:
                 skipped += 1
                 continue
-            score = _given(row, runtime.tasks[problem.task].reward)
+            score = _given(row, session.tasks[problem.task].reward)
             if score is None and problem.answer is None:
                 raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
-            ours = runtime.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
-            rollout = _rollout(runtime, problem, row, ours)
+            ours = session.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
+            rollout = _rollout(session, problem, row, ours)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
         first = first_prompts.setdefault(problem.id, (row.where, rollout.prompt_ids))
         if not np.array_equal(rollout.prompt_ids, first[1]):
             raise ValueError(f"{row.where}: its prompt_ids are not those of the same prompt in {first[0]}")
         prompts_differ += not np.array_equal(rollout.prompt_ids, ours)
-        text = row.completion if row.completion is not None else runtime.tokenizer.decode(rollout.token_ids)
+        text = row.completion if row.completion is not None else session.tokenizer.decode(rollout.token_ids)
         if row.completion_ids is not None and row.completion is not None:
             texts_compared += 1
-            decoders = runtime.tokenizer.decode, runtime.tokenizer.decode_raw
+            decoders = session.tokenizer.decode, session.tokenizer.decode_raw
             decoded = [decode(rollout.token_ids).strip() for decode in decoders]
             texts_differ += not any(_spells(whole, text.strip()) for whole in decoded)
         problems.setdefault(problem.id, problem)
         rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
     if skipped:
-        runtime.say_once(
+        session.say_once(
             f"{path}: {skipped} rows left out, whose problems data.train goes without: the verifier cannot read their "
             "reference answers"
         )
@@ -193,11 +193,11 @@ def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[s
     if texts_differ and texts_differ == texts_compared:
         raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
     if texts_differ:
-        runtime.say_once(
+        session.say_once(
             f"{path}: {texts_differ} of {len(rows)} completions are not the text of their ids, which count"
         )
     if prompts_differ:
-        runtime.say_once(
+        session.say_once(
             f"{path}: {prompts_differ} of {len(rows)} prompts have other ids than the template here gives. Theirs are "
             "used, what the policy saw; evaluation here uses the template's"
         )
@@ -209,21 +209,21 @@ def _spells(decoded: str, text: str) -> bool:
     return decoded == text or (bool(text) and decoded.startswith(text))
 
 
-def _by_text(runtime: Runtime) -> dict[str, Problem]:
+def _by_text(session: Session) -> dict[str, Problem]:
     """Return all problems by their prompt after the template, with its special tokens and without them; also those left
     out."""
-    tokenizer, texts = runtime.tokenizer, dict[str, Problem]()
-    sources = (runtime.left_out, runtime.problems)
+    tokenizer, texts = session.tokenizer, dict[str, Problem]()
+    sources = (session.left_out, session.problems)
     for problem in (p for source in sources for split in ("dev", "test", "train") for p in source[split]):
         for text in (tokenizer.render(problem), tokenizer.decode(tokenizer.encode_prompt(problem))):
             texts[text.strip()] = problem
     return texts
 
 
-def _problem(row: DumpRow, path: str, runtime: Runtime, by_text: Callable[[], dict[str, Problem]]) -> Problem:
+def _problem(row: DumpRow, path: str, session: Session, by_text: Callable[[], dict[str, Problem]]) -> Problem:
     """Return the row's problem: that of data.train where the row brings no answer of its own. Raises BrokenRow."""
     if row.prompt is None or row.rendered:
-        text = row.prompt if row.prompt_ids is None else runtime.tokenizer.decode(row.prompt_ids)
+        text = row.prompt if row.prompt_ids is None else session.tokenizer.decode(row.prompt_ids)
         if isinstance(text, str) and (problem := by_text().get(text.strip())):
             return problem
         raise BrokenRow(
@@ -231,10 +231,10 @@ def _problem(row: DumpRow, path: str, runtime: Runtime, by_text: Callable[[], di
             f"problems, the tokenizer and the template of the run that wrote it. It begins {text!r:.80}"
         )
     identifier = problem_id(row.prompt)
-    if row.answer is None and identifier in runtime.train:
-        return runtime.train[identifier]
+    if row.answer is None and identifier in session.train:
+        return session.train[identifier]
     answer = row.answer
-    if answer is not None and runtime.reward is None and runtime.tasks["main"].reward.function == "verify":
+    if answer is not None and session.reward is None and session.tasks["main"].reward.function == "verify":
         answer = plain_answer(answer)
     return Problem(identifier, row.prompt, answer, source=path)
 
@@ -250,12 +250,12 @@ def _given(row: DumpRow, settings: Reward) -> Score | None:
     return Score(row.reward, Verdict.CORRECT if row.reward > settings.correct_above else Verdict.INCORRECT)
 
 
-def _rollout(runtime: Runtime, problem: Problem, row: DumpRow, prompt_ids: np.ndarray) -> Rollout:
+def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.ndarray) -> Rollout:
     """Make a rollout of the row's ids, or of its text. prompt_ids: those of the template here. Raises ValueError.
 
     A dump without finish_reason tells it by the last id. Text that the limit cut is followed by no stop token.
     """
-    tokenizer, finish = runtime.tokenizer, row.finish_reason
+    tokenizer, finish = session.tokenizer, row.finish_reason
     for name, ids in (("prompt_ids", row.prompt_ids), ("completion_ids", row.completion_ids)):
         if ids is not None and ids.max() >= tokenizer.id_limit:
             last = tokenizer.id_limit - 1
@@ -292,10 +292,10 @@ def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
     return without
 
 
-def _unfit(runtime: Runtime, stage: Online, row: ExternalRow) -> str | None:
+def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:
     """Return why an online stage cannot train on a row, None if it can."""
-    rollout, longest = row.rollout, runtime.config.data.max_prompt_length
-    if rollout.problem_id not in runtime.train:
+    rollout, longest = row.rollout, session.config.data.max_prompt_length
+    if rollout.problem_id not in session.train:
         return "its prompt is not in data.train, whose problems an online stage trains on: add it, or collect and pair"
     if len(rollout.prompt_ids) > longest:
         return f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, {longest}"
@@ -308,7 +308,7 @@ def _unfit(runtime: Runtime, stage: Online, row: ExternalRow) -> str | None:
 
 
 def _score(
-    runtime: Runtime, problems: Mapping[str, Problem], draws: Draws, groups: Sequence[Sequence[ExternalRow]]
+    session: Session, problems: Mapping[str, Problem], draws: Draws, groups: Sequence[Sequence[ExternalRow]]
 ) -> Groups:
     """Score the responses whose reward the dump does not give. problems: with the answers that the dump gives."""
     rows = [
@@ -318,8 +318,8 @@ def _score(
     ]
     unscored = [row for row, _ in rows if row.score is None]
     questions = [problems[row.rollout.problem_id] for row in unscored]
-    texts = graded_texts(runtime, questions, [row.text for row in unscored])
-    computed = iter(runtime.scorer(questions, texts, [row.rollout.token_ids for row in unscored]))
+    texts = graded_texts(session, questions, [row.text for row in unscored])
+    computed = iter(session.scorer(questions, texts, [row.rollout.token_ids for row in unscored]))
     scored = iter(
         ScoredRollout(rollout, row.text, next(computed) if row.score is None else row.score, "external")
         for row, rollout in rows

@@ -15,10 +15,10 @@ from g2d_jax.data.preference_sets import HUB, PairRow, pair_rows, to_pair
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Preference, Prompt
 from g2d_jax.runtime.tables import has_preferences, read_preferences
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 
 
-def read(runtime: Runtime, stage: Offline) -> list[Preference]:
+def read(session: Session, stage: Offline) -> list[Preference]:
     """Read the pairs of stage.preferences, which is no stage, and say how many rows were left out, and why.
 
     Those are empty or equal pairs, prompts longer than data.max_prompt_length, a prompt and response longer than
@@ -28,13 +28,13 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     source = stage.preferences
     if not source.startswith(HUB) and has_preferences(source):
         return read_preferences(source)
-    held_out = _held_out(runtime)
+    held_out = _held_out(session)
     pairs: list[Preference] = []
     left_out, firsts = Counter[str](), dict[str, str]()
     for row in pair_rows(source):
         try:
             pair = row.read(to_pair)  # raises BrokenRow with its place
-            pairs.append(_encoded(runtime, stage, pair, held_out))
+            pairs.append(_encoded(session, stage, pair, held_out))
         except LeftOut as reason:
             left_out[str(reason)] += 1
             if reason.__cause__ is not None:
@@ -43,13 +43,13 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     if not pairs:
         raise ValueError(f"{source} has no pair to train on: {listed or 'it has no rows'}")
     if left_out:
-        runtime.say_once(f"{source}: {len(pairs)} pairs; left out: {listed}")
+        session.say_once(f"{source}: {len(pairs)} pairs; left out: {listed}")
     return pairs
 
 
-def _encoded(runtime: Runtime, stage: Offline, pair: PairRow, held_out: dict[str, str]) -> Preference:
+def _encoded(session: Session, stage: Offline, pair: PairRow, held_out: dict[str, str]) -> Preference:
     """Tokenise a pair. Raises LeftOut for what is too long, or cannot be tokenised."""
-    tokenizer = runtime.tokenizer
+    tokenizer = session.tokenizer
     try:
         if pair.ids is None:
             prompt_ids = tokenizer.encode_prompt(pair.prompt)
@@ -58,13 +58,13 @@ def _encoded(runtime: Runtime, stage: Offline, pair: PairRow, held_out: dict[str
             prompt_ids, chosen_ids, rejected_ids = pair.ids
     except ValueError as error:
         raise LeftOut("that cannot be tokenised") from error
-    longest = runtime.config.data.max_prompt_length
+    longest = session.config.data.max_prompt_length
     if len(prompt_ids) > longest:
         raise LeftOut(f"with a prompt longer than data.max_prompt_length, {longest} tokens")
     length = len(prompt_ids) + max(len(chosen_ids), len(rejected_ids))
     if stage.max_length is not None and length > stage.max_length:
         raise LeftOut(f"longer than the stage's max_length, {stage.max_length} tokens")
-    positions = runtime.model_config.max_position_embeddings
+    positions = session.model_config.max_position_embeddings
     if length > positions:
         raise LeftOut(f"longer than the model has positions, {positions}")
     return Preference(
@@ -80,11 +80,11 @@ def _encoded(runtime: Runtime, stage: Offline, pair: PairRow, held_out: dict[str
     )
 
 
-def _held_out(runtime: Runtime) -> dict[str, str]:
+def _held_out(session: Session) -> dict[str, str]:
     """Map the ids of dev's and test's prompts, bare and in the prompt template, to the problem's own id."""
     found: dict[str, str] = {}
-    for problem in runtime.held_out:
-        asked = runtime.tokenizer.conversation(problem)[-1]["content"]
+    for problem in session.held_out:
+        asked = session.tokenizer.conversation(problem)[-1]["content"]
         found |= {problem.id: problem.id, problem_id(asked): problem.id}
     return found
 

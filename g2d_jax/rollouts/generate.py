@@ -22,7 +22,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.cost import Cost
-from g2d_jax.session.session import Runtime, StopRun
+from g2d_jax.session.session import Session, StopRun
 
 Draws = list[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""
@@ -45,7 +45,7 @@ class Sampled:
 
 
 def sampled_groups(
-    runtime: Runtime,
+    session: Session,
     sampler_params: Callable[[], Any],
     parts: Sequence[tuple[Draws, epath.Path]],
     workload: Workload,
@@ -60,19 +60,19 @@ def sampled_groups(
     caller tracks new time.
     """
     groups: Groups = []
-    for part in generate(runtime, sampler_params, parts, workload, policy=policy, bar=bar):
+    for part in generate(session, sampler_params, parts, workload, policy=policy, bar=bar):
         if part.before:
             cost.add(part.cost)
         groups += part.groups
         if bar is not None:
             bar.update(bar.done, describe(part.groups))
-    runtime.writer.wait()
-    count_rollouts(runtime, cost, groups)
+    session.writer.wait()
+    count_rollouts(session, cost, groups)
     return groups
 
 
 def generate(
-    runtime: Runtime,
+    session: Session,
     sampler_params: Callable[[], Any],
     batches: Sequence[tuple[Draws, epath.Path]],
     workload: Workload,
@@ -85,7 +85,7 @@ def generate(
     A call of the sampler draws as many batches as compute.generation_batch_size allows.
 
     Each batch has its shard, one Parquet file, written beside what comes next; nothing that outlives the process may
-    be made of the rollouts before `Runtime.writer` has waited for it. So a run that is killed and started again trains
+    be made of the rollouts before `Session.writer` has waited for it. So a run that is killed and started again trains
     on the same tokens and the same verdicts, a timeout included. A call whose shards are all there is read back; else
     all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
     shard lies its cost: its share, by tokens, of the call's time and of what the rewards cost. All processes
@@ -94,23 +94,23 @@ def generate(
     moves by the draws that are answered.
     """
     params, done, prompts = None, 0, sum(len(draws) for draws, _ in batches)
-    for call in _calls(batches, prompts_per_call(runtime, workload.num_generations)):
+    for call in _calls(batches, prompts_per_call(session, workload.num_generations)):
         draws, shards = [draw for batch_draws, _ in call for draw in batch_draws], [shard for _, shard in call]
         before, parts = bar.done if bar is not None else 0, shards[0].parent / "_parts"
         done += len(draws)
-        if on_disk(runtime, shards):
+        if on_disk(session, shards):
             processes.on_leader(partial(_clear, parts))
             sampled = [_read(*batch, workload.num_generations) for batch in call]
             if bar is not None:
                 bar.skip(before + len(draws))
         else:
             params = sampler_params() if params is None else params
-            with runtime.track_cost(took := Cost()):
-                rows, sampling = _rows(runtime, params, draws, workload, policy, parts, bar)
+            with session.track_cost(took := Cost()):
+                rows, sampling = _rows(session, params, draws, workload, policy, parts, bar)
             sampled = _shared_out([batch_draws for batch_draws, _ in call], rows, took, max(processes.gather(sampling)))
-            runtime.writer.submit(partial(write_sampled, sampled, shards, parts))
+            session.writer.submit(partial(write_sampled, sampled, shards, parts))
             if len(call) < len(batches):
-                runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+                session.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
             if bar is not None:
                 bar.update(before + len(draws))
         yield from sampled
@@ -135,21 +135,21 @@ def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
     )
 
 
-def on_disk(runtime: Runtime, files: Sequence[epath.Path]) -> bool:
+def on_disk(session: Session, files: Sequence[epath.Path]) -> bool:
     """Return whether all of the files exist, for all processes alike, after pending writes."""
-    runtime.writer.wait()
+    session.writer.wait()
     return processes.on_leader(lambda: all(file.exists() for file in files))
 
 
-def measured_once(runtime: Runtime, file: epath.Path, measure: Callable[[Cost], Any]) -> tuple[Any, Cost]:
+def measured_once(session: Session, file: epath.Path, measure: Callable[[Cost], Any]) -> tuple[Any, Cost]:
     """Measure something, and its cost, or read both back where an earlier start wrote them as JSON.
 
     measure: adds tokens and FLOPs to the cost it is given; its time is tracked.
     """
-    if on_disk(runtime, [file]):
+    if on_disk(session, [file]):
         record = storage.read_json(file)
         return record["value"], Cost(**record["cost"])
-    with runtime.track_cost(cost := Cost()):
+    with session.track_cost(cost := Cost()):
         value = measure(cost)
     processes.on_leader(lambda: storage.write_json(file, {"value": value, "cost": dataclasses.asdict(cost)}))
     return value, cost
@@ -210,14 +210,14 @@ def spent_on(shard: epath.Path) -> dict[str, float]:
     return storage.read_json(file) if file.exists() else {}
 
 
-def read_sampled(runtime: Runtime, shard: epath.Path) -> Sampled:
+def read_sampled(session: Session, shard: epath.Path) -> Sampled:
     """Read a shard by itself. Raises ValueError if a problem is not in data.train."""
     groups = [
         list(rows)
         for _, rows in itertools.groupby(read_rollouts(shard), lambda r: (r.rollout.problem_id, r.rollout.visit))
     ]
     try:
-        draws = [(runtime.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
+        draws = [(session.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
     except KeyError as error:
         raise ValueError(f"{shard}: problem {error} is not in data.train: was the data changed?") from error
     return Sampled(draws, groups, spent_on(shard), before=True)
@@ -232,12 +232,12 @@ def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -
         raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
 
 
-def count_rollouts(runtime: Runtime, cost: Cost, groups: Groups) -> None:
+def count_rollouts(session: Session, cost: Cost, groups: Groups) -> None:
     """Add the tokens and FLOPs of generating these groups: each prompt once, each response token once.
 
     From the rollouts, not from the sampler: those read back from a shard after a restart count too.
     """
-    config = runtime.model_config
+    config = session.model_config
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
         cost.prefilled += prompt
@@ -249,7 +249,7 @@ def count_rollouts(runtime: Runtime, cost: Cost, groups: Groups) -> None:
 
 
 def _rows(
-    runtime: Runtime,
+    session: Session,
     params: Any,
     draws: Draws,
     workload: Workload,
@@ -263,15 +263,15 @@ def _rows(
     where all read them.
     """
     started = time.perf_counter()
-    with runtime.clock.doing("generation"):
-        answers = _generate(runtime, params, draws, workload, bar)
+    with session.clock.doing("generation"):
+        answers = _generate(session, params, draws, workload, bar)
     sampling = time.perf_counter() - started
     with processes.barrier():
-        if runtime.server is None:  # which checks its own, and may have no log-probabilities
+        if session.server is None:  # which checks its own, and may have no log-probabilities
             check_rollouts([answer.rollout for answer in answers], policy)
         processes.mark(f"scoring {policy}")
-        with runtime.clock.doing("verification"):
-            scores = runtime.scorer.apart(
+        with session.clock.doing("verification"):
+            scores = session.scorer.apart(
                 [answer.problem for answer in answers],
                 [answer.graded for answer in answers],
                 [answer.rollout.token_ids for answer in answers],
@@ -280,18 +280,18 @@ def _rows(
         rows = [ScoredRollout(a.rollout, a.text, score, policy) for a, score in zip(answers, scores, strict=True)]
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
-    runtime.scorer.share_usage()
+    session.scorer.share_usage()
     if processes.count() > 1:
         with processes.barrier():
             shares = (read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count()))
             rows = _in_order([row for share in shares for row in share], draws)
-    if runtime.scorer.has_joint():
+    if session.scorer.has_joint():
         by_id = {problem.id: problem for problem, _ in draws}
         problems = [by_id[row.rollout.problem_id] for row in rows]
-        texts = graded_texts(runtime, problems, [row.text for row in rows])
-        with runtime.clock.doing("verification"):
+        texts = graded_texts(session, problems, [row.text for row in rows])
+        with session.clock.doing("verification"):
             token_ids, scores = [row.rollout.token_ids for row in rows], [row.score for row in rows]
-            scores = runtime.scorer.joint(problems, texts, token_ids, scores)
+            scores = session.scorer.joint(problems, texts, token_ids, scores)
         rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
     return rows, sampling
 
@@ -316,41 +316,41 @@ def _in_order(rows: Sequence[Row], draws: Draws) -> list[Row]:
     return sorted(rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample))
 
 
-def _generate(runtime: Runtime, params: Any, draws: Draws, workload: Workload, bar: Progress | None) -> list[_Answer]:
+def _generate(session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress | None) -> list[_Answer]:
     """Generate answers in the order of draws and samples; finished ones are handled while devices decode the others."""
-    tokenizer, samples = runtime.tokenizer, workload.num_generations
+    tokenizer, samples = session.tokenizer, workload.num_generations
     requests = [
         Request(problem.id, tokenizer.encode_prompt(problem), workload.params, num_samples=samples, visit=visit)
         for problem, visit in draws
     ]
     by_id, before = {problem.id: problem for problem, _ in draws}, bar.done if bar is not None else 0
-    opened = opening_thoughts(runtime, by_id.values())
+    opened = opening_thoughts(session, by_id.values())
     answers: list[_Answer] = []
     if bar is not None:
         bar.begin()  # the rows decode together, and end together where they are of one length
-    for rollout in runtime.engine.generate(params, requests, workload.rng_stream, workload.shapes):
+    for rollout in session.engine.generate(params, requests, workload.rng_stream, workload.shapes):
         problem = by_id[rollout.problem_id]
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = "<think>" + text if problem.id in opened else text
-        answers.append(_Answer(rollout, problem, text, graded, runtime.scorer.begin(problem, graded)))
+        answers.append(_Answer(rollout, problem, text, graded, session.scorer.begin(problem, graded)))
         if bar is not None and len(answers) % samples == 0:
             answered = len(answers) // samples * processes.count()  # the other processes are about as far
             bar.update(before + min(answered, len(draws)))
     return _in_order(answers, draws)
 
 
-def graded_texts(runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
+def graded_texts(session: Session, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
     """Return responses as rewards see them: with the `<think>` that a template may have opened in the prompt.
 
     Without it a verifier would take the thought for the answer. problems: that of each text.
     """
-    opened = opening_thoughts(runtime, {problem.id: problem for problem in problems}.values())
+    opened = opening_thoughts(session, {problem.id: problem for problem in problems}.values())
     return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
 
 
-def opening_thoughts(runtime: Runtime, problems: Iterable[Problem]) -> set[str]:
+def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
-    return {problem.id for problem in problems if runtime.tokenizer.render(problem).rstrip().endswith("<think>")}
+    return {problem.id for problem in problems if session.tokenizer.render(problem).rstrip().endswith("<think>")}
 
 
 def rewards(groups: Groups) -> np.ndarray:
@@ -399,19 +399,19 @@ def describe(groups: Groups) -> dict[str, float]:
     }
 
 
-def log_samples(runtime: Runtime, name: str, step: int, draws: Draws, groups: Groups, **columns: str) -> None:
+def log_samples(session: Session, name: str, step: int, draws: Draws, groups: Groups, **columns: str) -> None:
     """Log the first response to each of the first logging.samples draws, for people to read, and the prompt as the
     policy saw it. columns: further ones."""
-    shown = list(zip(draws, groups, strict=True))[: runtime.config.logging.samples]
+    shown = list(zip(draws, groups, strict=True))[: session.config.logging.samples]
     rows = [
         {
             **columns,
             "problem_id": problem.id,
-            "prompt": runtime.tokenizer.decode_raw(group[0].rollout.prompt_ids),
+            "prompt": session.tokenizer.decode_raw(group[0].rollout.prompt_ids),
             "answer": problem.answer,
             "completion": group[0].text,
             "verdict": group[0].score.verdict.value,
         }
         for (problem, _), group in shown
     ]
-    runtime.tracker.samples(name, step, rows)
+    session.tracker.samples(name, step, rows)

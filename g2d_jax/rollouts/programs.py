@@ -17,12 +17,12 @@ from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import bytes_saved
 from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import policy_shapes
 
 
 def rollouts(
-    runtime: Runtime,
+    session: Session,
     name: str,
     workload: Workload,
     *,
@@ -37,23 +37,23 @@ def rollouts(
     The frozen parameters beside adapters are always resident. prefix: of the programs' names, where a stage samples
     twice. viewed: whether the stage has the program of the sampler's weights already.
     """
-    if runtime.server is not None:
+    if session.server is not None:
         return
-    params = policy_shapes(runtime)
+    params = policy_shapes(session)
     _, rest = lora.partition(params)
     view = "view" if viewed else f"{prefix}view"
     if not viewed:
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
-        yield Program(name, view, runtime.sampler().viewing(workload.weights), fixed(params), work, resident=beside)
-    yield from _generation(runtime, name, workload, prefix, view, (*meanwhile, rest))
+        yield Program(name, view, session.sampler().viewing(workload.weights), fixed(params), work, resident=beside)
+    yield from _generation(session, name, workload, prefix, view, (*meanwhile, rest))
 
 
 def _generation(
-    runtime: Runtime, name: str, workload: Workload, prefix: str, view: str, resident: tuple[Any, ...]
+    session: Session, name: str, workload: Workload, prefix: str, view: str, resident: tuple[Any, ...]
 ) -> Iterator[Program]:
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
-    sampler, shapes, mesh = runtime.sampler(), workload.shapes, runtime.sampler().mesh
+    sampler, shapes, mesh = session.sampler(), workload.shapes, session.sampler().mesh
     kinds = "empty", "prefill", "insert", "resize", "decode"
     empty, prefill, insert, resize, decode = (prefix + kind for kind in kinds)
     run = sampler.programs
@@ -79,9 +79,9 @@ def _generation(
     work = Work(1, 0.0, parts["KV cache"], parts)
     yield Program(name, empty, run["empty"], fixed(), work, {"shapes": shapes}, resident=resident, also=(view,))
     for columns in shapes.columns:
-        work, inputs = _prefill_work(runtime, workload, columns, parts), partial(inputs_of_prefill, columns)
+        work, inputs = _prefill_work(session, workload, columns, parts), partial(inputs_of_prefill, columns)
         yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
-    work = _insert_work(runtime, workload, parts)
+    work = _insert_work(session, workload, parts)
     yield Program(name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,))
     if len(shapes.widths) > 1:
         number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
@@ -97,7 +97,7 @@ def _generation(
                 resident=(*resident, others),
                 also=(view, prefill),
             )
-    work = _decode_work(runtime, workload, parts)
+    work = _decode_work(session, workload, parts)
     for widths in sampler.decoded_widths(shapes):
         static = {"filtered": shapes.filtered, "widths": widths}
         yield Program(
@@ -105,18 +105,18 @@ def _generation(
         )
 
 
-def _prefill_work(runtime: Runtime, workload: Workload, columns: int, parts: Mapping[str, int]) -> Work:
+def _prefill_work(session: Session, workload: Workload, columns: int, parts: Mapping[str, int]) -> Work:
     """Count the work of the prefills of so many columns: each of these sizes has an equal share of the prompts."""
     shapes, share = workload.shapes, 1 / len(workload.shapes.columns)
-    flops = forward_flops(runtime.model_config, shapes.prompts * columns, shapes.prompts * attended(columns))
-    calls, prefilled = share * workload.prompts / shapes.prompts, share * workload.prompts * runtime.mean_prompt
-    moved = _weights(runtime, workload.weights)
-    return Work(calls, flops / runtime.sampler().mesh.size, moved, parts, prefilled=prefilled)
+    flops = forward_flops(session.model_config, shapes.prompts * columns, shapes.prompts * attended(columns))
+    calls, prefilled = share * workload.prompts / shapes.prompts, share * workload.prompts * session.mean_prompt
+    moved = _weights(session, workload.weights)
+    return Work(calls, flops / session.sampler().mesh.size, moved, parts, prefilled=prefilled)
 
 
-def _insert_work(runtime: Runtime, workload: Workload, parts: Mapping[str, int]) -> Work:
+def _insert_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
     """Count the work of insertions, one a chunk of decode: a row's columns are written when a sample begins in it."""
-    chunks = workload.steps / runtime.sampler().chunk
+    chunks = workload.steps / session.sampler().chunk
     return Work(chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts)
 
 
@@ -126,19 +126,19 @@ def _resize_work(workload: Workload, cache: Cache, array: Any, parts: Mapping[st
     return Work(calls, 0.0, 2 * device_bytes(array), parts)
 
 
-def _decode_work(runtime: Runtime, workload: Workload, parts: Mapping[str, int]) -> Work:
+def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
     """Count the work of decode with the cache at one of its widths, of which each has an equal share of the chunks."""
-    sampler, shapes = runtime.sampler(), workload.shapes
-    share, length = 1 / len(sampler.decoded_widths(shapes)), runtime.mean_prompt + workload.mean / 2
+    sampler, shapes = session.sampler(), workload.shapes
+    share, length = 1 / len(sampler.decoded_widths(shapes)), session.mean_prompt + workload.mean / 2
     steps, chunks = sampler.chunk, workload.steps / sampler.chunk
-    flops = forward_flops(runtime.model_config, shapes.rows * steps, shapes.rows * steps * length) / sampler.mesh.size
-    moved = steps * (_weights(runtime, workload.weights) + parts["KV cache"] * length / shapes.widths[-1])
+    flops = forward_flops(session.model_config, shapes.rows * steps, shapes.rows * steps * length) / sampler.mesh.size
+    moved = steps * (_weights(session, workload.weights) + parts["KV cache"] * length / shapes.widths[-1])
     tokens = {"generated": share * workload.responses * workload.mean, "responses": share * workload.responses}
     return Work(share * chunks, flops, moved, parts, **tokens, rows=shapes.rows)
 
 
-def _weights(runtime: Runtime, weights: str) -> float:
+def _weights(session: Session, weights: str) -> float:
     """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler.view`."""
-    mesh, model, itemsize = runtime.sampler().mesh, runtime.model_config.held(weights), runtime.dtype.itemsize
+    mesh, model, itemsize = session.sampler().mesh, session.model_config.held(weights), session.dtype.itemsize
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from g2d_jax.config import Collect, Online
 from g2d_jax.records import SamplingParams
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.session.windows import window_at
 
 
@@ -46,22 +46,22 @@ class Workload:
         return self.calls * (max(waves - 1, 0) * self.mean + self.params.max_new_tokens)
 
 
-def prompts_per_call(runtime: Runtime, num_generations: int) -> int:
+def prompts_per_call(session: Session, num_generations: int) -> int:
     """Count the prompts that several batches may have together to be sampled in one call."""
-    return max(runtime.config.compute.generation_batch_size // num_generations, 1)
+    return max(session.config.compute.generation_batch_size // num_generations, 1)
 
 
-def workload_of(runtime: Runtime, name: str, stage: Online | Collect, response: int | None = None) -> Workload:
+def workload_of(session: Session, name: str, stage: Online | Collect, response: int | None = None) -> Workload:
     """Compute a stage's workload: a call draws as many of a window's batches, or of the parts, as
     compute.generation_batch_size allows. response: mean tokens of a response, None: the most."""
     if isinstance(stage, Online):
         batch, prompts = stage.prompts_per_step, stage.steps / stage.num_iterations * stage.prompts_per_step
         most = window_at(0, stage).batches * batch
     else:
-        batch, prompts = stage.part, min(stage.prompts, runtime.problem_counts["train"])
+        batch, prompts = stage.part, min(stage.prompts, session.problem_counts["train"])
         most = prompts
-    samples, params = stage.num_generations, stage.sampling.params(runtime.stop_ids)
-    together = min(max(prompts_per_call(runtime, samples) // batch, 1) * batch, most)
-    shapes = runtime.sampling_shapes(stage, together, samples, params, weights=stage.sampling_weights)
+    samples, params = stage.num_generations, stage.sampling.params(session.stop_ids)
+    together = min(max(prompts_per_call(session, samples) // batch, 1) * batch, most)
+    shapes = session.sampling_shapes(stage, together, samples, params, weights=stage.sampling_weights)
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
     return Workload(params, samples, shapes, stream, stage.sampling_weights, prompts, calls, response)

@@ -33,7 +33,7 @@ from g2d_jax.scoring import reward_model
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
 from g2d_jax.session.problems import Reading, gives_columns, read_source, reading, setting_of
-from g2d_jax.session.session import Runtime, open_tokenizer
+from g2d_jax.session.session import Session, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 
 
@@ -95,9 +95,9 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
     return found
 
 
-def of_run(runtime: Runtime) -> Readers:
+def of_run(session: Session) -> Readers:
     """Return all inputs of a run. Raises ValueError as `bases`."""
-    return {**named(runtime), **bases(runtime.config, runtime.folders)}
+    return {**named(session), **bases(session.config, session.folders)}
 
 
 def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
@@ -128,9 +128,9 @@ def base_model(config: Config, base: str) -> Reader | None:
     return _model(config.model.path, config.model.revision) if config.model.path else None
 
 
-def named(runtime: Runtime) -> Readers:
+def named(session: Session) -> Readers:
     """Return the inputs that the settings of a run name themselves."""
-    return readers(runtime.config, lambda setting: runtime.problem_contents[setting], lambda: runtime.tokenizer)
+    return readers(session.config, lambda setting: session.problem_contents[setting], lambda: session.tokenizer)
 
 
 def _of_reward(reward: Reward, prefix: str) -> Readers:

@@ -25,7 +25,7 @@ from g2d_jax.runtime.lock import awaited
 from g2d_jax.session.init_params import base_setting
 from g2d_jax.session.inputs import base_model, contents_of, named, of_run, policy_setting
 from g2d_jax.session.policies import base_of
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
 
 MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
@@ -94,15 +94,15 @@ def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
         )
 
 
-def check_hub(root: epath.Path, runtime: Runtime) -> None:
+def check_hub(root: epath.Path, session: Session) -> None:
     """Compare what a study reads from the hub with what its directory keeps of it, by name and revision, or keep it.
 
     The names of a study's stages have no more of it than that, for it may not have been here when they were made.
     """
-    every = of_run(runtime).items()
+    every = of_run(session).items()
     found = contents_of({f"{name} {at.place}@{at.revision or ''}": at for name, at in every if at.is_on_hub})
     if found:
-        check_shared(root, found, runtime.tracker.say, runtime.config)
+        check_shared(root, found, session.tracker.say, session.config)
 
 
 def check_shared(root: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config) -> None:
@@ -189,39 +189,39 @@ def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
 # Commands on a run
 
 
-def verify(runtime: Runtime, policy: str, *settings: str) -> None:
+def verify(session: Session, policy: str, *settings: str) -> None:
     """Compare the tokenizer, what a policy is made of and some further inputs with what the run keeps of them.
 
     Raises ValueError where they differ: adapters beside another base, for one, would be another policy.
     """
-    kept = read(runtime.workdir) or {}
-    every = named(runtime)
-    wanted = ["tokenizer", *settings, *_under(runtime, policy)]
-    if runtime.config.lora.rank and (base := base_model(runtime.config, base_of(runtime, policy))):
+    kept = read(session.workdir) or {}
+    every = named(session)
+    wanted = ["tokenizer", *settings, *_under(session, policy)]
+    if session.config.lora.rank and (base := base_model(session.config, base_of(session, policy))):
         if PolicyName.parse(policy).origin == OF_RUN:
             _check_base_of_other("policy", policy, base.content())
-        wanted.append(base_setting(runtime.config, policy))
+        wanted.append(base_setting(session.config, policy))
         every.setdefault(wanted[-1], base)
     found = {name: every[name].content() for name in dict.fromkeys(wanted) if name in kept and name in every}
-    changed = list(_differences(runtime.workdir, kept, found, runtime.config, runtime.tracker.say))
+    changed = list(_differences(session.workdir, kept, found, session.config, session.tracker.say))
     if changed:
-        raise ValueError(refusal(runtime.workdir, changed))
+        raise ValueError(refusal(session.workdir, changed))
 
 
-def _under(runtime: Runtime, policy: str) -> Iterator[str]:
+def _under(session: Session, policy: str) -> Iterator[str]:
     """Yield the settings of the weights that loading a policy reads beside the run's own checkpoints."""
-    loaded = {_normal(runtime, policy)}
-    if runtime.config.lora.rank:
-        loaded.add(base_of(runtime, policy))
+    loaded = {_normal(session, policy)}
+    if session.config.lora.rank:
+        loaded.add(base_of(session, policy))
     if "init" in loaded:
         yield "model.path"
-    for name, stage in runtime.config.stages.items():
+    for name, stage in session.config.stages.items():
         policies = stage.policies_read()
         for number, other in enumerate(policies):
-            if _normal(runtime, other) in loaded:
+            if _normal(session, other) in loaded:
                 yield policy_setting(name, policies, number)
 
 
-def _normal(runtime: Runtime, policy: str) -> str:
+def _normal(session: Session, policy: str) -> str:
     """Return a policy's name with the path of a model as `base_of` gives it."""
-    return base_of(runtime, policy) if PolicyName.parse(policy).origin == OF_MODEL else policy
+    return base_of(session, policy) if PolicyName.parse(policy).origin == OF_MODEL else policy

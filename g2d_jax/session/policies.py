@@ -14,13 +14,13 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.runtime import processes, storage
 from g2d_jax.session import init_params
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
 from g2d_jax.workdir import check_place, stage_folders
 
 
-def load_policy(runtime: Runtime, name: str) -> Decoder:
+def load_policy(session: Session, name: str) -> Decoder:
     """Load the parameters of a policy, by name, on the mesh.
 
     "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint. "STAGE@K": that of
@@ -28,11 +28,11 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
     A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
     """
     if PolicyName.parse(name).is_model:
-        if (rest := frozen_params(runtime, base_of(runtime, name))) is None:
-            return _load_base(runtime, name)
-        return init_params.add_lora(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
-    folder, step = checkpoint_of(runtime, name)
-    rest = frozen_params(runtime, base_of(runtime, name))
+        if (rest := frozen_params(session, base_of(session, name))) is None:
+            return _load_base(session, name)
+        return init_params.add_lora(rest, session.model_config, session.mesh, session.config.seed)
+    folder, step = checkpoint_of(session, name)
+    rest = frozen_params(session, base_of(session, name))
     with Checkpoints(folder) as checkpoints:
         steps = processes.on_leader(checkpoints.steps)
         chosen = max(steps, default=None) if step is None else step
@@ -40,52 +40,52 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
             listed = ", ".join(map(str, steps))
             why = f"of that step in {folder} (there: {listed}); see stages.*.keep" if listed else f"in {folder} yet"
             raise ValueError(f"policy {name!r}: no checkpoint {why}")
-        like, _ = lora.partition(decoder.abstract_on(runtime.model_config, runtime.mesh))
+        like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
 
 
-def load_reference(runtime: Runtime, policy: str) -> Decoder:
+def load_reference(session: Session, policy: str) -> Decoder:
     """Load a policy as a fixed reference beside one that is trained, in `reference_dtype`."""
-    params = load_policy(runtime, policy)
-    if reference_dtype(runtime) == params.embed.dtype:
+    params = load_policy(session, policy)
+    if reference_dtype(session) == params.embed.dtype:
         return params
-    return runtime.programs.take(make_cast, runtime.model_config, runtime.mesh, reference_dtype(runtime))(params)
+    return session.programs.take(make_cast, session.model_config, session.mesh, reference_dtype(session))(params)
 
 
-def reference_dtype(runtime: Runtime) -> jnp.dtype:
+def reference_dtype(session: Session) -> jnp.dtype:
     """Return the dtype of a reference's parameters: a forward pass casts them to it, so that it gives the same bits.
 
     With adapters it is that of their base, which all policies share.
     """
-    return init_params.base_dtype(runtime.config) if runtime.model_config.lora else runtime.dtype
+    return init_params.base_dtype(session.config) if session.model_config.lora else session.dtype
 
 
-def base_of(runtime: Runtime, policy: str) -> str:
+def base_of(session: Session, policy: str) -> str:
     """Follow a policy to the model that it was trained from: see `init_params.base_policy`."""
-    return init_params.base_policy(runtime.config, policy, runtime.folders)
+    return init_params.base_policy(session.config, policy, session.folders)
 
 
-def frozen_params(runtime: Runtime, base: str) -> Decoder | None:
+def frozen_params(session: Session, base: str) -> Decoder | None:
     """Return the part of policies that no stage trains, on the mesh: the model `base` of their adapters.
 
     None without adapters. Policies with one base share its arrays; the last base used is kept.
     """
-    if runtime.model_config.lora is None:
+    if session.model_config.lora is None:
         return None
-    if base not in runtime.bases:
-        runtime.bases.clear()
-        runtime.bases[base] = _load_base(runtime, base)
-    return runtime.bases[base]
+    if base not in session.bases:
+        session.bases.clear()
+        session.bases[base] = _load_base(session, base)
+    return session.bases[base]
 
 
-def checkpoint_of(runtime: Runtime, name: str) -> tuple[epath.Path, int | None]:
+def checkpoint_of(session: Session, name: str) -> tuple[epath.Path, int | None]:
     """Return the checkpoint folder and step that a policy's name means."""
-    chosen = chosen_policy(runtime, name)
+    chosen = chosen_policy(session, name)
     step = PolicyName.parse(chosen).number
-    return _stage_folder(runtime, chosen) / "checkpoints", runtime.steps.get(chosen) if step is None else step
+    return _stage_folder(session, chosen) / "checkpoints", session.steps.get(chosen) if step is None else step
 
 
-def chosen_policy(runtime: Runtime, name: str) -> str:
+def chosen_policy(session: Session, name: str) -> str:
     """Return the policy that a name leads to: of a best_checkpoint stage the one it chose, "STAGE@K", else the name.
 
     Raises ValueError for a stage that does not exist, or has not chosen yet.
@@ -93,39 +93,39 @@ def chosen_policy(runtime: Runtime, name: str) -> str:
     parsed = PolicyName.parse(name)
     if parsed.is_model:
         return name
-    folder, stage = _stage_folder(runtime, name), parsed.own_stage
-    selects = stage in runtime.config.stages and runtime.config.stages[stage].kind == "best_checkpoint"
+    folder, stage = _stage_folder(session, name), parsed.own_stage
+    selects = stage in session.config.stages and session.config.stages[stage].kind == "best_checkpoint"
     if selects and storage.finished(folder) is None:
         raise ValueError(f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first")
     return followed(name, folder)
 
 
-def _stage_folder(runtime: Runtime, name: str) -> epath.Path:
+def _stage_folder(session: Session, name: str) -> epath.Path:
     parsed = PolicyName.parse(name)
     _ = parsed.number  # raises
     if parsed.origin == OF_RUN:
         return stage_of_run(name)
-    stage, stages = parsed.stage, runtime.config.stages
-    trained = [other for other in runtime.folders if other in stages and stages[other].kind in POLICIES]
+    stage, stages = parsed.stage, session.config.stages
+    trained = [other for other in session.folders if other in stages and stages[other].kind in POLICIES]
     if stage not in trained:
         why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
         raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
-    return runtime.folders[stage]
+    return session.folders[stage]
 
 
-def base_path(runtime: Runtime, policy: str) -> str:
+def base_path(session: Session, policy: str) -> str:
     """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
-    base = PolicyName.parse(base_of(runtime, policy))
-    return runtime.config.model.path if base.origin == INIT else base.place
+    base = PolicyName.parse(base_of(session, policy))
+    return session.config.model.path if base.origin == INIT else base.place
 
 
-def _load_base(runtime: Runtime, name: str) -> Decoder:
+def _load_base(session: Session, name: str) -> Decoder:
     """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
     parsed = PolicyName.parse(name)
-    folder = runtime.model_folder if parsed.origin == INIT else hf.resolve(parsed.place)
-    if parsed.origin != INIT and hf.read_config(folder) != runtime.model_config.base:
+    folder = session.model_folder if parsed.origin == INIT else hf.resolve(parsed.place)
+    if parsed.origin != INIT and hf.read_config(folder) != session.model_config.base:
         raise ValueError(f"policy {name!r} has another shape than this run's model")
-    return init_params.base(runtime.config, folder, runtime.model_config, runtime.mesh)
+    return init_params.base(session.config, folder, session.model_config, session.mesh)
 
 
 def followed(policy: str, folder: epath.Path) -> str:

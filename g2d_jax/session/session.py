@@ -1,4 +1,4 @@
-"""The runtime of all stages: settings, mesh, tokenizer, problems, rewards, and policies by name."""
+"""The session of a run, which all stages share: settings, mesh, tokenizer, problems, rewards, programs and costs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Results(dict[str, Any]):
 
 
 @dataclass
-class Runtime:
+class Session:
     """One run under way.
 
     config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
@@ -101,8 +101,8 @@ class Runtime:
     writer: Writer = field(default_factory=Writer)
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
-    def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Runtime:
-        """Return this runtime for a config that differs in its stages only: loaded and compiled objects are shared."""
+    def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Session:
+        """Return this session for a config that differs in its stages only: loaded and compiled objects are shared."""
         other = copy.copy(self)
         other.config, other.folders, other.tracker = config, folders, tracker
         for name, value in changes.items():

@@ -34,7 +34,7 @@ from g2d_jax.session.extra_state import ExtraState
 from g2d_jax.session.policies import base_of, frozen_params, load_policy
 from g2d_jax.session.profiles import Profiler
 from g2d_jax.session.row_shapes import RowShape, pack_rows
-from g2d_jax.session.session import Runtime, StopRun
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_programs import optimizer_of, schedule_of, train_step_of
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
@@ -52,7 +52,7 @@ class Trainer:
     rate of an update.
     """
 
-    runtime: Runtime
+    session: Session
     name: str
     total: int
     per: str
@@ -75,14 +75,14 @@ class Trainer:
     _clocked: dict[str, float] = field(default_factory=dict)  # the clock at _mark
 
     def __post_init__(self) -> None:
-        self._clocked = self.runtime.clock.read()
+        self._clocked = self.session.clock.read()
 
     def goes_on(self) -> bool:
         """Return whether there are updates to do. Call it before the next begins; raises Preempted if told to stop."""
         processes.mark(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         if message := self.profiler.before(self.step, self.state):
-            self.runtime.tracker.say(message)
+            self.session.tracker.say(message)
         return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
@@ -90,14 +90,14 @@ class Trainer:
 
         Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
         """
-        clock = self.runtime.clock
+        clock = self.session.clock
         with clock.doing("training"):
             packed = self._keyed(self.pack(groups))
-            arrays, count = put_batch(packed, self.runtime.mesh)
+            arrays, count = put_batch(packed, self.session.mesh)
             self.state, sums = self.run_step(self.state, arrays, count, self.numbers, self.frozen_params)
             clock.launched("training", list(sums.values()))
             self.cost.trained += packed.used
-            self.cost.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
+            self.cost.flops += train_flops(self.session.model_config, packed.used, packed.attended)
             self.flush()
         extra = {
             "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
@@ -105,7 +105,7 @@ class Trainer:
         }
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
-        limit = self.runtime.config.faults.max_skipped
+        limit = self.session.config.faults.max_skipped
         if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
             self.flush()  # the cost of a pinned step then has all of its time, and a dump its state
         if self.extra_state.skipped_in_row >= limit:
@@ -121,38 +121,38 @@ class Trainer:
 
         The update is logged: what is sampled now is of the next one's time.
         """
-        with self.runtime.track_cost(self.cost), self.runtime.clock.doing("training"):
+        with self.session.track_cost(self.cost), self.session.clock.doing("training"):
             jax.block_until_ready(self.state.params)
             self.flush()
         return self.policy
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
-        return pack_rows(self.runtime, groups, self.rows)
+        return pack_rows(self.session, groups, self.rows)
 
     def _keyed(self, packed: Packed) -> Packed:
         """Add the keys of its dropout to the batch of the next update."""
-        return with_keys(packed, self.runtime.model_config, self.runtime.config.seed, self.name, self.step)
+        return with_keys(packed, self.session.model_config, self.session.config.seed, self.name, self.step)
 
     def flush(self) -> None:
         """Wait for the last update, fetch and log its metrics; count it if it was skipped."""
         if self._pending is None:
             return
         step, sums, metrics = self._pending
-        with self.runtime.clock.doing("training"):
+        with self.session.clock.doing("training"):
             values = {name: float(value) for name, value in jax.device_get(sums).items()}
         metrics |= self._time_spent()
         fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
         self._pending = None
         if self.extra_state.count_update(bool(values.pop("skipped"))):
-            self.runtime.tracker.say(
+            self.session.tracker.say(
                 f"{self.name}: update {step} is skipped, it is not finite ({format_loss(**fixed)}): parameters stay as "
-                f"they are; {self.runtime.config.faults.max_skipped} in a row stop the run"
+                f"they are; {self.session.config.faults.max_skipped} in a row stop the run"
             )
         skipped = {"skipped_updates": float(self.extra_state.skipped_updates)}
         metrics = self._last = {**metrics, **fixed, **mean_metrics(values, self.per), **skipped}
-        if step % self.runtime.config.logging.every == 0 or step == self.total:
-            self.runtime.tracker.log(self.name, step, metrics)
+        if step % self.session.config.logging.every == 0 or step == self.total:
+            self.session.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
 
     def _time_spent(self) -> dict[str, float]:
@@ -160,16 +160,16 @@ class Trainer:
 
         To be called when an update is done, not when the host has launched it: the devices work behind the host.
         """
-        now, spent = time.perf_counter(), self.runtime.clock.since(self._clocked)
+        now, spent = time.perf_counter(), self.session.clock.since(self._clocked)
         seconds = now - self._mark
         shared_out = {**spent, "seconds": seconds - spent["checkpointing_seconds"]}
-        self._mark, self._clocked = now, self.runtime.clock.read()
+        self._mark, self._clocked = now, self.session.clock.read()
         return {"step_time": seconds, **goodput(shared_out)}
 
     def _give_up(self, packed: Packed) -> None:
         """Write the batch of the last update with its metrics, and stop the run."""
         metrics = self._last
-        folder = self.runtime.folders[self.name] / f"nonfinite-{self.step:06d}"
+        folder = self.session.folders[self.name] / f"nonfinite-{self.step:06d}"
         record = {"stage": self.name, "step": self.step, "metrics": metrics}
         try:
             processes.on_leader(lambda: write_batch(folder, packed, record))
@@ -192,15 +192,15 @@ class Trainer:
             self.save()
 
     def _due(self) -> bool:
-        return self.step % self.runtime.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
+        return self.step % self.session.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
 
     def save(self) -> None:
         """Write one atomic checkpoint: parameters, optimiser, counters, cost so far."""
         self.flush()
-        self.runtime.tracker.flush()
+        self.session.tracker.flush()
         if self.step in self.pinned:
             self.extra_state.costs[str(self.step)] = self.cost.manifest()
-        self.runtime.writer.wait()  # a checkpoint says that what came before it is on disk
+        self.session.writer.wait()  # a checkpoint says that what came before it is on disk
         host = {"cost": dataclasses.asdict(self.cost), "extra_state": self.extra_state.to_json()}
         with self._writing():
             self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
@@ -235,30 +235,30 @@ class Trainer:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Count the time of a block as checkpointing, which the next checkpoint stores."""
-        clocked = self.runtime.clock.read()
-        with self.runtime.clock.doing("checkpointing"):
+        clocked = self.session.clock.read()
+        with self.session.clock.doing("checkpointing"):
             yield
-        self.cost.checkpointing_seconds += self.runtime.clock.since(clocked)["checkpointing_seconds"]
+        self.cost.checkpointing_seconds += self.session.clock.since(clocked)["checkpointing_seconds"]
 
 
 @contextmanager
 def open_trainer(
-    runtime: Runtime, name: str, stage: TrainingStage, objective: Objective, *, total: int, per: str, rows: RowShape
+    session: Session, name: str, stage: TrainingStage, objective: Objective, *, total: int, per: str, rows: RowShape
 ) -> Iterator[Trainer]:
     """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other arguments are its fields.
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
-    folder: epath.Path = runtime.folders[name] / "checkpoints"
+    folder: epath.Path = session.folders[name] / "checkpoints"
     optimizer, _ = optimizer_of(stage.optimizer, total)
-    offload = runtime.config.compute.offload_optimizer
-    run_step, numbers = train_step_of(runtime, name, stage.optimizer, total, objective)
+    offload = session.config.compute.offload_optimizer
+    run_step, numbers = train_step_of(session, name, stage.optimizer, total, objective)
     pins, existing = {total, *stage.kept_steps()}, Checkpoints(folder)
     step, cost, extra_state = None, Cost(), ExtraState()
-    like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
-    resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
+    like = abstract_state(session.model_config, optimizer, session.mesh, offload)
+    resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, session.tracker.say)
     if resumed is None:
-        state = fresh_state(load_policy(runtime, stage.policy), optimizer, runtime.mesh, offload, runtime.programs)
+        state = fresh_state(load_policy(session, stage.policy), optimizer, session.mesh, offload, session.programs)
     else:
         step, trees, host = resumed
         state = TrainState(trees["params"], trees["opt_state"])
@@ -266,29 +266,29 @@ def open_trainer(
         if step in pins:  # it may not have been pinned when it was saved
             extra_state.costs.setdefault(str(step), cost.manifest())
         pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
-        runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
-    base = base_of(runtime, stage.policy if step is None else name)
+        session.tracker.say(f"{name}: continuing after step {step} of {total}")
+    base = base_of(session, stage.policy if step is None else name)
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
-        Checkpoints(folder, keep=runtime.config.checkpoint.keep, pinned=pins) as checkpoints,
-        runtime.tracker.progress(name, total, step or 0) as bar,
-        closing(Profiler(runtime.config.logging.window, name, runtime.workdir)) as profiler,
+        Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
+        session.tracker.progress(name, total, step or 0) as bar,
+        closing(Profiler(session.config.logging.window, name, session.workdir)) as profiler,
     ):
         trainer = Trainer(
-            runtime=runtime,
+            session=session,
             name=name,
             total=total,
             per=per,
             rows=rows,
             pinned=pins,
             state=state,
-            frozen_params=frozen_params(runtime, base),
+            frozen_params=frozen_params(session, base),
             step=step or 0,
             cost=cost,
             extra_state=extra_state,
             checkpoints=checkpoints,
             run_step=run_step,
-            numbers=put_numbers(numbers, runtime.mesh),
+            numbers=put_numbers(numbers, session.mesh),
             rate=schedule_of(stage.optimizer, total),
             bar=bar,
             profiler=profiler,
@@ -299,7 +299,7 @@ def open_trainer(
             yield trainer
         except processes.Preempted:
             trainer.save_if_new()
-            runtime.tracker.say(f"{name}: told to stop; saved at step {trainer.step} of {total}")
+            session.tracker.say(f"{name}: told to stop; saved at step {trainer.step} of {total}")
             raise
         trainer.flush()
         checkpoints.wait()

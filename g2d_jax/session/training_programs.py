@@ -14,7 +14,7 @@ from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.session import init_params
 from g2d_jax.session.policies import reference_dtype
 from g2d_jax.session.program import Program, Work, device_bytes, fixed
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
@@ -48,44 +48,44 @@ def _updates(settings: Optimizer, total: int) -> int:
 
 
 def train_step_of(
-    runtime: Runtime, name: str, settings: Optimizer, total: int, objective: Objective
+    session: Session, name: str, settings: Optimizer, total: int, objective: Objective
 ) -> tuple[Jitted, Numbers]:
     """Return a stage's train step, and the numbers that it takes. settings, total: see `optimizer_of`."""
-    objective, programs = runtime.loss_of(name, objective)
+    objective, programs = session.loss_of(name, objective)
     structure, of_loss = split(objective)
     optimizer, of_optimizer = optimizer_of(settings, total)
-    offload = runtime.config.compute.offload_optimizer
-    step = programs.take(make_train_step, structure, optimizer, runtime.model_config, runtime.mesh, offload)
+    offload = session.config.compute.offload_optimizer
+    step = programs.take(make_train_step, structure, optimizer, session.model_config, session.mesh, offload)
     return step, {"optimizer": of_optimizer, "loss": of_loss}
 
 
-def policy_shapes(runtime: Runtime) -> Any:
+def policy_shapes(session: Session) -> Any:
     """Return a policy's parameters as shapes, adapters included."""
-    return decoder.abstract_on(runtime.model_config, runtime.mesh, init_params.base_dtype(runtime.config))
+    return decoder.abstract_on(session.model_config, session.mesh, init_params.base_dtype(session.config))
 
 
-def reference_shapes(runtime: Runtime) -> Any:
+def reference_shapes(session: Session) -> Any:
     """Return a fixed reference's parameters as shapes, adapters included: see `policies.load_reference`."""
-    return decoder.abstract_on(runtime.model_config, runtime.mesh, reference_dtype(runtime))
+    return decoder.abstract_on(session.model_config, session.mesh, reference_dtype(session))
 
 
-def reference_programs(runtime: Runtime, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
+def reference_programs(session: Session, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
     """Yield the program that makes a reference from a policy of another dtype. resident: arrays beside both."""
-    params, dtype = policy_shapes(runtime), reference_dtype(runtime)
+    params, dtype = policy_shapes(session), reference_dtype(session)
     if dtype != params.embed.dtype:
-        cast = runtime.programs.take(make_cast, runtime.model_config, runtime.mesh, dtype)
+        cast = session.programs.take(make_cast, session.model_config, session.mesh, dtype)
         work = Work(calls, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 
-def state_shapes(runtime: Runtime, settings: Optimizer, total: int) -> TrainState:
+def state_shapes(session: Session, settings: Optimizer, total: int) -> TrainState:
     """Return, as shapes, the state in which a policy is trained with an optimiser of these settings."""
-    offload, (optimizer, _) = runtime.config.compute.offload_optimizer, optimizer_of(settings, total)
-    return abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
+    offload, (optimizer, _) = session.config.compute.offload_optimizer, optimizer_of(settings, total)
+    return abstract_state(session.model_config, optimizer, session.mesh, offload)
 
 
 def training_programs(
-    runtime: Runtime,
+    session: Session,
     name: str,
     settings: Optimizer,
     total: int,
@@ -96,32 +96,32 @@ def training_programs(
     resident: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
     """Yield the first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
-    config, mesh = runtime.model_config, runtime.mesh
+    config, mesh = session.model_config, session.mesh
     optimizer, _ = optimizer_of(settings, total)
-    params, state = policy_shapes(runtime), state_shapes(runtime, settings, total)
+    params, state = policy_shapes(session), state_shapes(session, settings, total)
     trained, rest = lora.partition(params)
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     frozen = () if rest is None else (rest,)
-    offload = runtime.config.compute.offload_optimizer
-    fresh = runtime.programs.take(make_fresh_state, config, optimizer, mesh, offload)
+    offload = session.config.compute.offload_optimizer
+    fresh = session.programs.take(make_fresh_state, config, optimizer, mesh, offload)
     yield Program(name, "fresh state", fresh, fixed(trained), once, resident=frozen)
-    remat = 1.0 if runtime.config.compute.remat == "none" else 4 / 3
+    remat = 1.0 if session.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
-    weights = runtime.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
+    weights = session.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
-    parts["activations"] = activation_bytes(runtime, packed)
-    step, numbers = train_step_of(runtime, name, settings, total, objective)
+    parts["activations"] = activation_bytes(session, packed)
+    step, numbers = train_step_of(session, name, settings, total, objective)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
-    inputs = abstract_batch(with_keys(packed, config, runtime.config.seed, name, 0), mesh)
+    inputs = abstract_batch(with_keys(packed, config, session.config.seed, name, 0), mesh)
     arguments = fixed(state, *inputs, abstract_numbers(numbers, mesh), rest)
     yield Program(name, "train step", step, arguments, work, {}, min(count, packed.count), resident)
 
 
 def logprobs(
-    runtime: Runtime,
+    session: Session,
     name: str,
     packed: Packed,
     calls: float,
@@ -130,24 +130,24 @@ def logprobs(
     reference: bool = False,
 ) -> Program:
     """Return the program of a packed batch's log-probabilities under a policy, or a fixed reference."""
-    params = (reference_shapes if reference else policy_shapes)(runtime)
-    flops = forward_flops(runtime.model_config, packed.used, packed.attended) / runtime.mesh.size
-    weights = runtime.dtype.itemsize * matmul_params(runtime.model_config) / runtime.mesh.shape["tensor"]
+    params = (reference_shapes if reference else policy_shapes)(session)
+    flops = forward_flops(session.model_config, packed.used, packed.attended) / session.mesh.size
+    weights = session.dtype.itemsize * matmul_params(session.model_config) / session.mesh.shape["tensor"]
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
-    inputs = abstract_batch(packed, runtime.mesh)
-    program = runtime.programs.take(make_scorer, runtime.compute)
+    inputs = abstract_batch(packed, session.mesh)
+    program = session.programs.take(make_scorer, session.compute)
     kind = "reference log-probs" if reference else "log-probs"
-    arguments = fixed(params, *inputs, abstract_number(runtime.mesh))
+    arguments = fixed(params, *inputs, abstract_number(session.mesh))
     return Program(name, kind, program, arguments, work, {}, packed.count, resident)
 
 
-def activation_bytes(runtime: Runtime, packed: Packed) -> int:
+def activation_bytes(session: Session, packed: Packed) -> int:
     """Count what a micro-batch's layers save for the backward pass on one device, by formula: see `saved_per_token`."""
     _, rows, length = packed.arrays["tokens"].shape
-    tokens = rows * length // meshes.row_ways(runtime.mesh)
-    saved = saved_per_token(runtime.model_config, runtime.config.compute.remat, runtime.mesh.shape["tensor"])
-    return int(tokens * saved * runtime.dtype.itemsize)
+    tokens = rows * length // meshes.row_ways(session.mesh)
+    saved = saved_per_token(session.model_config, session.config.compute.remat, session.mesh.shape["tensor"])
+    return int(tokens * saved * session.dtype.itemsize)
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:

@@ -7,7 +7,7 @@ from types import ModuleType
 def of_kind(kind: str) -> ModuleType:
     """Return the module of a kind of stage, imported when one is needed.
 
-    Its run(runtime, name, stage) returns the fields of the manifest, and programs(runtime, name, stage, response)
+    Its run(session, name, stage) returns the fields of the manifest, and programs(session, name, stage, response)
     yields the programs that a run compiles.
     """
     return import_module(f"g2d_jax.stages.{kind}")

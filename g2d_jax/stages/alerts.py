@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from g2d_jax.config import Offline, Online, Sampling
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 
 WATCHED = (
@@ -64,7 +64,7 @@ class Alert:
 # Reporting
 
 
-def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
+def say(session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
     """Show the user the alerts whose cause is not among the warnings, and add them there; all processes call it.
 
     warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
@@ -74,12 +74,12 @@ def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], warning
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
         warnings.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
-        runtime.tracker.warn(name, step, alert.cause, text, alert.values)
+        session.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
 def alarm(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
-    say(trainer.runtime, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
+    say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
 def watch(
@@ -123,7 +123,7 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
     alerts = stalled(trainer.extra_state.rewards, stage)
     if "stalled" in causes and not alerts:
         warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
-        trainer.runtime.tracker.say(
+        trainer.session.tracker.say(
             f"{trainer.name}: that the reward has hardly risen, as was said before, no longer holds"
         )
     if "signal" not in causes:  # that warning gives the reason
@@ -131,15 +131,15 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
 
 
 def check_positions(
-    runtime: Runtime,
+    session: Session,
     sampling: Sampling | None = None,
     pairs: Iterable[tuple[Sized, Sized]] = (),
 ) -> list[Alert]:
     """Apply `beyond_positions` to a stage. sampling: of its responses; pairs: prompts and responses from elsewhere."""
     lengths = [(len(prompt), len(response)) for prompt, response in pairs]
     if sampling is not None:
-        lengths.append((max(runtime.prompt_lengths, default=0), sampling.max_new_tokens))
-    return beyond_positions(lengths, runtime.positions)
+        lengths.append((max(session.prompt_lengths, default=0), sampling.max_new_tokens))
+    return beyond_positions(lengths, session.positions)
 
 
 # Rules
@@ -173,7 +173,7 @@ def unweighed(without: int, rows: int) -> list[Alert]:
 
 def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
     """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and their responses, the
-    longest that there can be. positions: see `Runtime`; None: no limit.
+    longest that there can be. positions: see `Session`; None: no limit.
 
     Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
     """

@@ -24,5 +24,5 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     trainer.pinned.add(step)
     # Also where the step was saved before: by a process that was stopped in between.
     state.costs.setdefault(str(step), trainer.cost.manifest())
-    trainer.runtime.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget")
+    trainer.session.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget")
     return True

@@ -32,7 +32,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.workdir import check_token, claim
 
 if "FIRST_WRITES" not in os.environ:  # as it is outside of tests
@@ -118,7 +118,7 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
         Tracker(own if processes.leader() else None, tensorboard=False) as tracker,
     ):
         processes.on_leader(lambda: claim(Config.of(config), own))
-        first = Runtime(Config.of(config), own, tracker, {})
+        first = Session(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
             first.contents = inputs.digests(inputs.contents_of(inputs.of_run(first)))
             for name in order.order:
@@ -261,7 +261,7 @@ def problems(file: Path) -> int:
     config.data.train = settings.source(str(file))
     config.data.dev.limit = config.data.test.limit = 4
     with Tracker(None, tensorboard=False) as tracker:
-        return len(Runtime(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
+        return len(Session(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
 
 
 def stopped(index: int, number: signal.Signals) -> None:

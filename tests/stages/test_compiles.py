@@ -61,11 +61,11 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
-    runtime, order = opened(config, tmp_path), graph.plan(Config.of(config))
-    with Marking(compiled_by) as runtime.tracker:
+    session, order = opened(config, tmp_path), graph.plan(Config.of(config))
+    with Marking(compiled_by) as session.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
-            pipeline.run_stage(runtime, name, order)
-    marks = runtime.tracker.marks
+            pipeline.run_stage(session, name, order)
+    marks = session.tracker.marks
     for name in ("sft", "warmup", "dpo"):
         last = max(step for stage, step in marks if stage == name)
         assert last > 2
@@ -101,15 +101,15 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
         for name in seen:
             config.stages[name].optimizer.update(learning_rate=rate, weight_decay=0.1 + beta, warmup_steps=1)
         config.stages.dpo.beta = beta
-        runtime = opened(config, tmp_path / f"{rate}-{total}")
-        runtime.programs = programs
-        stages = runtime.config.stages
+        session = opened(config, tmp_path / f"{rate}-{total}")
+        session.programs = programs
+        stages = session.config.stages
         for name, objective, per in (
-            ("sft", objectives.sft(runtime.compute), "tokens"),
-            ("dpo", offline.objective_of(runtime.compute, stages["dpo"]), "pairs"),
+            ("sft", objectives.sft(session.compute), "tokens"),
+            ("dpo", offline.objective_of(session.compute, stages["dpo"]), "pairs"),
         ):
             with open_trainer(
-                runtime, name, stages[name], objective, total=total, per=per, rows=RowShape(64)
+                session, name, stages[name], objective, total=total, per=per, rows=RowShape(64)
             ) as trainer:
                 for _ in range(2):
                     trainer.update(groups[name], {})

@@ -246,10 +246,10 @@ def test_a_load_whose_answer_is_lost_is_done_again(
     with serving(lambda body, number: choice([1])) as server:
         config.engine.update(kind="server", url=server.url, sync=sync)
         server.unheard = {"adapter": [LOAD, UNLOAD], "folder": [RELOAD, VERSION]}[sync]
-        runtime = opened(config, tmp_path)
-        policy = load_policy(runtime, "init")
+        session = opened(config, tmp_path)
+        policy = load_policy(session, "init")
         for _ in range(2):
-            held = runtime.sampler_params(policy)
+            held = session.sampler_params(policy)
         assert [path for path, _ in server.asked[1:]] == LOADS[sync] and not server.unheard
     assert (server.adapters, server.weights) == (
         ({held.name}, "default") if held.version == "" else (set(), held.version)
@@ -261,8 +261,8 @@ def test_runs_that_share_a_folder_remove_their_own_policies(config: ConfigDict, 
     with serving(lambda body, number: choice([1])) as server:
         config.engine.update(kind="server", url=server.url, sync="folder", folder=str(tmp_path / "shared"))
         for workdir in ("a", "b", "a"):
-            runtime = opened(config, tmp_path / workdir)
-            held = runtime.sampler_params(load_policy(runtime, "init"))
+            session = opened(config, tmp_path / workdir)
+            held = session.sampler_params(load_policy(session, "init"))
             folders = list((tmp_path / "shared").glob("*/g2d-*"))
             assert held.version in {folder.name for folder in folders}
     assert len(folders) == 2 and len({folder.parent for folder in folders}) == 2

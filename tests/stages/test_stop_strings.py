@@ -32,13 +32,13 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(config: Co
 
     config = only(config, "collect")
     config.stages.collect.sampling.stop = (*STOP, "5", ";-")
-    runtime = opened(config, tmp_path, reward)
-    run(runtime)
+    session = opened(config, tmp_path, reward)
+    run(session)
     rows = [row for part in (tmp_path / "01-collect/rollouts").glob("*.parquet") for row in read_rollouts(part)]
     stops, by_text = (*STOP, "5", ";-"), 0
     for row in rows:
-        ids, whole = row.rollout.token_ids, runtime.tokenizer.decode(row.rollout.token_ids)
-        assert not any(stop in runtime.tokenizer.decode(ids[:-1]) for stop in stops)
+        ids, whole = row.rollout.token_ids, session.tokenizer.decode(row.rollout.token_ids)
+        assert not any(stop in session.tokenizer.decode(ids[:-1]) for stop in stops)
         ended = any(stop in whole for stop in stops)
         by_text += ended
         assert ended == (row.text != whole)
