@@ -13,7 +13,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import host_memory
-from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft, places
+from g2d_jax import stages as stage_modules
+from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, made_from_ends, plan
 from g2d_jax.config.policy_name import own_stage
@@ -21,21 +22,20 @@ from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.kernels import platform_of
 from g2d_jax.pipeline import check_models, check_packages
-from g2d_jax.records import Preference, Problem
+from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.forms import Form, asked_for, readers
 from g2d_jax.rewards.verify import reading
-from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import flags, memory, storage
+from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
-from g2d_jax.session.problems import table, train_order
+from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
-from g2d_jax.stages import alerts, offline, online, sft
+from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, check_claim, stage_folders
 
 SHOWN = 2  # problems that are shown in full
-MOST_SHOWN = 1000  # characters of a prompt or response of a preference pair
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
@@ -92,38 +92,9 @@ def _check(session: Session) -> None:
         session.tracker.say(f"engine: {session.config.engine.url} serves {session.server.model}")
     check_models(session)
     for name, stage in session.config.stages.items():
-        too_long: list[alerts.Alert] = []
-        if isinstance(stage, Sft):
-            examples, _ = sft.examples(session, name, stage)
-            sft.row_length(session, stage, examples)
-            too_long = alerts.check_positions(session, pairs=examples)
-            alerts.say(session, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
-        elif isinstance(stage, Online):
-            online.row_shape(session, stage)
-            train_order(session.config, session.problems["train"], name)
-            external = external_rollouts.external_batches(session, name, stage)
-            if external is not None:
-                unweighed = alerts.unweighed(external.without_logprobs, external.rows)
-                alerts.say(session, name, 0, unweighed, [])
-            too_long = online.positions_exceeded(session, stage, external)
-            count = len(session.problems["train"])
-            alerts.say(session, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
-        elif isinstance(stage, Collect) and stage.rollouts == "sample":
-            too_long = alerts.check_positions(session, stage.sampling)
-        elif isinstance(stage, Collect) and stage.rollouts not in ("archive", *session.config.stages):
-            _, groups = external_rollouts.read_groups(session, stage.rollouts, stage.reward_column)
-            rollouts = [row.rollout for rows in groups.values() for row in rows]
-            too_long = alerts.check_positions(session, pairs=[(r.prompt_ids, r.token_ids) for r in rollouts])
-        elif isinstance(stage, Offline):
-            pairs = []
-            if stage.preferences not in session.config.stages:
-                pairs = offline.read(session, stage)
-                _show_pair(session, name, pairs)
-            too_long = offline.positions_exceeded(session, stage, pairs)
-        elif isinstance(stage, Evaluate | BestCheckpoint):
-            too_long = alerts.check_positions(session, stage.sampling)
-        alerts.say(session, name, 0, too_long, [])
-        if hasattr(stage, "sampling"):
+        found = stage_modules.of_kind(stage.kind).alerts_ahead(session, name, stage)
+        alerts.say(session, name, 0, list(found), [])
+        if stage.samplings():
             session.sampler()
 
 
@@ -174,21 +145,6 @@ def _show_problem(session: Session, problem: Problem) -> None:
     )
 
 
-def _show_pair(session: Session, name: str, pairs: Sequence[Preference]) -> None:
-    """Print the first pair of a set that was made elsewhere, as the policy reads it."""
-    pair = pairs[0]
-    lines = [f"{name}: {len(pairs)} pairs of {session.config.stage(name, Offline).preferences}; the first of them:"]
-    for side, ids in (("prompt", pair.prompt_ids), ("chosen", pair.chosen_ids), ("rejected", pair.rejected_ids)):
-        text = _shortened(session.tokenizer.decode_raw(ids))
-        lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
-    session.tracker.say("\n  ".join(lines))
-
-
-def _shortened(text: str) -> str:
-    """Return a long text without its middle: what a template puts around it stands at its ends."""
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} … {text[-MOST_SHOWN // 2 :]}"
-
-
 def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Warn of stop strings that would end a right response before its answer."""
     rule = session.tasks[task].reward.answers
@@ -200,7 +156,7 @@ def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> No
             where = f"warning: stages.{name}.sampling.stop has {string!r}, which ends"
             ended = [text for text in texts if string in text]
             if ended:
-                example = _shortened(ended[0])
+                example = shortened(ended[0], 1000)
                 session.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
             elif not string.strip(" "):
                 session.say_once(f"{where} a response at its first space")

@@ -173,8 +173,10 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
         if path in ("sample", "archive", *config.stages):
             continue
         read = functools.partial(_files, path)
-        if isinstance(stage, Online):  # its dump may grow: it goes by rows, in the order that the stage takes them
-            read = functools.partial(_rollouts, path, stage.reward_column)
+        online = config.stages_of(Online).get(name)
+        if online is not None:
+            # Its dump may grow: it goes by rows, in the order that the stage takes them.
+            read = functools.partial(_rollouts, path, online.reward_column)
         found[f"stages.{name}.{key}"] = Reader(path, key, read)
     policies = stage.policies_read()
     for number, policy in enumerate(policies):

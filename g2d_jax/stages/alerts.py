@@ -353,16 +353,16 @@ def remedies(cause: str, stage: Online | Offline) -> list[str]:
     sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
     entropy in every run (figure 6).
     """
-    eps, changes = stage.optimizer.eps, []
-    if isinstance(stage, Online) and stage.loss != "grpo":
-        has_fixed_reference = stage.sync_every and stage.compares and not stage.reference_sync
-        changes += ["reference_sync=True"] if has_fixed_reference else []
+    changes = []
+    eps = stage.optimizer.eps
     if eps < SAFE_EPSILON:
         changes.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
-    if isinstance(stage, Online) and stage.sync_every != 1:
-        changes.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
-    if isinstance(stage, Online) and cause == "entropy" and not stage.entropy_coef:
-        changes.append("entropy_coef=1e-4 (now 0)")
     if isinstance(stage, Offline):
-        changes.append('in place of this stage an online one with loss="dpo" and a small sync_every')
+        return [*changes, 'in place of this stage an online one with loss="dpo" and a small sync_every']
+    if stage.loss != "grpo" and stage.sync_every and stage.has_fixed_reference:
+        changes.insert(0, "reference_sync=True")
+    if stage.sync_every != 1:
+        changes.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
+    if cause == "entropy" and not stage.entropy_coef:
+        changes.append("entropy_coef=1e-4 (now 0)")
     return changes or ["a smaller optimizer.learning_rate"]

@@ -25,6 +25,7 @@ from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
+from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.training.checkpoint import Checkpoints
 

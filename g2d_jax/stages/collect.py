@@ -25,7 +25,7 @@ from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.rollouts.buffer import read_rounds, together
-from g2d_jax.rollouts.external import external_groups
+from g2d_jax.rollouts.external import external_groups, read_groups
 from g2d_jax.rollouts.generate import Draws, Groups, describe, grouped, sampled_groups
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
@@ -74,6 +74,17 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     session.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
     return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
+
+
+def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for one."""
+    if stage.rollouts == "sample":
+        return alerts.check_positions(session, stage.sampling)
+    if stage.rollouts in ("archive", *session.config.stages):
+        return []
+    _, groups = read_groups(session, stage.rollouts, stage.reward_column)
+    rows = [row.rollout for group in groups.values() for row in group]
+    return alerts.check_positions(session, pairs=[(row.prompt_ids, row.token_ids) for row in rows])
 
 
 def programs(session: Session, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:

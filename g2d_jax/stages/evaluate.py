@@ -21,6 +21,7 @@ from g2d_jax.session.policies import chosen_policy
 from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
 from g2d_jax.stages.held_out import HeldOut, indices_by_task, task_results, write_problems
+from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.study import informativeness, stats
 

@@ -28,6 +28,7 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
+from g2d_jax.stages import alerts
 from g2d_jax.study import stats
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -88,6 +89,11 @@ def sampling_shapes(session: Session, stage: BestCheckpoint | Evaluate) -> Shape
     kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.greedy else [{}]
     params = (stage.sampling.params(session.stop_ids, **changes) for changes in kinds)
     return session.sampling_shapes(stage, session.problem_counts[stage.split], stage.num_generations, *params)
+
+
+def alerts_ahead(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
+    return alerts.check_positions(session, stage.sampling)
 
 
 def programs(

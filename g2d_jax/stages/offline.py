@@ -8,7 +8,7 @@ and its cost is counted apart.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from g2d_jax.rollouts import external_preferences
 from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
+from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.session.problems import order as problem_order
@@ -108,6 +109,18 @@ def _row_length(session: Session, examples: list[Group], batch_size: int) -> int
     size = min(batch_size, SCORED_AT_ONCE)
     firsts = [examples[i : i + size] for i in range(0, min(len(examples), SCORED_AT_ONCE), size)]
     return choose_row_length(session, longest, firsts)
+
+
+def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and a set made elsewhere, whose first pair is shown.
+
+    Raises ValueError as the run would for such a set.
+    """
+    pairs = []
+    if stage.preferences not in session.config.stages:
+        pairs = read(session, stage)
+        _show_pair(session, name, pairs)
+    return positions_exceeded(session, stage, pairs)
 
 
 def programs(session: Session, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
@@ -266,3 +279,13 @@ def score(session: Session, params: Decoder, examples: list[Group], row_length: 
         sides = packed.unpack(session.score_logprobs(params, packed, cost))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(scored)
+
+
+def _show_pair(session: Session, name: str, pairs: Sequence[Preference]) -> None:
+    """Print the first pair of a set that was made elsewhere, as the policy reads it."""
+    pair = pairs[0]
+    lines = [f"{name}: {len(pairs)} pairs of {session.config.stage(name, Offline).preferences}; the first of them:"]
+    for side, ids in (("prompt", pair.prompt_ids), ("chosen", pair.chosen_ids), ("rejected", pair.rejected_ids)):
+        text = shortened(session.tokenizer.decode_raw(ids), 1000)
+        lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
+    session.tracker.say("\n  ".join(lines))

@@ -21,6 +21,7 @@ from g2d_jax.rollouts.external import ExternalBatches, external_batches
 from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
+from g2d_jax.session.problems import train_order
 from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.session.session import Session, StopRun
@@ -80,6 +81,17 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             "generation": buffer.usage(),
             "stop": state.ended or {"rule": "steps"},
         }
+
+
+def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run would for them."""
+    row_shape(session, stage)
+    problems = session.problems["train"]
+    train_order(session.config, problems, name)
+    external = external_batches(session, name, stage)
+    unweighed = [] if external is None else alerts.unweighed(external.without_logprobs, external.rows)
+    scarce = alerts.scarce("online", len(problems), stage.prompts_per_step, stage.steps)
+    return [*unweighed, *scarce, *positions_exceeded(session, stage, external)]
 
 
 def programs(session: Session, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:

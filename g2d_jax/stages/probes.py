@@ -92,11 +92,11 @@ def programs(
         name,
         workload,
         prefix="probe ",
-        viewed=isinstance(stage, Online) and not stage.sampling_weights,  # probes are of the policy as it is
+        viewed=stage.probes_use_sampler_params,
         beside=(state.opt_state, *reference),
         meanwhile=(state, *reference),
     )
-    if isinstance(stage, Online) and not stage.compares:
+    if not stage.probes_compare:
         return
     if not reference:
         yield from reference_programs(session, name, (state,), workload.calls)

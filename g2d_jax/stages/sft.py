@@ -45,6 +45,14 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
         return trainer.finish(counts)
 
 
+def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and examples. Raises ValueError as the run would for them."""
+    encoded, _ = examples(session, name, stage)
+    row_length(session, stage, encoded)
+    scarce = alerts.scarce("sft", len(encoded), stage.batch_size, stage.steps)
+    return [*scarce, *alerts.check_positions(session, pairs=encoded)]
+
+
 def programs(session: Session, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs without its examples, which count as of max_length each whatever `response` is."""
     yield from _programs(session, name, stage, choose_row_length(session, stage.max_length))

@@ -144,8 +144,8 @@ def contents(config: Config) -> dict[str, object]:
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
     """Return the node of a stage; before that of an evaluation of several policies, one for each policy."""
-    stage = config.stages[name]
-    if not isinstance(stage, Evaluate) or len(stage.policies) < 2:
+    stage = config.stages_of(Evaluate).get(name)
+    if stage is None or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]
     parts = []
     for policy in stage.policies:

@@ -251,8 +251,8 @@ def _state(node: Node, folder: epath.Path) -> str:
     manifest = storage.finished(folder)
     if manifest is None:
         return OPEN
-    stage = node.config.stages[node.name]
-    if not isinstance(stage, Online) or stage.stop != "steps":
+    stage = node.config.stages_of(Online).get(node.name)
+    if stage is None or stage.stop != "steps":
         return DONE
     saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]

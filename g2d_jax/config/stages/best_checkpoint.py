@@ -63,9 +63,11 @@ class BestCheckpoint(Stage):
             )
         if not self.steps:
             return
-        if isinstance(source, Online) and source.stop != "steps":
-            raise ValueError(f"steps is {self.steps}, but {self.policy} may end before: leave it at () for all")
-        steps = source.kept_steps() if isinstance(source, Online) else []
+        steps = []
+        if isinstance(source, Online):
+            if source.stop != "steps":
+                raise ValueError(f"steps is {self.steps}, but {self.policy} may end before: leave it at () for all")
+            steps = source.kept_steps()
         unknown = sorted(set(self.steps) - set(steps))
         if unknown:
             listed = ", ".join(map(str, steps)) or "its last step alone: leave steps at ()"

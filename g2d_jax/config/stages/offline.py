@@ -32,6 +32,16 @@ class Offline(DPOLoss, TrainingStage):
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     @property
+    def probes_compare(self) -> bool:
+        """True: its probes are compared with the policy that it starts from."""
+        return True
+
+    @property
+    def probes_use_sampler_params(self) -> bool:
+        """False: the sampler holds no policy between probes."""
+        return False
+
+    @property
     def sampling_of_probes(self) -> Sampling:
         """The settings of its probes."""
         return self.probe_sampling

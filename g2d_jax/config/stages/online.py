@@ -216,6 +216,16 @@ class Online(TrainingStage):
         return (self.sampling,)
 
     @property
+    def probes_compare(self) -> bool:
+        """True if its probes are compared with a reference."""
+        return self.compares
+
+    @property
+    def probes_use_sampler_params(self) -> bool:
+        """True if the sampler holds the policy as it is while probes are drawn."""
+        return not self.sampling_weights
+
+    @property
     def sampling_of_probes(self) -> Sampling:
         """The settings of its probes, those of its rollouts."""
         return self.sampling
