@@ -360,9 +360,9 @@ def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str)
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     profile = [f"config.logging.profile={arguments.profile}"] if arguments.profile else []
     config = _of_a_run(arguments, [*overrides, *profile], f"g2d sweep --config {arguments.config} --workdir DIR")
-    from g2d_jax import dryrun, pipeline
+    from g2d_jax import dryrun, pipeline, run_stages
 
-    pipeline.check(Config.of(config), arguments.until)
+    run_stages.check(Config.of(config), arguments.until)
     if arguments.dry_run:
         dryrun.show(config, resolve(arguments.config), arguments.workdir)
         return

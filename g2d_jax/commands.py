@@ -13,10 +13,11 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, Source, Split, places
+from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
@@ -102,7 +103,7 @@ def opened(
     with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
         if moved:
             tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
-        folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
+        folders = {**plan(config).folders(folder), **stage_folders(folder)}
         session = Session(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
         # What ran already is of use, whatever an earlier version let it begin with.
         session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
@@ -125,7 +126,7 @@ def _on_this_machine(config: Config) -> Config:
 
 def last_policy(config: Config) -> str:
     """Return the last stage that trains, or the selection among its checkpoints: the run's result."""
-    order = pipeline.plan(config).order
+    order = plan(config).order
     trained = [name for name in order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
@@ -251,7 +252,7 @@ def export(
     policy = policy and places.decided(policy, "policy", places.here())
     target, request = epath.Path(output).expanduser(), {"policy": policy, "dtype": dtype, "adapters": adapters}
     limits = settings.base().faults  # the run's own limits are known only once all processes have read them
-    pipeline.check_joined()
+    run_stages.check_joined()
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
         processes.mark("export")

@@ -21,11 +21,11 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.kernels import platform_of
-from g2d_jax.pipeline import check_models, check_packages
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.forms import Form, asked_for, readers
 from g2d_jax.rewards.verify import reading
+from g2d_jax.run_stages import check_models, check_packages
 from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker

@@ -113,8 +113,8 @@ def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planni
     from g2d_jax.plan import target
 
     target.prepare(machine)
-    from g2d_jax import pipeline
+    from g2d_jax import run_stages
     from g2d_jax.plan import planning
 
-    pipeline.check(settings)
+    run_stages.check(settings)
     return planning.Compiler(machine, say)

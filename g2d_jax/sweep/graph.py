@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from etils import epath
 
-from g2d_jax import pipeline
+from g2d_jax import run_stages
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
@@ -77,7 +77,7 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
     for point in studied:
         try:
             config = Config.of(point.config)
-            pipeline.check(config)
+            run_stages.check(config)
             places.require(point.config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error

@@ -25,7 +25,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline
+from g2d_jax import __version__, pipeline, run_stages
 from g2d_jax.config import Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
@@ -56,7 +56,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     studied = points(config)
     # Both raise for what cannot work before anything is written.
     for _, settings, _ in build(studied, _requested_steps(root)).points:
-        pipeline.check_packages(settings)
+        run_stages.check_packages(settings)
     _check_free(root)
     limits = config.faults
     with (
@@ -81,7 +81,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     root = absolute(workdir)
     graph = build(points(config), _requested_steps(root))
     for _, settings, _ in graph.points:
-        pipeline.check_packages(settings)
+        run_stages.check_packages(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
@@ -210,8 +210,8 @@ class _Worker:
                     node.config, folders, tracker, workdir=folder, evaluated=evaluated, contents=contents
                 )
                 kept_inputs.check_hub(self.root, session)
-                pipeline.compile_ahead(session, [node.name])
-                pipeline.run_stage(session, node.name, plan(node.config), again=True)
+                run_stages.compile_ahead(session, [node.name])
+                run_stages.run_stage(session, node.name, plan(node.config), again=True)
             except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
                 if os.environ.get("G2D_TRACEBACK"):
                     raise
