@@ -38,11 +38,18 @@ class Estimate:
 
 
 def estimates(runtime: Runtime) -> Iterator[Estimate]:
-    """Yield the estimate of each stage that computes anything on devices, in the order of the run."""
+    """Yield the estimate of each stage that computes anything on devices, in the order of the run.
+
+    A stage whose arrays cannot be told from its settings is left out.
+    """
     here = runtime.mesh.size // meshes.processes(runtime.mesh)
     for name in plan(runtime.config).order:
         stage = runtime.config.stages[name]
-        programs = list(STAGES[stage.kind].programs(runtime, name, stage))
+        try:
+            programs = list(STAGES[stage.kind].programs(runtime, name, stage))
+        except ValueError:
+            # The longest pair that settings allow fits no row; those that will be there may.
+            continue
         if not programs:
             continue
         fullest = max(programs, key=lambda program: _size(runtime, program))
