@@ -38,11 +38,18 @@ class Estimate:
 
 
 def estimates(session: Session) -> Iterator[Estimate]:
-    """Yield the estimate of each stage that computes anything on devices, in the order of the run."""
+    """Yield the estimate of each stage that computes anything on devices, in the order of the run.
+
+    A stage whose arrays cannot be told from its settings is left out.
+    """
     here = session.mesh.size // meshes.processes(session.mesh)
     for name in plan(session.config).order:
         stage = session.config.stages[name]
-        programs = list(stage_modules.of_kind(stage.kind).programs(session, name, stage))
+        try:
+            programs = list(stage_modules.of_kind(stage.kind).programs(session, name, stage))
+        except ValueError:
+            # The longest pair that settings allow fits no row; those that will be there may.
+            continue
         if not programs:
             continue
         fullest = max(programs, key=lambda program: _size(session, program))

@@ -24,7 +24,7 @@ from g2d_jax.contents import Content
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
 from g2d_jax.data.stops import Decode
-from g2d_jax.data.template import Fault, TemplateSettings, refuse
+from g2d_jax.data.template import Fault, TemplateSettings, check_typed, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import decoder, hf, reward_model
 from g2d_jax.models.config import ModelConfig
@@ -151,7 +151,12 @@ class Session:
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
         """The tokenizer with its templates."""
-        return open_tokenizer(self.config.tokenizer, self.config.model, self.fault)
+        settings = self.config.tokenizer
+        for name in ("prompt_template", "system"):
+            warning = check_typed(f"tokenizer.{name}", getattr(settings, name) or "")
+            if warning:
+                self.say_once(warning)
+        return open_tokenizer(settings, self.config.model, self.fault)
 
     @cached_property
     def positions(self) -> int | None:

@@ -292,8 +292,8 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
 def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():
     compute = objectives.Compute(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     ratios = {"epsilon": 0.2, "epsilon_high": 4.0, "importance_sampling_level": "token", "importance_cap": 0.0}
-    expected = objectives.grpo(compute, temperature=1.0, beta=0.0, **ratios, entropy_coef=0.0, cispo=True)  # kept once
-    assert online.objective_of(compute, Online(loss_type="cispo", epsilon_high=4.0)) is expected
+    expected = objectives.grpo(compute, temperature=1.0, beta=0.0, **ratios, entropy_coef=0.0, cispo=True)
+    assert online.objective_of(compute, Online(loss_type="cispo", epsilon_high=4.0)) == expected
     simpo = OnlineDPO(loss_type="simpo", beta=2.0)
     assert [Online(loss=loss, dpo=simpo).compares for loss in ("dpo", "group_dpo")] == [False, False]
     with pytest.raises(ValueError, match="the loss has no reference"):
