@@ -47,7 +47,7 @@ class Code(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is shown."""
+        """The value as indented JSON, shortened."""
         return shorten(json.dumps(plain(self.value), indent=2, ensure_ascii=False), 200_000)
 
 
@@ -121,7 +121,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """Neighbours of one kind together: figures stand in a grid."""
+    """Group neighbours of one kind: figures stand in a grid."""
     return [(kind, list(group)) for kind, group in itertools.groupby(parts, key=_kind)]
 
 
@@ -138,10 +138,12 @@ def _fitting(listing: Listing) -> list[Markup]:
 
 def html(report: Report) -> str:
     """Write the page. The script stands on it only where there is a list to filter."""
-    listed = any(isinstance(part, Listing) for section in report.sections for part in section.shown)
-    script = SCRIPT if listed else ""
+    shown = itertools.chain.from_iterable(section.shown for section in report.sections)
     policy = f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src {_digest(script)}" if script else ""
+    script = ""
+    if any(isinstance(part, Listing) for part in shown):
+        script = SCRIPT
+        policy += f"; script-src {_digest(script)}"
     fixed = {"style": Markup(STYLE), "script": Markup(script), "policy": Markup(policy), "levels": LEVELS}
     return _environment().get_template("page.html.j2").render(report=report, **fixed)
 
@@ -169,9 +171,11 @@ def check_output(output: PathLike, files: Sequence[str], what: str) -> epath.Pat
     what: these files together, for the message.
     """
     folder = absolute(output)
-    if folder.exists() and not folder.is_dir():
+    if not folder.exists():
+        return folder
+    if not folder.is_dir():
         raise ValueError(f"{folder} is a file: give --output a folder")
-    others = sorted(child.name for child in folder.iterdir() if child.name not in files) if folder.exists() else []
+    others = sorted(child.name for child in folder.iterdir() if child.name not in files)
     if others:
         raise ValueError(f"{folder} holds other things than {what} ({others[0]}): choose another --output")
     return folder
@@ -186,9 +190,9 @@ def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: b
     for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
         paths.append(folder / f"{name}.{form}")
         write_bytes(paths[-1], content.encode())
-    charts = [part for section in report.sections for part in section.parts if isinstance(part, Chart)]
-    for chart in charts if figures else ():
-        stem = re.sub(r"[^\w.-]+", "-", f"{name}-{chart.name}")
-        write_bytes(folder / "figures" / f"{stem}.svg", chart.file("svg"))
-        write_bytes(folder / "figures" / f"{stem}.pdf", chart.file("pdf"))
-    return [str(path) for path in paths]
+    for part in itertools.chain.from_iterable(section.parts for section in report.sections):
+        if figures and isinstance(part, Chart):
+            stem = re.sub(r"[^\w.-]+", "-", f"{name}-{part.name}")
+            write_bytes(folder / "figures" / f"{stem}.svg", part.file("svg"))
+            write_bytes(folder / "figures" / f"{stem}.pdf", part.file("pdf"))
+    return list(map(str, paths))
