@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,11 @@ class Plan:
     def misfits(self) -> list[Entry]:
         """The programs that need more memory than the device has."""
         return [entry for entry in self.entries if not entry.fits(self.topology.device)]
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that are planned, in their order."""
+        return list(dict.fromkeys(entry.program.stage for entry in self.entries))
 
 
 class Compiler:
@@ -175,7 +181,7 @@ def make(
     with planned(config, compiler, prompt) as session:
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))
-        entries = [entry for stage_programs in programs for entry in compiler.entries(stage_programs)]
+        entries = list(itertools.chain.from_iterable(map(compiler.entries, programs)))
         ways = session.sampling_mesh.size // session.sampling_mesh.shape["data"]
         mesh, mean = dict(session.mesh.shape), session.mean_prompt
         return Plan(compiler.topology, config, session.model_config, mesh, ways, entries, mean)
