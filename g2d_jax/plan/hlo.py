@@ -287,8 +287,7 @@ def _groups(rest: str) -> list[list[int]]:
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]+?\})\}", rest):
         return list(map(_integers, re.findall(r"\{([\d,]+)\}", listed[1])))
     if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", rest):
-        groups: list[list[int]] = _iota(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2])).tolist()
-        return groups
+        return list(_iota(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2])).tolist())
     if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\]([^{]*?)\{([^}]*)\}", rest):
         return _mesh_groups(*named.groups())
     raise ValueError(f"no device groups found in this collective: {rest[:300]}")

@@ -178,7 +178,7 @@ class Autopsy:
         scored = ~np.isnan(means)
         pairs = [pairs_of(0, g[0].rollout.problem_id, 0, g, PAIRS, verifiable=self.verifiable) for g in groups]
         figures = {**informativeness.summary(groups), "pairs": float(sum(map(len, pairs)))}
-        figures |= {"reward_mean": math.nan, "reward_std": math.nan}
+        figures["reward_mean"] = figures["reward_std"] = math.nan
         if scored.any():
             figures["reward_mean"] = float(means[scored].mean())
             figures["reward_std"] = float(np.sqrt(variances[scored]).mean())
@@ -192,8 +192,8 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
     """
     drawn: dict[int, dict[str, list[_Response]]] = {}
     contents: dict[int, set[tuple[str, str]]] = {}  # of each step, by which repeated ones are known
-    rewards: set[float] = set()
-    lengths: set[str] = set()
+    rewards = set()
+    lengths = set()
     lacking = {"distinct_answers"}
     as_text, rendered = True, False
     for row in read_dump(paths, reward):
@@ -218,19 +218,20 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
         lacking |= {name for name in MEASURES if "length" in name}
     above = sum(rewards) / 2 if len(rewards) == 2 else Reward().correct_above
     score = partial(_score, above=above if len(rewards) <= 2 else None)
-    first: dict[frozenset[tuple[str, str]], int] = {}
-    for step in sorted(drawn):
-        first.setdefault(frozenset(contents[step]), step)
     steps = {}
-    for step in first.values():
-        steps[step] = [list(map(score, group)) for group in drawn[step].values()]
+    seen = set()
+    for step in sorted(drawn):
+        content = frozenset(contents[step])
+        if content not in seen:
+            seen.add(content)
+            steps[step] = [list(map(score, group)) for group in drawn[step].values()]
     return Autopsy(
         steps=steps,
         verifiable=len(rewards) <= 2,
         above=above,
         unit=" or ".join(sorted(lengths)),
         unknown=frozenset(lacking),
-        repeated=sorted(drawn.keys() - first.values()),
+        repeated=sorted(drawn.keys() - steps.keys()),
         as_text=as_text,
         rendered=rendered,
     )
@@ -374,12 +375,17 @@ def write_autopsy(
             if row.step is not None and first <= row.step <= last and row.step not in autopsy.repeated:
                 lines.append(f"{json.dumps(raw.values, default=str)}\n")
     write_bytes(rollouts, "".join(lines).encode())
+    required = ["POLICY"]
+    problems = "not needed, the dump has them"
+    if autopsy.rendered:
+        required.append("PROBLEMS")
+        problems = "prompts of the dump are looked up there"
     text = CONFIG.format(
         span=span(first, last),
         policy=places.decided(policy, "model", places.here()),
         step=autopsy.checkpoint,
-        problems="prompts of the dump are looked up there" if autopsy.rendered else "not needed, the dump has them",
-        required=("POLICY", "PROBLEMS") if autopsy.rendered else ("POLICY",),
+        problems=problems,
+        required=tuple(required),
         chat=False if autopsy.as_text else None,
         verifiable=autopsy.verifiable,
         above=autopsy.above,

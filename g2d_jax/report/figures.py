@@ -37,19 +37,34 @@ _VARIABLES = {colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "sof
 _DROPPED = {"svg": ("width", "height"), "g": ("id",)}
 _DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _STYLE: dict[Any, Any] = {
-    **{"svg.hashsalt": "g2d", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False},
-    **{"font.size": 8, "axes.titlesize": 8, "text.color": INK, "axes.labelcolor": INK, "lines.linewidth": 1.4},
-    **{"xtick.color": INK, "ytick.color": INK, "xtick.bottom": False, "ytick.left": False, "savefig.transparent": True},
-    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID, "axes.axisbelow": True, "axes.edgecolor": GRID},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False},
-    **{
-        "axes.formatter.useoffset": False,
-        "axes.formatter.limits": (-6, 7),
-        "legend.frameon": False,
-        "legend.fontsize": 7,
-        "legend.handlelength": 1.8,
-        "lines.markersize": 3.5,
-    },
+    "svg.hashsalt": "g2d",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "lines.linewidth": 1.4,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "savefig.transparent": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID,
+    "axes.axisbelow": True,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-6, 7),
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "legend.handlelength": 1.8,
+    "lines.markersize": 3.5,
 }
 
 
@@ -160,9 +175,10 @@ def curves(
     share: whether the panels have one y axis. x_title: what the x axis has in place of steps.
     """
     names = list(dict.fromkeys(itertools.chain.from_iterable(panels.values())))
-    values: dict[tuple[str, str], NDArray[np.float64]] = {}
+    values = {}
     for panel, lines in panels.items():
-        values |= {(panel, series): _drawable(ys) for series, (_, ys) in lines.items()}
+        for series, (_, ys) in lines.items():
+            values[panel, series] = _drawable(ys)
     total = sum(map(len, values.values()))
     missing = sum(int(np.isnan(line).sum()) for line in values.values())
     if missing == total:
@@ -229,7 +245,7 @@ def points(
     On the axis points crowd less near zero, and lines, straight in the numbers as interpolation is, bend.
     joined: series that a line joins. written: numbers on the x axis as text.
     """
-    drawn: dict[str, list[Point]] = {}
+    drawn = {}
     for key, points in series.items():
         drawn[key] = [p for p in points if abs(p.x) < 1e300 and abs(p.y) < 1e300]
     every = list(itertools.chain.from_iterable(drawn.values()))

@@ -115,8 +115,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"shown": shown, "visible": visible, "on_one_line": on_one_line, "shorten": shorten}
-    environment.filters |= {"fitting": _fitting, "grouped": _grouped, "kind": _kind}
+    environment.filters.update(shown=shown, visible=visible, on_one_line=on_one_line, shorten=shorten)
+    environment.filters.update(fitting=_fitting, grouped=_grouped, kind=_kind)
     return environment
 
 
@@ -144,8 +144,9 @@ def html(report: Report) -> str:
     if any(isinstance(part, Listing) for part in shown):
         script = SCRIPT
         policy += f"; script-src {_digest(script)}"
+    template = _environment().get_template("page.html.j2")
     fixed = {"style": Markup(STYLE), "script": Markup(script), "policy": Markup(policy), "levels": LEVELS}
-    return _environment().get_template("page.html.j2").render(report=report, **fixed)
+    return template.render(report=report, **fixed)
 
 
 def _digest(source: str) -> str:
@@ -188,11 +189,12 @@ def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: b
     """
     paths = []
     for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
-        paths.append(folder / f"{name}.{form}")
-        write_bytes(paths[-1], content.encode())
+        path = folder / f"{name}.{form}"
+        write_bytes(path, content.encode())
+        paths.append(str(path))
     for part in itertools.chain.from_iterable(section.parts for section in report.sections):
         if figures and isinstance(part, Chart):
             stem = re.sub(r"[^\w.-]+", "-", f"{name}-{part.name}")
             write_bytes(folder / "figures" / f"{stem}.svg", part.file("svg"))
             write_bytes(folder / "figures" / f"{stem}.pdf", part.file("pdf"))
-    return list(map(str, paths))
+    return paths

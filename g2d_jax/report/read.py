@@ -680,7 +680,7 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
         raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}")
     plan = read_json(root / PLANS / f"{name}.json")
     answers = functools.cache(read_answers)
-    left_out: dict[str, str] = {}
+    left_out = {}
     arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
     for point in plan["points"]:
         run = read_run(root / "points" / name / point["label"], answers, rates)
@@ -787,9 +787,9 @@ def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", 
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
-    chosen: list[tuple[Side, str]] = []
-    left_out: dict[str, str] = {}
-    files: set[epath.Path] = set()
+    chosen = []
+    left_out = {}
+    files = set()
     for side in sides:
         names = list(side.stage.policies)
         if policies == "ends":

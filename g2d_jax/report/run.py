@@ -23,26 +23,30 @@ from g2d_jax.study.stats import t_quantile
 
 COLUMNS = ("stage", "policy", "measure", "value")
 
-CURVES: Mapping[str, tuple[tuple[str, ...], bool]] = {
-    "Reward": (("reward", "accuracy"), True),
-    "Token entropy, nats": (("entropy",), True),
+CURVES: Mapping[str, tuple[str, ...]] = {
+    "Reward": ("reward", "accuracy"),
+    "Token entropy, nats": ("entropy",),
     "Completion length, tokens": (
-        ("completions/mean_length", "completions/mean_length_correct", "completions/mean_length_incorrect"),
-        True,
+        "completions/mean_length",
+        "completions/mean_length_correct",
+        "completions/mean_length_incorrect",
     ),
-    "KL divergence from the reference, nats": (("kl",), True),
-    "Spread of reward within groups": (("reward_std",), True),
-    "Share of groups without signal": (("frac_reward_zero_std",), True),
-    "Share of completions cut at the limit": (("completions/clipped_ratio",), True),
-    "Length in pairs, tokens": (("pairs/chosen_length", "pairs/rejected_length"), True),
-    "Implicit rewards": (("rewards/chosen", "rewards/rejected", "rewards/margins"), True),
-    "Share of pairs ranked correctly": (("rewards/accuracies",), True),
-    "Log-probability of completions, nats": (("logps/chosen", "logps/rejected"), True),
-    "Loss": (("loss",), False),
-    "Gradient norm": (("grad_norm",), True),
-    "Learning rate": (("learning_rate",), False),
+    "KL divergence from the reference, nats": ("kl",),
+    "Spread of reward within groups": ("reward_std",),
+    "Share of groups without signal": ("frac_reward_zero_std",),
+    "Share of completions cut at the limit": ("completions/clipped_ratio",),
+    "Length in pairs, tokens": ("pairs/chosen_length", "pairs/rejected_length"),
+    "Implicit rewards": ("rewards/chosen", "rewards/rejected", "rewards/margins"),
+    "Share of pairs ranked correctly": ("rewards/accuracies",),
+    "Log-probability of completions, nats": ("logps/chosen", "logps/rejected"),
+    "Loss": ("loss",),
+    "Gradient norm": ("grad_norm",),
+    "Learning rate": ("learning_rate",),
 }
-"""Title of a figure -> metrics, and whether those of several stages have one y axis. Other metrics fold."""
+"""Title of a figure -> its metrics. Other metrics fold."""
+
+OWN_AXES = ("Loss", "Learning rate")
+"""Titles of figures in which each stage has a y axis of its own."""
 
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
@@ -84,21 +88,25 @@ MEANINGS = (
     "(over tokens) and length (over completions, in tokens)."
 )
 
-PAIR_MEASURES: Mapping[str, tuple[tuple[str, ...], Written]] = {
-    "gap in log-prob, chosen − rejected, nats": (("before", "after", "gap_mean"), fmt.fixed(2)),
-    "its median": (("before", "after", "gap_p50"), fmt.fixed(2)),
-    "its lowest tenth, below": (("before", "after", "gap_p10"), fmt.fixed(2)),
-    "its highest tenth, above": (("before", "after", "gap_p90"), fmt.fixed(2)),
-    "gap per token, nats": (("before", "after", "gap_per_token"), fmt.fixed(3)),
-    "pairs ranked right %": (("before", "after", "frac_ranked"), fmt.percent),
-    "length, chosen": (("before", "", "chosen_length"), fmt.fixed(1)),
-    "length, rejected": (("before", "", "rejected_length"), fmt.fixed(1)),
-    "implicit reward, chosen": (("", "margins", "chosen_mean"), fmt.fixed(2)),
-    "implicit reward, rejected": (("", "margins", "rejected_mean"), fmt.fixed(2)),
-    "implicit margin": (("", "margins", "margin_mean"), fmt.fixed(2)),
-    "margins right %": (("", "margins", "accuracy"), fmt.percent),
+BOTH = ("before", "after")
+BEFORE = ("before", "")
+AFTER = ("", "margins")
+PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
+    "gap in log-prob, chosen − rejected, nats": (BOTH, "gap_mean", fmt.fixed(2)),
+    "its median": (BOTH, "gap_p50", fmt.fixed(2)),
+    "its lowest tenth, below": (BOTH, "gap_p10", fmt.fixed(2)),
+    "its highest tenth, above": (BOTH, "gap_p90", fmt.fixed(2)),
+    "gap per token, nats": (BOTH, "gap_per_token", fmt.fixed(3)),
+    "pairs ranked right %": (BOTH, "frac_ranked", fmt.percent),
+    "length, chosen": (BEFORE, "chosen_length", fmt.fixed(1)),
+    "length, rejected": (BEFORE, "rejected_length", fmt.fixed(1)),
+    "implicit reward, chosen": (AFTER, "chosen_mean", fmt.fixed(2)),
+    "implicit reward, rejected": (AFTER, "rejected_mean", fmt.fixed(2)),
+    "implicit margin": (AFTER, "margin_mean", fmt.fixed(2)),
+    "margins right %": (AFTER, "accuracy", fmt.percent),
 }
-"""Measure of an offline stage's pairs -> where its result has it before and after training, and its numbers as text."""
+"""Measure of an offline stage's pairs -> parts of its result that have it before and after training ("": none has), its
+name there, and its numbers as text."""
 
 
 def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
@@ -134,7 +142,8 @@ def report(run: Run) -> Report:
     manifests = list(run.manifests.values())
     pairs = itertools.chain.from_iterable(map(_pairs, run.stages.values()))
     compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
-    settings = {"Configuration (config.json)": run.config, "Environment (environment.json)": run.environment}
+    config = Code("Configuration (config.json)", run.config)
+    environment = Code("Environment (environment.json)", run.environment)
     return short._replace(
         sections=[
             results,
@@ -143,7 +152,7 @@ def report(run: Run) -> Report:
             Section("informativeness", "Informativeness", list(_informativeness(run))),
             Section("pairs", "Preference pairs", list(pairs)),
             Section("browser", "Browser", browser(run)),
-            Section("settings", "Settings", [Code(title, values) for title, values in settings.items()]),
+            Section("settings", "Settings", [config, environment]),
         ],
     )
 
@@ -219,12 +228,14 @@ def _step(before: Manifest, after: Manifest, reached: str, difference: float, er
 def _greedily(evaluation: Manifest) -> str:
     """State the result of greedy answers, which a lower temperature does not change; "" where none were compared."""
     compared = steps(evaluation, "greedy")
-    if not compared or any(math.isnan(difference) for _, _, difference, _ in compared):
+    if not compared:
         return ""
-    reached = [f"{fmt.percent(number(policy, 'greedy'))} %" for policy in policies(evaluation)]
-    changes = [fmt.change(difference, error) for _, _, difference, error in compared]
-    later = (f", then {after} ({change})" for after, change in zip(reached[1:], changes, strict=True))
-    return f" Decoded greedily: {reached[0]}{''.join(later)}."
+    text = f" Decoded greedily: {fmt.percent(number(compared[0][0], 'greedy'))} %"
+    for _, after, difference, error in compared:
+        if math.isnan(difference):
+            return ""
+        text += f", then {fmt.percent(number(after, 'greedy'))} % ({fmt.change(difference, error)})"
+    return f"{text}."
 
 
 def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
@@ -257,7 +268,7 @@ def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
     ks = tables.pass_at_ks(ordered)
     if len(ks) <= 1:
         return None
-    lines: dict[str, tuple[list[int], list[float]]] = {}
+    lines = {}
     for policy in ordered:
         lines[policy_name(policy)] = ks, [100 * number(policy, "pass_at", str(k)) for k in ks]
     note = "Chance that one of k answers is right: the unbiased estimator."
@@ -273,11 +284,11 @@ def _training(run: Run) -> Iterator[Part | None]:
     }
     yield tables.counts_table("What training did", counts)
     logged = logged_metrics(run)
-    charts = [_curves(logged, title, names, share) for title, (names, share) in CURVES.items()]
+    charts = [_curves(logged, title, names, title not in OWN_AXES) for title, names in CURVES.items()]
     if any(charts):
         yield Note(TRAINING_NOTE)
     yield from charts
-    drawn = set[str]().union(*(names for names, _ in CURVES.values()))
+    drawn = set(itertools.chain.from_iterable(CURVES.values()))
     there = {name for _, name in itertools.chain.from_iterable(logged.values())}
     families: dict[str, list[str]] = {}
     for name in sorted(there - drawn):
@@ -369,7 +380,7 @@ def _pairs(stage: Stage) -> Iterator[Part | None]:
         yield Code(f"How {stage.name} made its pairs (preferences/_manifest.json)", provenance)
     if stage.kind == OFFLINE:
         rows = []
-        for name, ((before, after, key), written) in PAIR_MEASURES.items():
+        for name, ((before, after), key, written) in PAIR_MEASURES.items():
             start = number(stage.manifest, "result", before, key)
             end = number(stage.manifest, "result", after, key)
             row = {"measure": name, "before": written(start), "after": written(end)}

@@ -7,7 +7,6 @@ What the script compares stands in attributes as numbers and verdicts; model tex
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,8 +28,17 @@ LENGTH = 4000
 """Characters of a text without colours."""
 
 _ROLLOUT = (
-    *("problem_id", "visit", "sample", "policy", "token_ids", "text", "logprobs"),
-    *("reward", "verdict", "answer", "stop_reason"),
+    "problem_id",
+    "visit",
+    "sample",
+    "policy",
+    "token_ids",
+    "text",
+    "logprobs",
+    "reward",
+    "verdict",
+    "answer",
+    "stop_reason",
 )
 _PAIRS = (
     "problem_id",
@@ -90,9 +98,10 @@ class Listing(NamedTuple):
     @property
     def verdicts(self) -> list[str]:
         """The verdicts that occur."""
-        cells = itertools.chain.from_iterable(row.cells for row in self.rows)
-        samples = itertools.chain.from_iterable(cell.samples for cell in cells)
-        there = {sample.verdict for sample in samples}
+        there: set[str] = set()
+        for row in self.rows:
+            for cell in row.cells:
+                there.update(sample.verdict for sample in cell.samples)
         return [verdict.value for verdict in Verdict if verdict.value in there]
 
 

@@ -105,8 +105,7 @@ def write_study(
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
-    arms = [row for _, row in paired.spectrum(study)]
-    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", arms)
+    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", [row for _, row in paired.spectrum(study)])
     costs = [*(frontier_chart(study, measure) for measure in FRONTIERS), details(study)]
     elsewhere = []
     if study.rates is not None:
@@ -235,7 +234,7 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
 def results(study: Study) -> Table:
     """Show every row of the study: offline training after K online steps first, then online training alone."""
     arms = paired.spectrum(study)
-    start = paired.start_of([row for _, row in arms]) if arms else None
+    start = paired.start_of([row for _, row in arms])
     rows = [(Group(start.name, {}, [start]), start)] if start else []
     rows += grouped_rows(study.offline)
     rows += arms or grouped_rows(study.baselines)
@@ -252,7 +251,7 @@ def results(study: Study) -> Table:
         policy = row.policies[0]
         lines.append(
             {
-                "policy": f"{row.name} (best on dev)" if row in best else row.name,
+                "policy": f"{row.name}{' (best on dev)' * (row in best)}",
                 "K": f"{row.steps:g}",
                 "s": str(paired.sync_every(policy) or "∞") if arms and policy.kind == ONLINE else UNKNOWN,
                 "loss": (arms and paired.loss_of(policy)) or UNKNOWN,
@@ -350,7 +349,7 @@ def headline(study: Study) -> str:
     arms = paired.spectrum(study)
     if arms and not study.offline:
         return _span([row for _, row in arms])
-    answers: list[str] = []
+    answers = []
     undecided: list[Row] = []
     for what, rows in _questions(study):
         row = paired.chosen(rows)
@@ -383,15 +382,15 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
     every = rows_of((*study.groups, *study.warmups))
     best = max((other for other in every if {*other.seeds} >= {*row.seeds}), key=lambda other: other.accuracy.mean)
     lost = paired.difference(row, best)
-    spent, its = row.costs["flops"], best.costs["flops"]
+    spent, most = row.costs["flops"], best.costs["flops"]
     if best is row or lost is None:
         text += f", more than all others, for {flops(spent)}"
     else:
         interval = fmt.interval(lost, "+").partition(" ")[2]
         text += f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
         text += f", for {flops(spent)}"
-        if its and not math.isnan(spent / its):
-            text += f" or {100 * spent / its:.0f} % of its compute"
+        if most and not math.isnan(spent / most):
+            text += f" or {100 * spent / most:.0f} % of its compute"
     if row.gain is not None:
         text += f"; its last training added {fmt.interval(row.gain, '+')} points"
     baseline = paired.best_at(study, row)
@@ -438,7 +437,7 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     """
     name, written = COSTS[measure]
     series: dict[str, list[Point]] = {}
-    joined: set[str] = set()
+    joined = set()
     for group in (*study.offline, *study.baselines):
         line = group.name
         labels = [f"{row.steps:g}" for row in group.rows]
@@ -558,8 +557,9 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
     if row.split != "dev":
         yield "dev", "accuracy/mean", row.dev
-    intervals = {"accuracy": row.accuracy, "gain": row.gain, "offline_gain": row.gain if group.is_offline else None}
+    intervals = {"accuracy": row.accuracy, "gain": row.gain}
     if group.is_offline:
+        intervals["offline_gain"] = row.gain
         measures = ["flops"] if study.rates is None else ["flops", "hours"]
         for measure, baseline in itertools.product(measures, study.baselines):
             intervals[f"advantage/{baseline.name}/{measure}"] = paired.advantage(row, baseline, measure)

@@ -199,7 +199,7 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
     largest = max(pass_at_ks(ordered), default=1)
     sampled = gains(evaluation)
     greedy = gains(evaluation, "greedy")
-    rows: list[dict[str, str]] = []
+    rows = []
     for policy, makers in zip(ordered, _makers(ordered, stage_manifests), strict=True):
         row = {"policy": policy_name(policy)}
         if has_accuracy(evaluation):
@@ -301,7 +301,7 @@ def verdicts_table(evaluation: Manifest) -> Table:
 def paired_table(evaluation: Manifest) -> Table:
     """Build the paired differences that the result lacks: those of policies that do not follow each other."""
     stepwise = {(before["name"], after["name"]) for before, after, *_ in steps(evaluation)}
-    rows: list[dict[str, str]] = []
+    rows = []
     for kind in ((), ("greedy",)):
         for (before, after), (difference, error) in differences(evaluation, *kind).items():
             if not math.isnan(difference) and (before, after) not in stepwise:
