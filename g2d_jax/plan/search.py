@@ -149,12 +149,12 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
         if optimizer.kind == "adamw" and optimizer.moment_dtype == "float32"
     ]
     adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
-    found = [moments]
-    if trained:
-        found.append(adapters)
-    if trained and codes:
-        found.append([*adapters, *codes])
-    return list(filter(None, found))
+    if not trained:
+        return []
+    beside = [moments, adapters]
+    if codes:
+        beside.append([*adapters, *codes])
+    return list(filter(None, beside))
 
 
 def search_savings(config: ConfigDict, compiler: Compiler, *, stages: Sequence[str] = ()) -> list[str]:

@@ -142,8 +142,10 @@ def report(run: Run) -> Report:
     manifests = list(run.manifests.values())
     pairs = itertools.chain.from_iterable(map(_pairs, run.stages.values()))
     compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
-    config = Code("Configuration (config.json)", run.config)
-    environment = Code("Environment (environment.json)", run.environment)
+    settings = [
+        Code("Configuration (config.json)", run.config),
+        Code("Environment (environment.json)", run.environment),
+    ]
     return short._replace(
         sections=[
             results,
@@ -152,7 +154,7 @@ def report(run: Run) -> Report:
             Section("informativeness", "Informativeness", list(_informativeness(run))),
             Section("pairs", "Preference pairs", list(pairs)),
             Section("browser", "Browser", browser(run)),
-            Section("settings", "Settings", [config, environment]),
+            Section("settings", "Settings", settings),
         ],
     )
 
