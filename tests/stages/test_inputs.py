@@ -392,7 +392,7 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(plac
     """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
     config, workdir = reading(place), tmp_path / "work"
     config.tokenizer.chat = False
-    pipeline.claim(Config.of(config), epath.Path(workdir))
+    claim(Config.of(config), epath.Path(workdir))
     for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
         storage.finish(folder, {"kind": "any", "seconds": 0})
     pipeline.run(config, workdir, until="evaluate")
