@@ -295,7 +295,9 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         runtime.tracker.log(name, 0, goodput(fields), kind="goodput")
     runtime.tracker.flush()
     processes.on_leader(lambda: storage.finish(folder, manifest))
-    runtime.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s; memory: {held / memory.GIB:.1f} GiB at most")
+    runtime.tracker.say(
+        f"{name}: done in {manifest['seconds']:.0f} s; host memory: {held / memory.GIB:.1f} GiB at most"
+    )
     return storage.finished(folder) or manifest
 
 
