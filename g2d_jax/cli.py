@@ -601,12 +601,12 @@ def _run_status(workdir: epath.Path) -> None:
         steps = str(getattr(config.stages[name], "steps", ""))
         rows.append([name, config.stages[name].kind, state, steps, seconds, gib])
     screen = Screen()
-    screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds", "memory, GiB"], rows)
+    screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds", "host memory, GiB"], rows)
     _say_remarks(screen, remarks)
     if owner:
         process = holder_here(workdir)
         held = None if process is None else memory.held(process)
-        beside = "" if held is None else f", with {held / memory.GIB:.1f} GiB of memory, its children's too"
+        beside = "" if held is None else f", with {held / memory.GIB:.1f} GiB of host memory, its children's too"
         screen.say(f"{owner} works on it now{beside}")
     elif not is_point and any(row[2] != "done" for row in rows):
         screen.say(f"no process works on it: {processes.AGAIN}")

@@ -303,6 +303,7 @@ def _write_texts(session: Session, policy: str, folder: epath.Path, adapters: bo
 def _add_note(session: Session, folder: epath.Path, text: str) -> None:
     """Add the note on the tokenizer, if there is one, to the model card, and show it."""
     if note := _tokenizer_note(folder):
+        text = text.replace("AutoTokenizer", "PreTrainedTokenizerFast")  # in the code that it shows
         storage.write_bytes(folder / "README.md", (text + note).encode())
         session.tracker.say(note.strip())
 

@@ -121,8 +121,9 @@ def _show_memory(session: Session) -> None:
         return  # whose own `g2d plan` knows by compiling
     found, most = list(host_memory.estimates(session)), memory.limit()
     rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
-    there = "" if most is None else f", of {most / memory.GIB:.1f} GiB here"
-    session.tracker.table(f"memory, estimated{there}", ["stage", "fullest program", "GiB"], rows)
+    session.tracker.table("host memory, estimated", ["stage", "fullest program", "GiB"], rows)
+    if most is not None:
+        session.tracker.say(f"this machine has {most / memory.GIB:.1f} GiB")
     largest = max((estimate.size for estimate in found), default=0)
     if most is not None and largest > most:
         session.tracker.say(

@@ -235,7 +235,9 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         session.tracker.log(name, 0, goodput(fields), kind="goodput")
     session.tracker.flush()
     processes.on_leader(lambda: storage.finish(folder, manifest))
-    session.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s; memory: {held / memory.GIB:.1f} GiB at most")
+    session.tracker.say(
+        f"{name}: done in {manifest['seconds']:.0f} s; host memory: {held / memory.GIB:.1f} GiB at most"
+    )
     return storage.finished(folder) or manifest
 
 

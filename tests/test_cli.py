@@ -834,6 +834,10 @@ def test_export_loads_in_transformers_with_the_same_logits(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
     check_card(card)
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("path/to/this", "model")
+    made: dict[str, object] = {}
+    exec(code, made)
+    assert made["ids"] == ours.encode_prompt("1+1=?").tolist()
     asked = {"temperature": 0.7, "top_k": 20, "do_sample": True, "custom_generate": "org/code"}  # as an owner may write
     place = tmp_path / "model" / "generation_config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | asked))

@@ -132,10 +132,10 @@ class Template:
         self._tried: set[tuple[str, ...]] = set()  # roles of conversations that the template is known to write whole
         self.own: str = _chat_template(tokenizer) if self.is_chat else ""
         self.source: str = _at_midnight(self.own, settings.date)
-        self.pinned: str = pin(self.source, settings) if self.is_chat else ""
+        self.pinned: str = ""
         self.inserted: str = ""
-        if self.is_chat and settings.system is None:
-            self._take_out_inserted_block()
+        if self.is_chat:
+            self._pin()
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages of a prompt: with the prompt template and the system message of the settings, if any."""
@@ -170,20 +170,36 @@ class Template:
 
     def differences(self) -> list[str]:
         """Say where `pinned` writes something else than the tokenizer's own template, a sentence each."""
+        if not self.is_chat:
+            return []
+        asked = (_user(_USER),)
+        with_system = ({"role": "system", "content": _SYSTEM}, *asked)
+        if all(self._is_same(messages) for messages in (asked, with_system)):
+            return []
         system = self.settings.system
+        named = _variables(self.settings)
         said = []
         if self.inserted:
             said.append(
                 f"Without a system message it writes none, where the model's own writes {self.inserted!r:.300}."
             )
-        elif self.is_chat and system not in (None, DEFAULT_SYSTEM):
+        elif system not in (None, DEFAULT_SYSTEM):
             said.append(f"Without a system message it writes the one of the training: {system!r:.300}.")
-        named = _variables(self.settings)
         if "strftime_now" in self.own or "date_string" in self.own:
-            said.append(f"Today is {named['date_string']}.")
+            said.append(f"Where it writes today's date it writes {named['date_string']}.")
         if "enable_thinking" in self.own and "enable_thinking" in named:
             said.append(f"Unless the caller names it, enable_thinking is {_literal(named['enable_thinking'])}.")
-        return said
+        return said or ["It writes one BOS, where the model's own writes two."]
+
+    def _is_same(self, messages: tuple[Message, ...]) -> bool:
+        """Tell whether the pinned template renders a conversation as the tokenizer's own does, errors included."""
+        texts = []
+        for source in (self.own, self.pinned):
+            try:
+                texts.append(self._run(messages, True, source))
+            except ValueError:
+                texts.append("")
+        return texts[0] == texts[1]
 
     def turn_end(self) -> str:
         """Return what the chat template writes after an assistant's message; "" without chat."""
@@ -226,12 +242,18 @@ class Template:
         self._check_texts(messages)
         return self._run(messages, generation=False)
 
-    def _run(self, messages: tuple[Message, ...], generation: bool) -> str:
-        """Run the chat template as it is, whatever it leaves out and however many BOS it writes."""
+    def _run(self, messages: tuple[Message, ...], generation: bool, source: str | None = None) -> str:
+        """Run the chat template as it is, whatever it leaves out and however many BOS it writes.
+
+        source: another template, None for the pinned one.
+        """
         conversation = [dict(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, chat_template=self.pinned, tokenize=False, add_generation_prompt=generation
+                conversation,
+                chat_template=self.pinned if source is None else source,
+                tokenize=False,
+                add_generation_prompt=generation,
             )
         except Exception as error:  # the template is someone else's program
             roles = ", ".join(_roles(messages))
@@ -247,10 +269,16 @@ class Template:
             text = text.removeprefix(self._bos)
         return text
 
-    def _take_out_inserted_block(self) -> None:
-        """Find the template's own system block, and pin the template without it."""
-        self.apply((_user(_USER),), generation=False)  # says what it leaves out
-        text = self._run((_user(_USER),), generation=False)
+    def _pin(self) -> None:
+        """Write the settings into the template, without its own system block where they want none."""
+        self.pinned = pin(self.source, self.settings)
+        asked = (_user(_USER),)
+        self.apply(asked, generation=False)  # says what it leaves out
+        text = self._run(asked, generation=False)
+        doubled = self._bos if self._bos and text.startswith(self._bos * 2) else ""
+        self.pinned = pin(self.source, self.settings, doubled=doubled)
+        if self.settings.system is not None:
+            return
         header = self._user_header() or ""
         is_clear = bool(header) and header + _USER in text
         block, _, rest = text.partition(header if is_clear else _USER)
@@ -263,7 +291,7 @@ class Template:
         begins_with_bos = bool(self._bos) and block.startswith(self._bos)
         kept = self._bos if begins_with_bos and not header.startswith(self._bos) else ""
         self.inserted = block.removeprefix(kept)
-        self.pinned = pin(self.source, self.settings, header=header, kept=kept)
+        self.pinned = pin(self.source, self.settings, block=block, header=header, kept=kept, doubled=doubled)
 
     def _user_header(self) -> str | None:
         """Find the text with which a later user turn begins, None where that cannot be told."""
@@ -284,14 +312,18 @@ class Template:
         return bool(system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL))
 
 
-def pin(source: str, settings: TemplateSettings, *, header: str = "", kept: str = "") -> str:
+def pin(
+    source: str, settings: TemplateSettings, *, block: str = "", header: str = "", kept: str = "", doubled: str = ""
+) -> str:
     """Write settings into a chat template, so that messages alone are rendered as they are here.
 
     What the caller names still counts: a system message, and the template's own variables. Without them it has the
     settings' date and enable_thinking, and the settings' system message.
-    header: with which a user's turn begins, where the template writes a block of its own before the first; `kept` is
-    written in the place of that block. A caller's tools bring the block back, for they stand in it. Marks of what a
-    model generates are then gone: transformers counts their places by what was written so far.
+    block: what the template writes of its own before the first turn; `kept` is written in its place. Where a
+    conversation begins otherwise, with another date for one, it ends where the first user's turn begins, with `header`.
+    A caller's tools bring the block back, for they stand in it. doubled: a BOS that is written twice, and once here.
+    Marks of what a model generates are gone where anything is cut: transformers counts their places by what was
+    written so far.
     """
     own = "".join(
         f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
@@ -304,20 +336,30 @@ def pin(source: str, settings: TemplateSettings, *, header: str = "", kept: str 
             '{%- if not messages or messages[0]["role"] != "system" %}'
             f"{{%- set messages = [{message}] + messages %}}{{%- endif %}}"
         )
-    if not header:
+    if not block and not doubled:
         # Templates are run with trim_blocks: the line break behind a tag is not written.
         return f"{own}\n{source}" if own else source
     inner = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
     # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from being dropped too.
     inner = inner.removesuffix("\n") + '{{ "" }}'
-    return (
-        f"{own}{{%- set rendered %}}\n{inner}{{% endset %}}"
-        '{%- set first_role = messages[0]["role"] if messages else "" %}'
-        f'{{%- set first_turn = rendered.find({_literal(header)}) if first_role == "user" else -1 %}}'
-        '{%- if tools or first_role == "system" %}{{- rendered }}'
-        f"{{%- elif first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}"
-        f"{{%- else %}}{{{{- {_literal(kept)} + rendered[first_turn:] }}}}{{%- endif %}}"
-    )
+    parts = [own, f"{{%- set rendered %}}\n{inner}{{% endset %}}"]
+    if block:
+        parts += [
+            '{%- set first_role = messages[0]["role"] if messages else "" %}',
+            '{%- if not tools and first_role != "system" %}',
+            f"{{%- set block = {_literal(block)} %}}{{%- set header = {_literal(header)} %}}",
+            "{%- if rendered.startswith(block) %}{%- set first_turn = block | length %}",
+            '{%- elif first_role == "user" %}{%- set first_turn = rendered.find(header) %}',
+            "{%- else %}{%- set first_turn = -1 %}{%- endif %}",
+            f"{{%- if first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}{{%- endif %}}",
+            f"{{%- set rendered = {_literal(kept)} + rendered[first_turn:] %}}{{%- endif %}}",
+        ]
+    if doubled:
+        parts += [
+            f"{{%- if rendered.startswith({_literal(doubled * 2)}) %}}",
+            f"{{%- set rendered = rendered[{len(doubled)}:] %}}{{%- endif %}}",
+        ]
+    return "".join([*parts, "{{- rendered }}"])
 
 
 def _literal(value: Any) -> str:
@@ -438,4 +480,4 @@ def _variables(settings: TemplateSettings) -> dict[str, Any]:
 
 
 _UNREMOVABLE = 'give the system message yourself (system="…"), or accept the template\'s own with system="default"'
-_NO_USER = f"its own system block cannot be taken out where no user's turn comes first: {_UNREMOVABLE}"
+_NO_USER = "the system block of this template is taken out: begin the conversation with a system or a user message"

@@ -176,12 +176,14 @@ class PromptTokenizer:
     def save(self, folder: storage.PathLike) -> None:
         """Write the tokenizer as transformers reads it, with the chat template as pinned by the settings.
 
-        eos_ids belong to the model's files. A tokenizer with several chat templates keeps those for other uses.
+        Prompts without a chat template leave none behind. eos_ids belong to the model's files. A tokenizer with several
+        chat templates keeps those for other uses.
         """
         written = copy.copy(self.pretrained)
-        if self.template.is_chat:
-            own, pinned = written.chat_template, self.template.pinned
-            written.chat_template = {**own, "default": pinned} if isinstance(own, dict) else pinned
+        own = written.chat_template
+        written.chat_template = self.template.pinned or None
+        if self.template.is_chat and isinstance(own, dict):
+            written.chat_template = {**own, "default": self.template.pinned}
         with tempfile.TemporaryDirectory() as temporary:
             written.save_pretrained(temporary)
             for file in sorted(Path(temporary).rglob("*")):

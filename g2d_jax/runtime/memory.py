@@ -45,12 +45,14 @@ class Peak:
 
     def read(self) -> int:
         """Return the bytes so far."""
-        unit = 1 if sys.platform == "darwin" else 1024
         self.look()
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        if not _PROC.is_dir():
-            return own + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
-        return own + self._children
+        # Not getrusage's, which begins with what the program had that started this one.
+        own = _status(os.getpid()).get("VmHWM")
+        if own is not None:
+            return own + self._children
+        unit = 1 if sys.platform == "darwin" else 1024
+        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        return sum(resource.getrusage(who).ru_maxrss * unit for who in whose)
 
 
 @contextmanager
