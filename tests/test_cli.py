@@ -140,7 +140,7 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp
         assert f"process {os.getpid()} on " in holder(begun)
         said = g2d("status", begun)
         assert [row[2] for row in cells(said)] == ["done"] * 3 + ["running", "waiting"]
-        assert re.search(r" works on it now(, with \d+\.\d GiB of memory, its children's too)?\n$", said)
+        assert re.search(r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said)
         assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
