@@ -31,7 +31,7 @@ from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Session, stop_strings
 from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, check_claim, stage_folders
 
@@ -70,7 +70,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _show_memory(session)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, session.problems))
             for task in session.tasks:
-                problems = [problem for problem in session.problems["train"] if problem.task == task]
+                problems = _problems_of(session, task)
                 for problem in problems[:SHOWN]:
                     _show_problem(session, problem)
                 _try_reward(session, task, problems)
@@ -133,6 +133,15 @@ def _show_memory(session: Session) -> None:
         )
 
 
+def _problems_of(session: Session, task: str) -> list[Problem]:
+    """List the problems that a task is tried on: those of train, of test where there are none, else of dev."""
+    for split in ("train", "test", "dev"):
+        problems = [problem for problem in session.problems[split] if problem.task == task]
+        if problems:
+            return problems
+    return []
+
+
 def _show_problem(session: Session, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = session.tokenizer.encode_prompt(problem)
@@ -151,30 +160,35 @@ def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> No
     rule = session.tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
     texts += [problem.solution.strip() for problem in problems if problem.solution]
-    texts += _worked_examples(session.tokenizer.settings.pattern)
-    for name, stage in session.config.stages.items():
-        for string in stage.sampling.stop if hasattr(stage, "sampling") else ():
-            where = f"warning: stages.{name}.sampling.stop has {string!r}, which ends"
-            ended = [text for text in texts if string in text]
-            if ended:
-                example = shortened(ended[0], 1000)
-                session.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
-            elif not string.strip(" "):
-                session.say_once(f"{where} a response at its first space")
+    texts += _worked_examples(session.tokenizer.settings.pattern, session.tokenizer.template.is_chat)
+    for setting, string in stop_strings(session.config):
+        where = f"warning: {setting} has {string!r}, which ends"
+        ended = [text for text in texts if string in text]
+        if ended:
+            example = shortened(ended[0], 1000)
+            session.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
+        elif not string.strip(" "):
+            spaces = "space" if string == " " else f"{len(string)} spaces in a row"
+            session.say_once(f"{where} a response at its first {spaces}")
 
 
-def _worked_examples(pattern: str) -> list[str]:
+def _worked_examples(pattern: str, is_chat: bool) -> list[str]:
     """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
 
-    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does.
+    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does. Where nothing
+    follows {problem} an example's problem ends with its line; without a chat template, which ends a message of its own,
+    the response then begins with that line's break.
     """
     before, _, after = pattern.partition(PLACEHOLDER)
     label = before.rpartition("\n")[2]
-    if not label.strip() or not after:
+    if not label.strip():
         return []
-    blocks = before.split(label)[1:-1]
-    responses = [block.partition(after)[2].strip() for block in blocks]
-    return [response for response in responses if response]
+    ends_with_problem = not after.strip(" ")
+    separator = "\n" if ends_with_problem else after
+    blocks = f"\n{before}".split(f"\n{label}")[1:-1]
+    responses = [block.partition(separator)[2].strip() for block in blocks]
+    begin = "\n" if ends_with_problem and not is_chat else ""
+    return [begin + response for response in responses if response]
 
 
 def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> None:

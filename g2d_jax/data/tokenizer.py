@@ -168,6 +168,24 @@ class PromptTokenizer:
         """Decode ids with every special token written out."""
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
+    def check_stop_string(self, setting: str, string: str) -> str:
+        """Return a warning for a stop string with a special token in it, "" for any other.
+
+        Responses are read without that token. The string is not refused: a policy may spell it out in other tokens.
+        """
+        for name, identifier in self.special_tokens.items():
+            ends = identifier in self.eos_ids
+            if not name or name not in string or not (ends or identifier in self._hidden):
+                continue
+            way = f"to end responses there, add its id, {identifier}, to eos_token_id in generation_config.json"
+            if ends:
+                way = "leave the string out, for that token ends a response by itself"
+            return (
+                f"warning: {setting} has {string!r}, and responses are read without the special token {name!r}, so "
+                f"that the string never ends one at it: {way}"
+            )
+        return ""
+
     def drop_too_long(self, records: Sequence[Record], max_prompt_length: int) -> tuple[list[Record], int]:
         """Return the records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
         short = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]

@@ -133,6 +133,13 @@ def value(number: float) -> str:
     return UNKNOWN if math.isnan(number) else f"{number:.4g}"
 
 
+def setting(value: object) -> str:
+    """Format a setting as Python writes it, "none" for an empty list."""
+    if value is None:
+        return UNKNOWN
+    return "none" if value == [] else str(value)
+
+
 def _digits(number: float) -> str:
     size = abs(number)
     return f"{number:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"

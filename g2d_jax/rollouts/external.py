@@ -147,7 +147,8 @@ def read_groups(
 def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
     """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
 
-    Says how many rows have other prompt ids than the template here gives, or other text than their ids: the ids count;
+    Says how many rows have other prompt ids than the template here gives, or other text than their ids, or
+    the beginning of it: the ids count;
     and how many are of training problems that are left out, as they are too.
     """
     left_out = {problem.id for problem in session.left_out["train"]}
@@ -155,7 +156,7 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
     by_text = functools.cache(partial(_by_text, session))
-    prompts_differ = texts_differ = texts_compared = skipped = 0
+    prompts_differ = texts_differ = texts_shorter = texts_compared = skipped = 0
     for row in read_dump(path, reward):
         try:
             problem = _problem(row, path, session, by_text)
@@ -177,10 +178,13 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
         prompts_differ += not np.array_equal(rollout.prompt_ids, ours)
         text = row.completion if row.completion is not None else session.tokenizer.decode(rollout.token_ids)
         if row.completion_ids is not None and row.completion is not None:
-            texts_compared += 1
             decoders = session.tokenizer.decode, session.tokenizer.decode_raw
             decoded = [decode(rollout.token_ids).strip() for decode in decoders]
-            texts_differ += not any(_spells(whole, text.strip()) for whole in decoded)
+            spelt = text.strip()
+            is_begun = any(whole.startswith(spelt) for whole in decoded)
+            texts_compared += bool(spelt)  # an empty text tells nothing of the tokenizer
+            texts_differ += not is_begun
+            texts_shorter += is_begun and spelt not in decoded
         problems.setdefault(problem.id, problem)
         rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
     if skipped:
@@ -196,17 +200,17 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
         session.say_once(
             f"{path}: {texts_differ} of {len(rows)} completions are not the text of their ids, which count"
         )
+    if texts_shorter:
+        session.say_once(
+            f"{path}: {texts_shorter} of {len(rows)} completions end before the text of their ids does, as where a "
+            "stop string is cut off: they are graded as they are, and all of their ids are trained on"
+        )
     if prompts_differ:
         session.say_once(
             f"{path}: {prompts_differ} of {len(rows)} prompts have other ids than the template here gives. Theirs are "
             "used, what the policy saw; evaluation here uses the template's"
         )
     return problems, rows
-
-
-def _spells(decoded: str, text: str) -> bool:
-    """Return whether ids spell a completion, whose text may lack the stop string at its end."""
-    return decoded == text or (bool(text) and decoded.startswith(text))
 
 
 def _by_text(session: Session) -> dict[str, Problem]:

@@ -333,7 +333,8 @@ def _generate(session: Session, params: Any, draws: Draws, workload: Workload, b
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = "<think>" + text if problem.id in opened else text
         answers.append(_Answer(rollout, problem, text, graded, session.scorer.begin(problem, graded)))
-        if bar is not None and len(answers) % samples == 0:
+        # Of responses that end together the first say nothing of the pace: they are counted with the last of them.
+        if bar is not None and not session.engine.ready:
             answered = len(answers) // samples * processes.count()  # the other processes are about as far
             bar.update(before + min(answered, len(draws)))
     return _in_order(answers, draws)

@@ -65,7 +65,10 @@ class Engine(Protocol):
     view: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler.view`.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they finish, each of them in
     one of the processes. Random numbers are named by seed, purpose, problem id, visit and sample index.
+    ready: the samples that have ended in the `generate` under way and are not handed out yet.
     """
+
+    ready: int
 
     def view(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
@@ -107,7 +110,7 @@ class Sampler:
         self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
-        self.usage = Usage()
+        self.usage, self.ready = Usage(), 0
         self.kernel = choose(
             attention,
             platform=self.platform,
@@ -247,11 +250,17 @@ class _Session:
             static = {"filtered": self.shapes.filtered, "widths": next(w for w in self.widths if self.width in w)}
             self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._notices(), **static)
             self.sampler.usage.seconds += time.perf_counter() - started
-            yield from finished
+            yield from self._hand_out(finished)
             started = time.perf_counter()
             finished = self._collect(emitted)
             self.sampler.usage.seconds += time.perf_counter() - started
-        yield from finished
+        yield from self._hand_out(finished)
+
+    def _hand_out(self, finished: Sequence[Rollout]) -> Iterator[Rollout]:
+        """Yield the rollouts that a chunk ended, and say with each how many of them are left."""
+        for number, rollout in enumerate(finished, 1):
+            self.sampler.ready = len(finished) - number
+            yield rollout
 
     def _refill(self) -> None:
         """Move waiting samples into the rows at rest."""

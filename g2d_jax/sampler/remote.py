@@ -100,6 +100,7 @@ class Remote:
         self.say = functools.cache(say)  # once each
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self._own: Counter[str] = Counter()  # of this call and process
+        self.ready = 0
         self._key = endpoint.api_key(settings.url, settings.api_key_env)
         self._base = settings.url.rstrip("/")
         self._root = self._base.removesuffix("/v1")  # where vLLM has what is not OpenAI's
@@ -165,6 +166,7 @@ class Remote:
                 while waiting:
                     future = next(processes.patiently_completed(waiting))
                     waiting.remove(future)
+                    self.ready = sum(other.done() for other in waiting)
                     yield self._rollout(*future.result())
                     waiting |= {
                         pool.submit(self._draw, view, purpose, *job, stopped) for job in itertools.islice(jobs, 1)

@@ -156,7 +156,12 @@ class Session:
             warning = check_typed(f"tokenizer.{name}", getattr(settings, name) or "")
             if warning:
                 self.say_once(warning)
-        return open_tokenizer(settings, self.config.model, self.fault)
+        tokenizer = open_tokenizer(settings, self.config.model, self.fault)
+        for setting, string in stop_strings(self.config):
+            warning = tokenizer.check_stop_string(setting, string)
+            if warning:
+                self.say_once(warning)
+        return tokenizer
 
     @cached_property
     def positions(self) -> int | None:
@@ -340,8 +345,7 @@ class Session:
     @cached_property
     def decode(self) -> Decode | None:
         """What turns ids into text for the sampler, None where no stage has stop strings."""
-        samplings = (getattr(stage, name, None) for stage in self.config.stages.values() for name in SAMPLINGS)
-        return self.tokenizer.decode if any(sampling and sampling.stop for sampling in samplings) else None
+        return self.tokenizer.decode if any(stop_strings(self.config)) else None
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -432,6 +436,15 @@ class Session:
         """Fingerprint a stage: its settings, what it reads from outside, and the fingerprints of its inputs."""
         read = {key: digest for key, digest in self.contents.items() if key.startswith(f"stages.{name}.")}
         return storage.fingerprint([self.fingerprint(), identity(self.config)["stages"][name], read, inputs])
+
+
+def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the stop strings of all stages, each with the setting that has it."""
+    for name, stage in config.stages.items():
+        for part in SAMPLINGS:
+            sampling = getattr(stage, part, None)
+            for string in () if sampling is None else sampling.stop:
+                yield f"stages.{name}.{part}.stop", string
 
 
 def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:

@@ -39,7 +39,7 @@ from g2d_jax.session.training_programs import optimizer_of, schedule_of, train_s
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
-from g2d_jax.training.step import Numbers, TrainState, abstract_state, fresh_state, put_batch, put_numbers
+from g2d_jax.training.step import StepNumbers, TrainState, abstract_state, fresh_state, put_batch, put_numbers
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Trainer:
     extra_state: ExtraState
     checkpoints: Checkpoints
     run_step: Jitted
-    numbers: Numbers
+    numbers: StepNumbers
     rate: Callable[[int], Any]
     bar: Progress
     profiler: Profiler

@@ -19,7 +19,7 @@ from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
 from g2d_jax.training.step import (
-    Numbers,
+    StepNumbers,
     TrainState,
     abstract_batch,
     abstract_number,
@@ -49,7 +49,7 @@ def _updates(settings: Optimizer, total: int) -> int:
 
 def train_step_of(
     session: Session, name: str, settings: Optimizer, total: int, objective: Objective
-) -> tuple[Jitted, Numbers]:
+) -> tuple[Jitted, StepNumbers]:
     """Return a stage's train step, and the numbers that it takes. settings, total: see `optimizer_of`."""
     objective, programs = session.loss_of(name, objective)
     structure, of_loss = split(objective)

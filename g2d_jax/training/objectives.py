@@ -12,7 +12,7 @@ is 0 and so leaves a term out is no argument, for the program without the term i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -22,15 +22,17 @@ from jax.sharding import Mesh
 
 from g2d_jax import losses
 from g2d_jax.config import AttentionSetting, OnlineDPO
+from g2d_jax.losses.dpo import NUMBERS
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
 from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
 Micro = Mapping[str, jax.Array]
-Numbers = Mapping[str, losses.Number]
 Result = tuple[jax.Array, dict[str, jax.Array]]
 Objective = Callable[[Decoder, Micro], Result]
+LossNumbers = Mapping[str, losses.Number]
+"""The numbers of a loss by name."""
 Structure = Callable[..., Result]
 """An objective without its numbers: (params, micro, numbers) -> (loss, sums), or one that has none."""
 
@@ -41,21 +43,21 @@ class Loss:
     of the program. Any other objective is a constant of its program, with all that it holds."""
 
     structure: Structure
-    numbers: Numbers = field(hash=False)
+    numbers: LossNumbers = field(hash=False)
 
     def __call__(self, params: Decoder, micro: Micro) -> Result:
         """Compute loss and sums with these numbers."""
         return self.structure(params, micro, self.numbers)
 
 
-def split(objective: Objective) -> tuple[Structure, Numbers]:
+def split(objective: Objective) -> tuple[Structure, LossNumbers]:
     """Split an objective into what a program is made for and the numbers that it takes; {} for one without."""
     if isinstance(objective, Loss) and objective.numbers:
         return objective.structure, objective.numbers
     return objective, {}
 
 
-def join(structure: Structure, numbers: Numbers) -> Objective:
+def join(structure: Structure, numbers: LossNumbers) -> Objective:
     """Join what `split` has split, with other numbers of these names perhaps, such as traced ones."""
     return Loss(structure, numbers) if numbers else structure
 
@@ -130,6 +132,7 @@ def grpo(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
+    losses.check_not_negative(beta=beta)  # by its name here: among the numbers it is kl_beta
     numbers = {"temperature": temperature, **_policy_numbers(beta, **clipping), **_on(entropy_coef=entropy_coef)}
     return _loss(_grpo(compute, importance_sampling_level, cispo), numbers)
 
@@ -138,7 +141,7 @@ def grpo(
 def _grpo(compute: Compute, level: ImportanceLevel, cispo: bool) -> Structure:
     """Return the objective of `grpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+    def objective(params: Decoder, micro: Micro, numbers: LossNumbers) -> Result:
         with_entropy = "entropy_coef" in numbers
         logprobs, entropies = response_logprobs(compute, params, micro, numbers["temperature"], with_entropy)
         result = _policy_term(logprobs, micro, level, cispo, numbers)
@@ -162,7 +165,7 @@ def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> 
 def _dpo(compute: Compute, settings: OnlineDPO) -> Structure:
     """Return the objective of `dpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+    def objective(params: Decoder, micro: Micro, numbers: LossNumbers) -> Result:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
         sums, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
@@ -211,7 +214,7 @@ def group_dpo(
 def _group_dpo(compute: Compute, settings: OnlineDPO, level: ImportanceLevel, cispo: bool) -> Structure:
     """Return the objective of `group_dpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+    def objective(params: Decoder, micro: Micro, numbers: LossNumbers) -> Result:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
         policy, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
@@ -248,8 +251,11 @@ def _policy_numbers(
 
 
 def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
-    """Split DPO's settings into those that decide the program, with all others at their defaults, and the numbers."""
-    structure = OnlineDPO(loss_type=settings.loss_type, nll_length_normalization=settings.nll_length_normalization)
+    """Split DPO's settings into those that decide the program, with the numbers at their defaults, and the numbers."""
+    defaults = OnlineDPO()
+    # The weights that come in hold the normaliser: of one and the other the program is the same.
+    others = {name: getattr(defaults, name) for name in (*NUMBERS, "normalizer")}
+    structure = replace(settings, **others)
     coefficients = _on(label_smoothing=settings.label_smoothing, nll_coef=settings.nll_coef)
     return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
@@ -265,7 +271,9 @@ def _numbered(response_index: jax.Array, places: int) -> jax.Array:
     return jnp.where(response_index >= 0, response_index + places * jnp.arange(response_index.shape[0])[:, None], -1)
 
 
-def _policy_term(logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cispo: bool, numbers: Numbers) -> Result:
+def _policy_term(
+    logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cispo: bool, numbers: LossNumbers
+) -> Result:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
     ids = _numbered(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
     return losses.grpo_loss(
@@ -284,7 +292,7 @@ def _policy_term(logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cisp
     )
 
 
-def _with_entropy(result: Result, entropies: jax.Array | None, micro: Micro, numbers: Numbers) -> Result:
+def _with_entropy(result: Result, entropies: jax.Array | None, micro: Micro, numbers: LossNumbers) -> Result:
     if entropies is None:
         return result
     loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], numbers["entropy_coef"])

@@ -491,3 +491,21 @@ def test_bad_requests_are_refused_before_anything_is_sampled(sampler, model, ids
 def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="must be positive"):
         make_sampler(max_num_seqs=0)
+
+
+@pytest.mark.parametrize(
+    ("new", "ready"),
+    [
+        ([5] * 8, [7, 6, 5, 4, 3, 2, 1, 0]),  # all in one chunk
+        ([5] * 12, [7, 6, 5, 4, 3, 2, 1, 0, 3, 2, 1, 0]),  # of eight rows
+        ([2, 6, 10], [0, 0, 0]),
+        ([2, 2, 6], [1, 0, 0]),
+    ],
+)
+def test_it_is_known_how_many_have_ended_together(sampler, model, new, ready):
+    requests = [
+        Request(f"r{i}", np.array([3, 4], np.int32), SamplingParams(length), num_samples=1)
+        for i, length in enumerate(new)
+    ]
+    found = [sampler.ready for _ in sampler.generate(sampler.view(model), requests, "test")]
+    assert found == ready
