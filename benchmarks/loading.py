@@ -119,7 +119,7 @@ def measurements(folder: Path, output: Path, mesh: Mesh) -> dict[str, Any]:
 
     from g2d_jax.models import hf, lora
     from g2d_jax.models.config import Lora
-    from g2d_jax.stages import init_params
+    from g2d_jax.session import init_params
 
     model, loading = measured(lambda: jax.block_until_ready(hf.load(folder, mesh=mesh)))
     resident = sum(part.data.nbytes for leaf in jax.tree.leaves(model) for part in leaf.addressable_shards)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from g2d_jax.config import TrainingStage
+from g2d_jax.config import STAGES
+from g2d_jax.config.policy_name import PolicyName
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
@@ -21,10 +22,10 @@ generation: sampling. verification: rewards. logprobs: log-probabilities outside
 training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs, wherever it happens.
 """
 
-TRAINING: tuple[str, ...] = tuple(kind.kind for kind in get_args(TrainingStage))
+TRAINING = tuple(name for name, kind in STAGES.items() if kind.trains)
 """The kinds of stages that make policies."""
 
-POLICIES = (*TRAINING, "best_checkpoint")
+POLICIES = tuple(name for name, kind in STAGES.items() if kind.is_policy)
 """The kinds of stages whose names are policies: those that make one, and those that choose one of its steps."""
 
 Stages = Mapping[str, Mapping[str, Any]]
@@ -101,13 +102,13 @@ def behind(policy: str, stages: Stages) -> dict[str, int | None]:
 
 def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -> None:
     """Record the stages behind a policy, with the step they were taken at; None is the end."""
-    if policy == "init" or policy.startswith(("run:", "hf:")):
+    name = PolicyName.parse(policy)
+    if name.is_model or name.is_external:
         return
-    name, at, step = policy.partition("@")
     makers = [other for other, stage in stages.items() if stage["kind"] in POLICIES]
-    if name not in makers or (at and not step.isdecimal()):
+    if name.stage not in makers or (name.step is not None and not name.step.isdecimal()):
         raise ValueError(f"no stage makes {policy!r}: a policy is init, run:…, hf:…, or of {', '.join(makers)}")
-    _reach(name, int(step) if at else None, stages, reached)
+    _reach(name.stage, name.number, stages, reached)
 
 
 def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int | None]) -> None:

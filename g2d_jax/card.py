@@ -9,17 +9,17 @@ from typing import Any
 
 from huggingface_hub import DatasetCardData, ModelCardData
 
-from g2d_jax import __version__, accounting, places
-from g2d_jax.config import Collect, Config, Online, Reward, SamplingStage, Sft, Source, Stage, TrainingStage
-from g2d_jax.config_io import from_dict, identity, to_dict
+from g2d_jax import __version__, accounting
+from g2d_jax.config import Collect, Config, Online, Reward, Sft, Source, Stage, TrainingStage, places
+from g2d_jax.config.io import from_dict, identity, to_dict
+from g2d_jax.config.policy_name import is_external, own_stage
 from g2d_jax.data.template import PLACEHOLDER, Template
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
-from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.runtime import storage
-from g2d_jax.stages.policies import base_path
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.policies import base_path
+from g2d_jax.session.session import Session
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _QUESTION = "1+1=?"
@@ -27,29 +27,29 @@ HERE = "path/to/this"
 """Where a card says that its own files lie."""
 
 
-def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
+def card(session: Session, policy: str, *, adapters: bool = False) -> str:
     """Write a policy's README.md from the run's settings and its finished stages' manifests. adapters: of PEFT."""
-    config = runtime.config
-    manifests = _finished(runtime, policy.partition("@")[0])
+    config = session.config
+    manifests = _finished(session, own_stage(policy))
     parts = [
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
         _headline(manifests),
-        *_made(runtime, policy, manifests),
-        _too_long(runtime, policy, manifests),
+        *_made(session, policy, manifests),
+        _too_long(session, policy, manifests),
         _quantised(config, adapters),
         _data(_published(config)),
         *(_results(manifest, manifests) for manifest in manifests.values() if manifest.get("kind") == "evaluate"),
-        _use(runtime, adapters=adapters),
-        *_origins(runtime, "the base model and of the data"),
+        _use(session, adapters=adapters),
+        *_origins(session, "the base model and of the data"),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
+def dataset_card(session: Session, name: str, repository: str) -> str:
     """Write the README.md of a collect stage's preference pairs, in a repository as `dataset.write` lays it out."""
-    config = runtime.config
-    manifests = _finished(runtime, name)
+    config = session.config
+    manifests = _finished(session, name)
     behind = {**accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"]), name: None}
     files = ("preferences/*.parquet", "completions/*.parquet", "problems.parquet")
     configs = [{"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files]
@@ -60,20 +60,20 @@ def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
         _headline(manifests),
         f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; `completions` every "
         "answer with its score, from which they were chosen; `problems` what was asked, with reference answers.\n",
-        _stages(runtime, behind, manifests),
+        _stages(session, behind, manifests),
         _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
         f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n',
-        _pairs_use(runtime),
-        *_origins(runtime, "the model that answered and of the data"),
+        _pairs_use(session),
+        *_origins(session, "the model that answered and of the data"),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _pairs_use(runtime: Runtime) -> str:
+def _pairs_use(session: Session) -> str:
     """Tell how other libraries give a model the prompts of pairs as the policy saw them, and where responses end."""
-    tokenizer = runtime.tokenizer
-    stops = _stop_strings(runtime.config)
+    tokenizer = session.tokenizer
+    stops = _stop_strings(session.config)
     ended = f"Responses also end at {', '.join(stops)}, which their texts lack and their ids have. " if stops else ""
     return ended + _prompts_use(tokenizer)
 
@@ -89,19 +89,19 @@ def _prompts_use(tokenizer: PromptTokenizer) -> str:
     )
 
 
-def provenance(runtime: Runtime) -> dict[str, Any]:
+def provenance(session: Session) -> dict[str, Any]:
     """Return what identifies a run and what it was made with. `run` is the same for runs of the same settings."""
-    started = storage.read_json(runtime.workdir / "config.json")
-    environment, _ = storage.read_informing(runtime.workdir / "environment.json")
+    started = storage.read_json(session.workdir / "config.json")
+    environment, _ = storage.read_informing(session.workdir / "environment.json")
     versions = environment.get("packages")
-    settings = to_dict(_published(runtime.config))
+    settings = to_dict(_published(session.config))
     return {
         "config": settings,
         "own": started.get("own", {}),
         "version": started.get("version"),
-        "run": storage.fingerprint([identity(runtime.config), started.get("own", {})]),
-        "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(runtime).items()},
-        "tokenizer": runtime.tokenizer.fingerprint,
+        "run": storage.fingerprint([identity(session.config), started.get("own", {})]),
+        "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(session).items()},
+        "tokenizer": session.tokenizer.fingerprint,
         "packages": versions if isinstance(versions, dict) else {},
     }
 
@@ -111,18 +111,18 @@ def _published(config: Config) -> Config:
     return Config.of(places.without_folders(from_dict(to_dict(config))))
 
 
-def _finished(runtime: Runtime, needed: str = "") -> dict[str, dict[str, Any]]:
+def _finished(session: Session, needed: str = "") -> dict[str, dict[str, Any]]:
     """Map each finished stage to its manifest; a damaged one is left out, with a warning.
 
     Raises ValueError for that of the stage `needed`, whose work is exported.
     """
     manifests = {}
-    for name, folder in runtime.folders.items():
+    for name, folder in session.folders.items():
         manifest, damage = storage.read_finished(folder)
         if damage and name == needed:
             raise ValueError(damage)
         if damage:
-            runtime.say_once(f"WARNING: what {name} did is left out: {damage}")
+            session.say_once(f"WARNING: what {name} did is left out: {damage}")
         if manifest:
             manifests[name] = manifest
     return manifests
@@ -136,15 +136,15 @@ def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{one_line(headline(evaluations[-1]))}\n" if evaluations else ""
 
 
-def _origins(runtime: Runtime, licensed: str) -> list[str]:
+def _origins(session: Session, licensed: str) -> list[str]:
     """State fingerprints, packages, licence and settings."""
-    known = provenance(runtime)
+    known = provenance(session)
     stages = ", ".join(f"{name} `{fingerprint}`" for name, fingerprint in known["stages"].items())
     versions = {"g2d_jax": known["version"], **known["packages"]}
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     settings = json.dumps(storage.plain(known["config"]), indent=2, sort_keys=True)
     return [
-        f"## Provenance\n\nRun `{known['run']}`, seed {runtime.config.seed}, tokenizer `{known['tokenizer']}`. Stages: "
+        f"## Provenance\n\nRun `{known['run']}`, seed {session.config.seed}, tokenizer `{known['tokenizer']}`. Stages: "
         f"{stages}. Made with {packages}.\n",
         f"## Licence\n\nNone is stated here. Those of {licensed} say what may be done with it.\n",
         f"## Settings\n\n```json\n{settings}\n```\n",
@@ -156,7 +156,7 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
     named = _HUB_ID.fullmatch(config.model.path) and not places.is_path(config.model.path)
-    elsewhere = any(begin.startswith(("run:", "hf:")) for begin in begins)
+    elsewhere = any(map(is_external, begins))
     data = ModelCardData(
         library_name="peft" if adapters else "transformers",
         pipeline_tag="text-generation",
@@ -166,29 +166,29 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     return f"---\n{data.to_yaml()}\n---\n"
 
 
-def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _made(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Describe the policy's base, and tabulate each stage behind it, in the order of the run."""
-    written, stages = f"Written by g2d_jax {__version__}.", runtime.config.stages
-    if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
+    written = f"Written by g2d_jax {__version__}."
+    if is_external(policy):
         return [f"{written} It was not trained by this run.\n"]
-    behind = accounting.behind(policy, to_dict(runtime.config)["stages"])
-    table = _stages(runtime, behind, manifests)
-    origin = f"{written} It began with {_origin(runtime, policy)}{'.' if table else ', and was not trained.'}\n"
+    behind = accounting.behind(policy, to_dict(session.config)["stages"])
+    table = _stages(session, behind, manifests)
+    origin = f"{written} It began with {_origin(session, policy)}{'.' if table else ', and was not trained.'}\n"
     return [origin, table]
 
 
-def _stages(runtime: Runtime, behind: Mapping[str, int | None], manifests: Mapping[str, Mapping[str, Any]]) -> str:
+def _stages(session: Session, behind: Mapping[str, int | None], manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Tabulate what these stages did, in the order of the run; "" for none. behind: the step each was taken at."""
-    stages = _published(runtime.config).stages
+    stages = _published(session.config).stages
     rows = [
-        _row(stages[name], name, behind[name], manifests.get(name, {})) for name in runtime.folders if name in behind
+        _row(stages[name], name, behind[name], manifests.get(name, {})) for name in session.folders if name in behind
     ]
     columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
     return _table("How it was made", columns, rows) if rows else ""
 
 
-def _origin(runtime: Runtime, policy: str) -> str:
-    config, path = runtime.config, base_path(runtime, policy)
+def _origin(session: Session, policy: str) -> str:
+    config, path = session.config, base_path(session, policy)
     if not path:
         return f"random parameters (seed {config.seed})"
     revision = f", revision `{config.model.revision}`" if path == config.model.path and config.model.revision else ""
@@ -209,14 +209,14 @@ def _quantised(config: Config, adapters: bool) -> str:
     return sentence + "The weights here are what the codes stand for, with the adapters added.\n"
 
 
-def _too_long(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
+def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """State that the policy was trained on longer sequences than its config.json says; "" where it was not."""
-    behind = accounting.behind(policy, to_dict(runtime.config)["stages"])
+    behind = accounting.behind(policy, to_dict(session.config)["stages"])
     warnings = [warning for name in behind for warning in manifests.get(name, {}).get("warnings", ())]
     lengths = [int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"]
     if not lengths:
         return ""
-    positions = runtime.model_config.max_position_embeddings
+    positions = session.model_config.max_position_embeddings
     return (
         f"Sequences of up to {max(lengths):,} tokens were allowed in training. That is more than the base model's "
         f"`max_position_embeddings`, {positions:,}, which config.json keeps.\n"
@@ -236,7 +236,7 @@ def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
     counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
     rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if isinstance(stage, TrainingStage) else []
     kind = f"{stage.kind} {stage.loss}" if isinstance(stage, Online) else stage.kind
-    return f"{kind} from {', '.join(policies_read(stage))}: {', '.join([*counted, *rate])}"
+    return f"{kind} from {', '.join(stage.policies_read())}: {', '.join([*counted, *rate])}"
 
 
 def _data(config: Config) -> str:
@@ -245,11 +245,7 @@ def _data(config: Config) -> str:
         [name, _source(task.train), _source(task.dev), _source(task.test), _reward(task.reward)]
         for name, task in config.all_tasks.items()
     ]
-    rows += [
-        [name, _source(stage.data), "", "", "demonstrations"]
-        for name, stage in config.stages.items()
-        if isinstance(stage, Sft)
-    ]
+    rows += [[name, _source(stage.data), "", "", "demonstrations"] for name, stage in config.stages_of(Sft).items()]
     return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
 
 
@@ -272,11 +268,11 @@ def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
     return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
-def _use(runtime: Runtime, *, adapters: bool) -> str:
+def _use(session: Session, *, adapters: bool) -> str:
     """Tell how prompts were made, with one as the policy saw it."""
-    tokenizer = runtime.tokenizer
+    tokenizer = session.tokenizer
     template = tokenizer.template
-    ends = [*(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids), *_stop_strings(runtime.config)]
+    ends = [*(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids), *_stop_strings(session.config)]
     parts = ["## Use\n"]
     if template.is_chat:
         parts.append(
@@ -305,8 +301,10 @@ def _use(runtime: Runtime, *, adapters: bool) -> str:
 
 def _stop_strings(config: Config) -> list[str]:
     """List the texts that ended responses in any stage, as code."""
-    samplings = (stage.sampling for stage in config.stages.values() if isinstance(stage, SamplingStage))
-    strings = dict.fromkeys(string for sampling in samplings for string in sampling.stop)
+    strings: dict[str, None] = {}
+    for stage in config.stages.values():
+        for sampling in stage.samplings():
+            strings |= dict.fromkeys(sampling.stop)
     return [f"`{string!r}`" for string in strings]
 
 

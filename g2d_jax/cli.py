@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from g2d_jax import __version__
 from g2d_jax.config import Config
+from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve, take_apart
-from g2d_jax.graph import plan
 from g2d_jax.records import AnswerRule
 from g2d_jax.runtime import failures, flags, processes, storage, terminal
 
@@ -360,9 +360,9 @@ def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str)
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     profile = [f"config.logging.profile={arguments.profile}"] if arguments.profile else []
     config = _of_a_run(arguments, [*overrides, *profile], f"g2d sweep --config {arguments.config} --workdir DIR")
-    from g2d_jax import dryrun, pipeline
+    from g2d_jax import dryrun, pipeline, run_stages
 
-    pipeline.check(Config.of(config), arguments.until)
+    run_stages.check(Config.of(config), arguments.until)
     if arguments.dry_run:
         dryrun.show(config, resolve(arguments.config), arguments.workdir)
         return

@@ -13,11 +13,13 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline, places
+from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
-from g2d_jax.config_io import to_dict
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, Source, Split, places
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import to_dict
+from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.data.stops import cut
@@ -31,11 +33,11 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
+from g2d_jax.session.problems import READ_FOR, SPLITS, setting_of
+from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
-from g2d_jax.stages import inputs, kept_inputs
-from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
-from g2d_jax.stages.problems import READ_FOR, SPLITS, setting_of
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute, no_run, packages, settings_of, stage_folders, stage_steps, where_to_look
 
@@ -75,8 +77,8 @@ def opened(
     reward: RewardFunction | None = None,
     needs: Sequence[str] = ("model", "tokenizer"),
     splits: Sequence[str] = SPLITS,
-) -> Iterator[Runtime]:
-    """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
+) -> Iterator[Session]:
+    """Yield a run's session for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
 
     needs: sections of the settings whose files have to be there, of problems those of `splits`. Raises ValueError
     naming all that are not.
@@ -101,14 +103,14 @@ def opened(
     with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
         if moved:
             tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
-        folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
-        runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
+        folders = {**plan(config).folders(folder), **stage_folders(folder)}
+        session = Session(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
         # What ran already is of use, whatever an earlier version let it begin with.
-        runtime.fault = lambda error: runtime.say_once(f"WARNING: the run's tokenizer: {error}")
+        session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
         try:
-            yield runtime
+            yield session
         finally:
-            runtime.close()
+            session.close()
 
 
 def _on_this_machine(config: Config) -> Config:
@@ -124,12 +126,12 @@ def _on_this_machine(config: Config) -> Config:
 
 def last_policy(config: Config) -> str:
     """Return the last stage that trains, or the selection among its checkpoints: the run's result."""
-    order = pipeline.plan(config).order
+    order = plan(config).order
     trained = [name for name in order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
-    stages = config.stages.items()
-    chosen = [name for name, stage in stages if isinstance(stage, BestCheckpoint) and stage.policy == trained[-1]]
+    selections = config.stages_of(BestCheckpoint).items()
+    chosen = [name for name, stage in selections if stage.policy == trained[-1]]
     return [trained[-1], *chosen][-1]
 
 
@@ -154,7 +156,7 @@ def evaluate(
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
     config = read_config(folder)
-    stages = [stage for stage in config.stages.values() if isinstance(stage, Evaluate)]
+    stages = list(config.stages_of(Evaluate).values())
     if not stages:
         raise ValueError("the run has no evaluate stage to take settings from")
     changes = {name: value for name, value in sampling.items() if value is not None}
@@ -178,33 +180,33 @@ def evaluate(
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
     needs = ("model", "tokenizer", "data", "tasks", "reward")
-    with opened(folder, config, reward, needs, READ_FOR[stage.split]) as runtime:
-        if runtime.reward is _not_at_hand and task == "main":
+    with opened(folder, config, reward, needs, READ_FOR[stage.split]) as session:
+        if session.reward is _not_at_hand and task == "main":
             _not_at_hand()
         if limited != stages[0].pass_at:
-            runtime.tracker.say(
+            session.tracker.say(
                 f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a problem only {limited} "
                 "can be told"
             )
-        kept_inputs.verify(runtime, policy, *_scored_by(runtime, None if problems else stage.split))
-        held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
-        fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
+        kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
+        held_out = [[problem.id, problem.answer] for problem in session.problems[stage.split]]
+        fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(session, policy)])
         name = f"evaluation-{fingerprint}"
         place = folder / "evaluations" / name
-        runtime.folders = {**runtime.folders, name: place}
+        session.folders = {**session.folders, name: place}
         if not storage.finished(place):
-            results = evaluation.run(runtime, name, stage)
+            results = evaluation.run(session, name, stage)
             storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results})
         manifest = storage.finished(place) or {}
-        runtime.tracker.table(*summary_table(manifest, []))
-        runtime.tracker.say(f"completions: {place / 'rollouts'}")
+        session.tracker.table(*summary_table(manifest, []))
+        session.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
 
 
-def _scored_by(runtime: Runtime, split: str | None) -> list[str]:
+def _scored_by(session: Session, split: str | None) -> list[str]:
     """List the inputs that scores come from: reward models, and the problems of a split; None: of no split."""
     settings = []
-    for name in runtime.tasks:
+    for name in session.tasks:
         prefix = "" if name == "main" else f"tasks.{name}."
         settings += [f"{prefix}reward.model.path", f"{prefix}reward.model.tokenizer"]
         settings += [setting_of(name, split)] if split else []
@@ -219,15 +221,16 @@ def _with_problems(config: Config, task: str, split: Split, source: Source) -> C
     return replace(config, data=replace(config.data, **sources["main"]), tasks=tasks)
 
 
-def version(runtime: Runtime, policy: str) -> Any:
+def version(session: Session, policy: str) -> Any:
     """Identify the weights that a policy's name means now: of a model by content; of a stage by its folder's name, its
     step, and its fingerprint once finished."""
-    if policy == "init" or policy.startswith("hf:"):
-        folder = runtime.model_folder if policy == "init" else hf.resolve(policy.removeprefix("hf:"))
-        return [policy.partition(":")[0], None if folder is None else inputs.weights(folder).digest]
-    folder, step = checkpoint_of(runtime, policy)
+    name = PolicyName.parse(policy)
+    if name.is_model:
+        folder = session.model_folder if name.origin == INIT else hf.resolve(name.place)
+        return [name.origin.rstrip(":"), None if folder is None else inputs.weights(folder).digest]
+    folder, step = checkpoint_of(session, policy)
     manifest = storage.finished(folder.parent) or {}
-    place = str(folder) if policy.startswith("run:") else folder.parent.name  # the work directory may move
+    place = str(folder) if name.origin == OF_RUN else folder.parent.name  # the work directory may move
     return [place, Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
 
 
@@ -249,7 +252,7 @@ def export(
     policy = policy and places.decided(policy, "policy", places.here())
     target, request = epath.Path(output).expanduser(), {"policy": policy, "dtype": dtype, "adapters": adapters}
     limits = settings.base().faults  # the run's own limits are known only once all processes have read them
-    pipeline.check_joined()
+    run_stages.check_joined()
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
         processes.mark("export")
@@ -257,8 +260,8 @@ def export(
         with processes.barrier():
             config = read_config(absolute(workdir))
         processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **request})
-        with opened(workdir, config) as runtime:
-            _export(runtime, policy or last_policy(config), target, dtype, adapters)
+        with opened(workdir, config) as session:
+            _export(session, policy or last_policy(config), target, dtype, adapters)
     return target
 
 
@@ -271,48 +274,48 @@ def _check_free(folder: epath.Path) -> None:
             raise ValueError(f"{folder} holds {what} already: choose another --output")
 
 
-def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
+def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
     """Write the files of `export`, config.json or PEFT's last but for the card's note."""
-    if adapters and not runtime.config.lora.rank:
+    if adapters and not session.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
-    processes.on_leader(lambda: kept_inputs.verify(runtime, policy))
-    params = load_policy(runtime, policy)
-    text = processes.on_leader(lambda: _write_texts(runtime, policy, folder, adapters))
+    processes.on_leader(lambda: kept_inputs.verify(session, policy))
+    params = load_policy(session, policy)
+    text = processes.on_leader(lambda: _write_texts(session, policy, folder, adapters))
     if adapters:
-        if not (base := base_path(runtime, policy)):
-            runtime.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
+        if not (base := base_path(session, policy)):
+            session.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
-        _save_model(runtime, policy, params, folder, dtype)
-    processes.on_leader(lambda: _add_note(runtime, folder, text))
+        _save_model(session, policy, params, folder, dtype)
+    processes.on_leader(lambda: _add_note(session, folder, text))
 
 
-def _write_texts(runtime: Runtime, policy: str, folder: epath.Path, adapters: bool) -> str:
+def _write_texts(session: Session, policy: str, folder: epath.Path, adapters: bool) -> str:
     """Write the tokenizer and the model card; return the card."""
-    text = card(runtime, policy, adapters=adapters)
-    runtime.tokenizer.save(folder)
-    for sentence in runtime.tokenizer.template.differences():
-        runtime.tracker.say(f"{CHAT_TEMPLATE} is written as in training: {sentence}")
+    text = card(session, policy, adapters=adapters)
+    session.tokenizer.save(folder)
+    for sentence in session.tokenizer.template.differences():
+        session.tracker.say(f"{CHAT_TEMPLATE} is written as in training: {sentence}")
     storage.write_bytes(folder / "README.md", text.encode())
     return text
 
 
-def _add_note(runtime: Runtime, folder: epath.Path, text: str) -> None:
+def _add_note(session: Session, folder: epath.Path, text: str) -> None:
     """Add the note on the tokenizer, if there is one, to the model card, and show it."""
     if note := _tokenizer_note(folder):
         text = text.replace("AutoTokenizer", "PreTrainedTokenizerFast")  # in the code that it shows
         storage.write_bytes(folder / "README.md", (text + note).encode())
-        runtime.tracker.say(note.strip())
+        session.tracker.say(note.strip())
 
 
-def _save_model(runtime: Runtime, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
+def _save_model(session: Session, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
     """Save the weights with adapters merged, with the sampling settings of the model that the run started from."""
-    tokenizer = runtime.tokenizer
-    base = base_path(runtime, policy)
+    tokenizer = session.tokenizer
+    base = base_path(session, policy)
     try:
-        source = runtime.model_folder if base == runtime.config.model.path else hf.resolve(base) if base else None
+        source = session.model_folder if base == session.config.model.path else hf.resolve(base) if base else None
     except ValueError as error:
-        runtime.tracker.say(f"its sampling settings are left out: {error}")
+        session.tracker.say(f"its sampling settings are left out: {error}")
         source = None
     hf.save(
         params,
@@ -358,67 +361,67 @@ def sample(
     """
     policy = policy and places.decided(policy, "policy", places.here())
     needs = ["model", "tokenizer", *(["data", "tasks"] if prompts is None else [])]
-    with opened(workdir, needs=needs, splits=READ_FOR["test"]) as runtime:
-        chosen = policy or last_policy(runtime.config)
-        samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
+    with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
+        chosen = policy or last_policy(session.config)
+        samplings = [sampling for stage in session.config.stages.values() for sampling in stage.samplings()]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
-        if prompts is None and not runtime.problems["test"]:
+        if prompts is None and not session.problems["test"]:
             raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
-        kept_inputs.verify(runtime, chosen, *_scored_by(runtime, "test" if prompts is None else None))
-        params = samplings[0].params(runtime.stop_ids, temperature=temperature)
-        view = runtime.sampler().view(load_policy(runtime, chosen))
+        kept_inputs.verify(session, chosen, *_scored_by(session, "test" if prompts is None else None))
+        params = samplings[0].params(session.stop_ids, temperature=temperature)
+        view = session.sampler().view(load_policy(session, chosen))
         if prompts is None:
-            return _answers(runtime, chosen, view, params, runtime.problems["test"][:count], 1)
+            return _answers(session, chosen, view, params, session.problems["test"][:count], 1)
         texts = []
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             try:
-                texts += _answers(runtime, chosen, view, params, [Problem(problem_id(prompt), prompt)], count)
+                texts += _answers(session, chosen, view, params, [Problem(problem_id(prompt), prompt)], count)
             except ValueError as error:
                 if isinstance(prompts, str):
                     raise
-                runtime.tracker.say(str(error))  # a typed prompt was refused; the next may be accepted
+                session.tracker.say(str(error))  # a typed prompt was refused; the next may be accepted
         return texts
 
 
 def _answers(
-    runtime: Runtime, policy: str, view: Decoder, params: SamplingParams, problems: Sequence[Problem], samples: int
+    session: Session, policy: str, view: Decoder, params: SamplingParams, problems: Sequence[Problem], samples: int
 ) -> list[str]:
     """Show, and return, `samples` answers to each problem."""
-    requests = [Request(p.id, runtime.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
-    rollouts = list(runtime.sampler().generate(view, requests, "sample"))
+    requests = [Request(p.id, session.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
+    rollouts = list(session.sampler().generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
     repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
-    texts = [cut(runtime.tokenizer.decode(rollout.token_ids), params.stop) for rollout in rollouts]
-    rewards = _rewards(runtime, repeated, texts, [rollout.token_ids for rollout in rollouts])
+    texts = [cut(session.tokenizer.decode(rollout.token_ids), params.stop) for rollout in rollouts]
+    rewards = _rewards(session, repeated, texts, [rollout.token_ids for rollout in rollouts])
     rows = [
         [
-            *(runtime.tokenizer.render(problem), text, problem.answer or "", reward),
+            *(session.tokenizer.render(problem), text, problem.answer or "", reward),
             *(rollout.stop_reason, f"{float(np.mean(rollout.logprobs)):.2f}"),
         ]
         for problem, rollout, text, reward in zip(repeated, rollouts, texts, rewards, strict=True)
     ]
     names = ["prompt", "response", "answer", "reward", "stop", "mean log-prob"]
-    runtime.tracker.table(f"policy {policy}", names, rows)
+    session.tracker.table(f"policy {policy}", names, rows)
     return texts
 
 
 def _rewards(
-    runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    session: Session, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> list[str]:
     """Score each response: reward and verdict; "" without an answer, and for rewards of a model or an endpoint and for
     those not at hand."""
-    cheap = {name for name, task in runtime.tasks.items() if task.reward.function not in ("model", "judge")}
-    cheap -= {"main"} if runtime.reward is _not_at_hand else set()
+    cheap = {name for name, task in session.tasks.items() if task.reward.function not in ("model", "judge")}
+    cheap -= {"main"} if session.reward is _not_at_hand else set()
     places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
     shown = [""] * len(problems)
     try:
-        scores = runtime.scorer(
+        scores = session.scorer(
             [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
         )
     except ValueError as error:  # raised by the user's own function: the answers can still be shown
-        runtime.tracker.say(f"no rewards: {error}")
+        session.tracker.say(f"no rewards: {error}")
         return shown
     for i, score in zip(places, scores, strict=True):
         reward = "" if score.reward is None else f"{score.reward:g} "

@@ -22,10 +22,10 @@ from typing import Any, NoReturn, TypeAlias
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
-from g2d_jax import places
-from g2d_jax.config_io import MEANING, assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
-from g2d_jax.gone import find, named
-from g2d_jax.section import editable
+from g2d_jax.config import places
+from g2d_jax.config.gone import find, named
+from g2d_jax.config.io import MEANING, assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
+from g2d_jax.config.section import editable
 
 Scalar: TypeAlias = bool | int | float | str
 

@@ -17,16 +17,16 @@ from etils import epath
 
 from g2d_jax.accounting import behind
 from g2d_jax.config import Collect, Config
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.graph import plan
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Draws, Groups
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import write_columns, write_completions
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Session
 from g2d_jax.stages import collect
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.rollouts import Draws, Groups
-from g2d_jax.stages.runtime import Runtime
 
 PROVENANCE, PROBLEMS, COMPLETIONS, PREFERENCES = "g2d.json", "problems.parquet", "completions", "preferences"
 SCORERS = ("verify", "model", "judge")
@@ -42,33 +42,33 @@ def stage_of(config: Config, policy: str | None) -> str:
     return names[-1]
 
 
-def write(runtime: Runtime, name: str, folder: epath.Path, own: Mapping[str, str]) -> None:
+def write(session: Session, name: str, folder: epath.Path, own: Mapping[str, str]) -> None:
     """Write a finished collect stage's problems, completions and preferences. All processes call it; the leader writes.
 
     own: the run's functions from Python, by name. Raises ValueError for a stage that is not finished, and where the
     data is no longer what it was made from.
     """
-    if not storage.finished(runtime.folders[name]):
+    if not storage.finished(session.folders[name]):
         raise ValueError(f"stage {name!r} is not finished: g2d run with the same --workdir continues it")
-    draws, groups = collect.rollouts_of(runtime, name, Cost())
-    processes.on_leader(lambda: _write(runtime, name, folder, draws, groups, own))
+    draws, groups = collect.rollouts_of(session, name, Cost())
+    processes.on_leader(lambda: _write(session, name, folder, draws, groups, own))
 
 
 def _write(
-    runtime: Runtime, name: str, folder: epath.Path, draws: Draws, groups: Groups, own: Mapping[str, str]
+    session: Session, name: str, folder: epath.Path, draws: Draws, groups: Groups, own: Mapping[str, str]
 ) -> None:
-    size = runtime.config.stage(name, Collect).part
+    size = session.config.stage(name, Collect).part
     for number, first in enumerate(range(0, len(groups), size)):
         part = slice(first, first + size)
         rows = [row for group in groups[part] for row in group]
-        prompts = {draw: collect.shown(runtime, problem) for draw, (problem, _) in enumerate(draws[part])}
+        prompts = {draw: collect.shown(session, problem) for draw, (problem, _) in enumerate(draws[part])}
         shown = [prompts[draw] for draw, group in enumerate(groups[part]) for _ in group]
         write_completions(folder / COMPLETIONS / f"part-{number:05d}.parquet", rows, shown)
-    for source in (runtime.folders[name] / PREFERENCES).glob("*.parquet"):
+    for source in (session.folders[name] / PREFERENCES).glob("*.parquet"):
         storage.write_bytes(folder / PREFERENCES / source.name, storage.read_bytes(source))
-    if template := runtime.tokenizer.template.pinned:
+    if template := session.tokenizer.template.pinned:
         storage.write_bytes(folder / CHAT_TEMPLATE, template.encode())
-    scored_by, problems = _scored_by(runtime.config, own), {problem.id: problem for problem, _ in draws}.values()
+    scored_by, problems = _scored_by(session.config, own), {problem.id: problem for problem, _ in draws}.values()
     write_columns(folder / PROBLEMS, _columns(list(problems), scored_by))
 
 

@@ -20,14 +20,15 @@ from ml_collections import ConfigDict
 
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Collect, Config, Online
-from g2d_jax.graph import plan
+from g2d_jax.config.graph import plan
+from g2d_jax.config.policy_name import own_stage
+from g2d_jax.rollouts.generate import grouped
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Screen
+from g2d_jax.session.session import Session
 from g2d_jax.stages.collect import choose_pairs
 from g2d_jax.stages.probes import probed
-from g2d_jax.stages.rollouts import grouped
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute
 
 PROMPTS, RESPONSES = 256, 8
@@ -68,7 +69,7 @@ def forecast(
 def warmup_of(config: Config) -> str:
     """Return the online stage whose policy pairs are collected from, or else the first. Raises ValueError if there is
     none."""
-    online = [name for name in plan(config).order if isinstance(config.stages[name], Online)]
+    online = [name for name in plan(config).order if name in config.stages_of(Online)]
     if not online:
         raise ValueError(
             "a forecast is of a run with an online stage, and the config has none: g2d plan tells its cost"
@@ -78,8 +79,9 @@ def warmup_of(config: Config) -> str:
 
 def collecting(config: Config, name: str) -> Collect | None:
     """Return the first stage that collects pairs from the policy of an online stage, None if there is none."""
-    stages = [config.stages[other] for other in plan(config).order]
-    return next((s for s in stages if isinstance(s, Collect) and s.policy.partition("@")[0] == name), None)
+    collects = config.stages_of(Collect)
+    stages = [collects[other] for other in plan(config).order if other in collects]
+    return next((stage for stage in stages if own_stage(stage.policy) == name), None)
 
 
 def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:
@@ -104,9 +106,9 @@ def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:
 def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
     """Return what the probes of the shortened run measured, in the order of their steps. config: of the whole run."""
     collect = collecting(config, name)
-    with commands.opened(folder) as runtime:
-        steps = sorted(int(file.stem[-6:]) for file in runtime.folders[name].glob("probe/step-*.json"))
-        probes = [_probe(runtime, name, step, collect) for step in steps]
+    with commands.opened(folder) as session:
+        steps = sorted(int(file.stem[-6:]) for file in session.folders[name].glob("probe/step-*.json"))
+        probes = [_probe(session, name, step, collect) for step in steps]
     rates = [np.array(probe.pop("rates"), np.float64) for probe in probes]
     change, error = _mean(rates[-1] - rates[0])
     return {
@@ -121,17 +123,17 @@ def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
     }
 
 
-def _probe(runtime: Runtime, name: str, step: int, collect: Collect | None) -> dict[str, Any]:
+def _probe(session: Session, name: str, step: int, collect: Collect | None) -> dict[str, Any]:
     """Return the figures of the policy after so many steps; its rates too, of each prompt."""
-    stage = runtime.config.stage(name, Online)
-    file = runtime.folders[name] / "probe" / f"step-{step:06d}.parquet"
+    stage = session.config.stage(name, Online)
+    file = session.folders[name] / "probe" / f"step-{step:06d}.parquet"
     value = storage.read_json(file.with_suffix(".json"))["value"]
     rates, figures = np.array(value["offline"]["rates"], np.float64), value["figures"]
-    draws = [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)]
+    draws = [(problem, 0) for problem in probed(session.problems[stage.probe.split], stage.probe.prompts)]
     groups = grouped(read_rollouts(file), draws, RESPONSES)
     # All pairs on offer: which of them are kept, where there are more than max_pairs, is no matter here.
     rule = dataclasses.replace(collect or Collect(), max_pairs=None, select="all")
-    _, counts = choose_pairs(runtime, rule, draws, groups)
+    _, counts = choose_pairs(session, rule, draws, groups)
     pass_rate, error = _mean(rates)
     # Rewards that only rank tell no right from wrong: there the pair rule says which prompts' responses differ.
     mixed = counts["mixed"] if pass_rate is None else int(np.sum((rates > 0) & (rates < 1)))
@@ -144,7 +146,7 @@ def _probe(runtime: Runtime, name: str, step: int, collect: Collect | None) -> d
         "by_right": [int(np.sum(np.round(rates * RESPONSES) == right)) for right in range(RESPONSES + 1)],
         "mixed": mixed / len(draws),
         "pairs": counts["pairs"],
-        "pairs_collected": _collected(counts["pairs"] / len(draws), collect, len(runtime.problems["train"])),
+        "pairs_collected": _collected(counts["pairs"] / len(draws), collect, len(session.problems["train"])),
         "entropy": figures.get("entropy"),
         "clipped": figures["completions/clipped_ratio"],
         "prompt": value["offline"]["prompt"],

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from g2d_jax import mesh as meshes
-from g2d_jax.graph import plan
+from g2d_jax import stages as stage_modules
+from g2d_jax.config.graph import plan
 from g2d_jax.losses.logprobs import chunk_of
-from g2d_jax.pipeline import STAGES
 from g2d_jax.runtime.memory import GIB
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Session
+from g2d_jax.session.training_programs import policy_shapes
 
 PROCESS = 1.2 * GIB
 """Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the verifier. Measured."""
@@ -37,27 +37,27 @@ class Estimate:
     size: int
 
 
-def estimates(runtime: Runtime) -> Iterator[Estimate]:
+def estimates(session: Session) -> Iterator[Estimate]:
     """Yield the estimate of each stage that computes anything on devices, in the order of the run.
 
     A stage whose arrays cannot be told from its settings is left out.
     """
-    here = runtime.mesh.size // meshes.processes(runtime.mesh)
-    for name in plan(runtime.config).order:
-        stage = runtime.config.stages[name]
+    here = session.mesh.size // meshes.processes(session.mesh)
+    for name in plan(session.config).order:
+        stage = session.config.stages[name]
         try:
-            programs = list(STAGES[stage.kind].programs(runtime, name, stage))
+            programs = list(stage_modules.of_kind(stage.kind).programs(session, name, stage))
         except ValueError:
             # The longest pair that settings allow fits no row; those that will be there may.
             continue
         if not programs:
             continue
-        fullest = max(programs, key=lambda program: _size(runtime, program))
-        size = _size(runtime, fullest)
+        fullest = max(programs, key=lambda program: _size(session, program))
+        size = _size(session, fullest)
         samplers = [program for program in programs if _samples(program)]
         if samplers and "gradients" in fullest.work.parts:
             # The sampler's weights and cache are small arrays, which the allocator keeps when they are done with.
-            size += _view_bytes(runtime) + max(program.work.parts["KV cache"] for program in samplers)
+            size += _view_bytes(session) + max(program.work.parts["KV cache"] for program in samplers)
         yield Estimate(name, fullest.name, int(PROCESS + here * size))
 
 
@@ -65,20 +65,20 @@ def _samples(program: Program) -> bool:
     return "KV cache" in program.work.parts
 
 
-def _view_bytes(runtime: Runtime) -> int:
+def _view_bytes(session: Session) -> int:
     """Count the bytes a device of the weights in the form that the sampler reads."""
-    return meshes.device_bytes(policy_shapes(runtime)) * runtime.dtype.itemsize // FLOAT32
+    return meshes.device_bytes(policy_shapes(session)) * session.dtype.itemsize // FLOAT32
 
 
-def _size(runtime: Runtime, program: Program) -> int:
+def _size(session: Session, program: Program) -> int:
     """Count the bytes a device of a program's arrays, of those beside it, and of the largest temporaries."""
-    parts, words = program.work.parts, runtime.model_config.vocab_size
+    parts, words = program.work.parts, session.model_config.vocab_size
     size = sum(meshes.device_bytes(tree) for tree in program.resident) + sum(parts.values())
     logits = LOGITS * chunk_of(words, "cpu") * words * FLOAT32
     if "gradients" in parts:  # those of all micro-batches so far, and of the one under way
         return size + parts["gradients"] + logits
     if _samples(program):
-        return size + _view_bytes(runtime) + LOGITS * program.work.rows * words * FLOAT32
+        return size + _view_bytes(session) + LOGITS * program.work.rows * words * FLOAT32
     if "state" in parts:
         return size
     return size + parts.get("parameters", 0) + logits

@@ -12,16 +12,17 @@ from pathlib import PurePosixPath
 
 from etils import epath
 
-from g2d_jax import commands, places
+from g2d_jax import commands
+from g2d_jax.config import places
 from g2d_jax.data.open_ended import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.data.splits import problem_id
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
-from g2d_jax.stages import kept_inputs
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import kept_inputs
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session
 
 PART = 128
 """Prompts written, and resumed, at a time."""
@@ -47,11 +48,11 @@ def write_outputs(
     policy = policy and places.decided(policy, "policy", places.here())
     target, name = _target(form, output, name)
     questions = read_questions(prompts, form)
-    with commands.opened(workdir) as runtime:
-        chosen = policy or commands.last_policy(runtime.config)
-        kept_inputs.verify(runtime, chosen)
-        params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=runtime.tokenizer.eos_ids)
-        rows = _answers(runtime, chosen, questions, params, prompts)
+    with commands.opened(workdir) as session:
+        chosen = policy or commands.last_policy(session.config)
+        kept_inputs.verify(session, chosen)
+        params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=session.tokenizer.eos_ids)
+        rows = _answers(session, chosen, questions, params, prompts)
         texts = [row.text for row in rows]
         if form == "alpaca_eval":
             content = alpaca_json(name, questions, texts)
@@ -59,7 +60,7 @@ def write_outputs(
             content = arena_jsonl(name, questions, texts, [len(row.rollout.token_ids) for row in rows])
         storage.write_bytes(target, content)
         cut = sum(row.rollout.stop_reason == "length" for row in rows)
-        runtime.tracker.say(
+        session.tracker.say(
             f"{len(rows)} answers of {chosen}, {cut} of them cut at {max_new_tokens} tokens, under the name {name}"
         )
     return target
@@ -81,42 +82,42 @@ def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, st
 
 
 def _answers(
-    runtime: Runtime, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
+    session: Session, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
 ) -> list[ScoredRollout]:
     """Return the answers in the order of the questions, read back or drawn."""
-    requests = _requests(runtime, questions, params, prompts)
+    requests = _requests(session, questions, params, prompts)
     settings = asdict(params)
     del settings["stop"]  # always empty here; folders of earlier versions are named without it
-    identity = [[commands.version(runtime, policy), runtime.tokenizer.fingerprint, settings]]
+    identity = [[commands.version(session, policy), session.tokenizer.fingerprint, settings]]
     identity += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
-    folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(identity)}"
+    folder = session.workdir / "outputs" / f"answers-{storage.fingerprint(identity)}"
     rows: list[ScoredRollout] = []
     view: Decoder | None = None
-    with runtime.tracker.progress(f"answers of {policy}", len(requests)) as bar:
+    with session.tracker.progress(f"answers of {policy}", len(requests)) as bar:
         for start in range(0, len(requests), PART):
             file = folder / f"part-{start // PART:05d}.parquet"
             before = file.exists()
             if not before:
-                view = view or runtime.sampler().view(load_policy(runtime, policy))
-                write_rollouts(file, _drawn(runtime, policy, view, requests[start : start + PART]))
+                view = view or session.sampler().view(load_policy(session, policy))
+                write_rollouts(file, _drawn(session, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
             show = bar.skip if before else bar.update
             show(len(rows))
     return rows
 
 
-def _drawn(runtime: Runtime, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
+def _drawn(session: Session, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
     """Draw responses in the order of the requests. They stay unscored: scoring is those tools' part."""
     place = {(request.problem_id, request.visit): i for i, request in enumerate(requests)}
     drawn: list[Rollout] = sorted(
-        runtime.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
+        session.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
     )
-    texts = [safe_text(runtime.tokenizer.decode(rollout.token_ids)) for rollout in drawn]
+    texts = [safe_text(session.tokenizer.decode(rollout.token_ids)) for rollout in drawn]
     unscored = Score(None, Verdict.UNSCORABLE)
     return [ScoredRollout(rollout, text, unscored, policy) for rollout, text in zip(drawn, texts, strict=True)]
 
 
-def _requests(runtime: Runtime, questions: Sequence[Question], params: SamplingParams, prompts: str) -> list[Request]:
+def _requests(session: Session, questions: Sequence[Question], params: SamplingParams, prompts: str) -> list[Request]:
     """Build a request for each question; a repeated prompt is drawn with other randomness, as its next visit."""
     visits: dict[str, int] = {}
     requests = []
@@ -124,7 +125,7 @@ def _requests(runtime: Runtime, questions: Sequence[Question], params: SamplingP
         message = {"role": "user", "content": question.text}  # a chat: the run's own prompt template has no part in it
         problem = Problem(problem_id((message,)), (message,))
         try:
-            ids = runtime.tokenizer.encode_prompt(problem)
+            ids = session.tokenizer.encode_prompt(problem)
         except ValueError as error:
             raise ValueError(f"{prompts}, prompt {number}: {error}") from error
         visit = visits[problem.id] = visits.get(problem.id, -1) + 1

@@ -63,13 +63,13 @@ def push(
     stage = dataset.stage_of(config, policy) if what == "dataset" else None
     with _staging(target) as place:
         needs = ("model", "tokenizer", *(("data", "tasks") if stage else ()))
-        with opened(folder, config, needs=needs) as runtime:
-            origin = {**provenance(runtime), "what": what, "stage": stage or policy or last_policy(config)}
+        with opened(folder, config, needs=needs) as session:
+            origin = {**provenance(session), "what": what, "stage": stage or policy or last_policy(config)}
             if upload is not None and not dry_run:
                 processes.on_leader(lambda: upload.check(origin))
             if stage:
-                dataset.write(runtime, stage, place, origin["own"])
-                card = dataset_card(runtime, stage, repo or os.fspath(output or ""))
+                dataset.write(session, stage, place, origin["own"])
+                card = dataset_card(session, stage, repo or os.fspath(output or ""))
                 processes.on_leader(lambda: storage.write_bytes(place / "README.md", card.encode()))
         if not stage:
             export(folder, place, policy=policy, adapters=what == "adapters")

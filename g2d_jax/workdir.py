@@ -17,17 +17,17 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, places
-from g2d_jax.config import Config
-from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
-from g2d_jax.gone import without_undeciding
+from g2d_jax import __version__
+from g2d_jax.config import Config, places
+from g2d_jax.config.gone import without_undeciding
+from g2d_jax.config.io import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import LOCK
 
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
-INPUTS = "inputs.json"  # what a run reads from outside, by content: stages/kept_inputs.py
+INPUTS = "inputs.json"  # what a run reads from outside, by content: session/kept_inputs.py
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order

@@ -38,7 +38,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.workdir import claim
 
 G2D = Callable[..., str]
@@ -827,10 +827,10 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert tokenizer.decode(ids) == "12+3*4=?;\\boxed{60}"
     ours = load_tokenizer("model")  # as a later run with model.path=model does
     assert ours.encode_completion("12+3*4=?;\\boxed{60}").tolist()[:-1] == ids
-    with commands.opened(work) as runtime:
-        params = load_policy(runtime, "dpo")
-        assert ids == runtime.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
-        assert set(runtime.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
+    with commands.opened(work) as session:
+        params = load_policy(session, "dpo")
+        assert ids == session.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
+        assert set(session.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
     np.testing.assert_allclose(*their_logits_and_ours(model, params, ids), atol=1e-4)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
@@ -846,8 +846,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert "is a file: choose another --output" in g2d("export", work, "--output", "model/README.md", refused=True)
     elsewhere = commands.read_config(work)
     elsewhere = replace(elsewhere, mesh=Mesh(data=2, fsdp=64), compute=replace(elsewhere.compute, sampling_tensor=64))
-    with commands.opened(work, elsewhere) as runtime:  # the run had a mesh of 128 devices
-        assert runtime.mesh.size == jax.device_count() and load_policy(runtime, "dpo").config == params.config
+    with commands.opened(work, elsewhere) as session:  # the run had a mesh of 128 devices
+        assert session.mesh.size == jax.device_count() and load_policy(session, "dpo").config == params.config
     g2d("export", work, "--output", "other", "--policy", "hf:model")  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
     assert first.read_bytes() == second.read_bytes()

@@ -26,7 +26,7 @@ from g2d_jax.records import Problem
 from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.reward_manager import RewardManager
+from g2d_jax.session.reward_manager import RewardManager
 
 ROOT = Path(__file__).parents[1]
 CONFIG = """
@@ -133,7 +133,21 @@ def test_a_family_and_a_stage_in_the_package(package: Path, one_device: dict[str
     tests = ["tests/models/test_hf.py", "tests/models/test_decoder.py", "tests/stages/test_rejection.py"]
     chosen = "rejection or (ernie4_5 and (transformers or True-24) and not greedy)"  # logits, export, decoding
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen, *tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "slow or not slow",
+            "-k",
+            chosen,
+            *tests,
+        ],
         env={**one_device, "PYTHONPATH": str(package)},
         cwd=package,
         capture_output=True,

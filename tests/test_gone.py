@@ -11,14 +11,15 @@ from chat_templates import WITHOUT_HEADER
 from etils import epath
 from toys import make_tokenizer
 
-from g2d_jax import commands, config_io, pipeline
+from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
+from g2d_jax.config import io as config_io
+from g2d_jax.config.gone import GONE, Gone, find
 from g2d_jax.config_load import resolve
-from g2d_jax.gone import GONE, Gone, find
 from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
-from g2d_jax.stages.extra_state import ExtraState
+from g2d_jax.session.extra_state import ExtraState
 from g2d_jax.workdir import check_claim
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,11 +11,14 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
-    "records keys section gone config config_io config_load places recipes mesh runtime workdir",
+    "records keys config config_load recipes mesh runtime workdir",
     "models data losses rewards study accounting",
-    "contents graph sampler training scoring",
+    "contents sampler training scoring",
+    "session",
+    "rollouts",
     "stages",
-    "pipeline sweep report commands card dataset push outputs host_memory dryrun plan forecast cli __main__",
+    "run_stages",
+    "report sweep card dataset push outputs host_memory dryrun plan forecast pipeline commands cli __main__",
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
 SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.study.stats")}
@@ -55,6 +58,14 @@ def test_imports_never_go_up():
     level = {"": -1, **LEVELS}  # of every room
     upward = {(name, other) for name in MODULES for other in IMPORTS[name] if level[part(other)] > level[part(name)]}
     assert not upward
+
+
+def test_what_a_run_imports_knows_no_wing():
+    """Reports, studies, plans and what is shared read records on disk, or a run that is over."""
+    wings = set(ROOMS[-1].split())
+    wheel = [name for name in MODULES if part(name) and part(name) not in wings]
+    assert not {(name, other) for name in wheel for other in IMPORTS[name] if part(other) in wings}
+    assert "run_stages" in {part(name) for name in wheel}
 
 
 def test_parts_of_level_1_stand_alone():

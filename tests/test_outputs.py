@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax import cli, config_io, outputs
+from g2d_jax import cli, outputs
+from g2d_jax.config import io as config_io
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
 

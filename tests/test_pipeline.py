@@ -9,14 +9,14 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax import pipeline
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session
 from g2d_jax.training import objectives
 from g2d_jax.workdir import claim
 
@@ -255,9 +255,9 @@ def test_policies_that_are_not_there(config: ConfigDict, tmp_path: Path, policy:
     (tmp_path / "01-sft").mkdir()
     with Tracker(tmp_path, tensorboard=False) as tracker:
         folders = graph.plan(Config.of(config)).folders(epath.Path(tmp_path))
-        runtime = Runtime(Config.of(config), epath.Path(tmp_path), tracker, folders)
+        session = Session(Config.of(config), epath.Path(tmp_path), tracker, folders)
         with pytest.raises(ValueError, match=message):
-            load_policy(runtime, policy.replace("WORK", str(tmp_path)))
+            load_policy(session, policy.replace("WORK", str(tmp_path)))
 
 
 def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:

@@ -16,17 +16,17 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, commands, pipeline, places
+from g2d_jax import cli, commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config import Config, places
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.data.arithmetic import tokenizer
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.report.tokens import run_tokenizer
-from g2d_jax.stages import init_params
+from g2d_jax.session import init_params
 from g2d_jax.sweep.points import points, with_axes
 from g2d_jax.workdir import settings_of
 

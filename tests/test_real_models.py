@@ -16,11 +16,11 @@ from etils import epath
 from matrix import some
 from ml_collections import ConfigDict
 
-from g2d_jax import commands, dryrun, graph, pipeline, recipes
-from g2d_jax.config import Config
+from g2d_jax import commands, dryrun, pipeline, recipes
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.sweep.points import points
 
 ROOT = Path(__file__).parents[1]
@@ -268,13 +268,13 @@ def check_in_transformers(work: Path, exported: epath.Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
-    with commands.opened(work) as runtime:
-        problem = runtime.problems["test"][0]
-        ids = runtime.tokenizer.encode_prompt(problem).tolist()
-        messages = [dict(message) for message in runtime.tokenizer.conversation(problem)]
-        collected = runtime.folders["collect"]
-        assert set(runtime.tokenizer.eos_ids) == set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
-        before, after = (toy.their_logits_and_ours(model, load_policy(runtime, name), ids) for name in ("init", "dpo"))
+    with commands.opened(work) as session:
+        problem = session.problems["test"][0]
+        ids = session.tokenizer.encode_prompt(problem).tolist()
+        messages = [dict(message) for message in session.tokenizer.conversation(problem)]
+        collected = session.folders["collect"]
+        assert set(session.tokenizer.eos_ids) == set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
+        before, after = (toy.their_logits_and_ours(model, load_policy(session, name), ids) for name in ("init", "dpo"))
     options = {"add_generation_prompt": True, "return_dict": False}
     asked = [message for message in messages if message["role"] != "system"]
     assert tokenizer.apply_chat_template(messages, **options) == ids == tokenizer.apply_chat_template(asked, **options)

@@ -22,7 +22,7 @@ from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Session
 
 Run = tuple[Path, dict[str, Any]]
 
@@ -292,10 +292,10 @@ def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
 )
 def test_prompts_are_those_of_the_papers_figures(spec: str, text: str, toys: Path, tmp_path: Path) -> None:
     with Tracker(None, tensorboard=False) as tracker:
-        runtime = Runtime(Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {})
-        for problem in runtime.problems["train"]:
+        session = Session(Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {})
+        for problem in session.problems["train"]:
             said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
-            assert runtime.tokenizer.render(problem) == text.format(said)
+            assert session.tokenizer.render(problem) == text.format(said)
 
 
 def test_other_test_sets(run: Callable[[str], Run], toys: Path, process: ProcessPoolExecutor) -> None:

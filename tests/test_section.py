@@ -12,9 +12,9 @@ import pytest
 
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config
+from g2d_jax.config.places import walk
+from g2d_jax.config.section import Bounds, FieldError, Section, editable, record
 from g2d_jax.config_load import apply
-from g2d_jax.places import walk
-from g2d_jax.section import Bounds, FieldError, Section, editable, record
 
 
 class Inner(Section):

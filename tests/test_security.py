@@ -26,7 +26,7 @@ from sources import load_problems
 from g2d_jax import config as settings
 from g2d_jax import workdir
 from g2d_jax.config import Config
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
@@ -48,6 +48,7 @@ FORBIDDEN_MODULES = {
 FORBIDDEN_BUILTINS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_CALLS = {"system", "popen", "import_module", "exec_module", "load_module", "run_path", "run_module"}
 EXCEPTIONS = {
+    ("stages/__init__.py", "import_module"),  # of the kinds of stages alone
     ("config_load.py", "exec_module"),  # a config file is the user's own program
     ("rewards/functions.py", "exec_module"),  # … and the reward file beside it that it names
     ("rewards/functions.py", "import_module"),  # reward.function = "package.module:function" names the user's own code

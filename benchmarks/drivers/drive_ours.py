@@ -20,7 +20,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.sampler.engine import Sampler
-from g2d_jax.stages.row_shapes import CPU_TOKENS
+from g2d_jax.session.row_shapes import CPU_TOKENS
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_number, put_numbers

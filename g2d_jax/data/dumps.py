@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from etils import epath
 
+from g2d_jax.config.places import data_files
 from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
@@ -72,37 +72,13 @@ class DumpRow:
         return hashlib.blake2b(self.prompt_ids.tobytes(), digest_size=8).hexdigest()
 
 
-def dump_files(paths: str | Sequence[str]) -> list[str]:
-    """List a dump's files: of a folder, of a glob, or the file; step 2 before step 10.
-
-    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these describe the set.
-    Raises ValueError for what holds no file.
-    """
-    files: list[str] = []
-    for path in [paths] if isinstance(paths, str) else paths:
-        place = epath.Path(path).expanduser()
-        if "*" in path:
-            parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
-            matching = list(parent.glob(os.fspath(place.relative_to(parent))))
-        elif place.is_dir():
-            matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(place.glob("*.json"))
-        else:
-            matching = [place] if place.exists() else []
-        if not matching:
-            raise ValueError(
-                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob that matches some"
-            )
-        files += sorted(map(os.fspath, matching), key=_natural)
-    return files
-
-
 def read_dump(paths: str | Sequence[str], reward: str | None = None) -> Iterator[DumpRow]:
     """Read the rows of a file, of a folder's files, or of those that match a glob; local, gs:// or s3://.
 
     reward: the column that holds the reward, where a dump has several (TRL's is one for each reward function).
     Raises ValueError naming file and line of the first row whose columns are of no format or whose values are broken.
     """
-    for file in dump_files(paths):
+    for file in data_files(paths):
         numbers = re.findall(r"step[-_]?(\d+)", epath.Path(file).stem)
         step = int(numbers[-1]) if numbers else None
         for row in file_rows(file):
@@ -128,11 +104,6 @@ def by_step(rows: Iterable[R]) -> list[list[R]]:
     for row in rows:
         together.setdefault((row.step or 0, row.prompt_key), []).append(row)
     return [same for _, same in sorted(together.items(), key=lambda item: item[0][0])]
-
-
-def _natural(path: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders the numbers in names by value."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
 def _read(where: str, step: int | None, reward: str | None, values: Mapping[str, Any]) -> DumpRow:

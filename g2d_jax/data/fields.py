@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from g2d_jax.config_io import suggest
+from g2d_jax.config.io import suggest
 from g2d_jax.records import Message, Prompt
 
 Fields: TypeAlias = Mapping[str, str]

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax.data.dumps import as_ids, dump_files
+from g2d_jax.config.places import data_files
+from g2d_jax.data.dumps import as_ids
 from g2d_jax.data.fields import BrokenRow, LeftOut, as_messages, as_prompt, as_text, find
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.rows import Row, file_rows
@@ -57,7 +58,7 @@ def pair_rows(path: str) -> Iterator[Row]:
     if path.startswith(HUB):
         yield from open_rows(path)[1]
         return
-    for file in dump_files(path):
+    for file in data_files(path):
         yield from file_rows(file)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.config import Source
-from g2d_jax.config_io import suggest
+from g2d_jax.config.io import suggest
 from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import Fields, as_answer, as_prompt, as_scalar, check_fields, find, listed, named

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from etils import epath
 
-from g2d_jax import places
+from g2d_jax.config import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import Fault, Template, TemplateSettings, refuse, try_out
 from g2d_jax.records import Example, Message, Problem, Prompt

@@ -15,7 +15,7 @@ from typing import Any
 
 from etils import epath
 
-from g2d_jax import places
+from g2d_jax.config import places
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header

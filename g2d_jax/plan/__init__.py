@@ -97,7 +97,7 @@ def rates(config: ConfigDict, name: str, say: Callable[[str], None], response: i
     """
     settings = Config.of(config)
     compiler = _compiler(settings, name, say)
-    from g2d_jax.graph import plan as order_of
+    from g2d_jax.config.graph import plan as order_of
     from g2d_jax.plan import planning, show
 
     stages = [stage for stage in order_of(settings).order if settings.stages[stage].kind not in ("sft", "evaluate")]
@@ -113,8 +113,8 @@ def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planni
     from g2d_jax.plan import target
 
     target.prepare(machine)
-    from g2d_jax import pipeline
+    from g2d_jax import run_stages
     from g2d_jax.plan import planning
 
-    pipeline.check(settings)
+    run_stages.check(settings)
     return planning.Compiler(machine, say)

@@ -15,7 +15,7 @@ from etils import epath
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Config
-from g2d_jax.graph import plan
+from g2d_jax.config.graph import plan
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import target
 from g2d_jax.plan.programs import programs_of, scorings
@@ -23,9 +23,9 @@ from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import init_params
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import init_params
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Session
 
 STOPS = 2  # tokens that end a response, assumed without a tokenizer
 
@@ -129,8 +129,8 @@ class _Outputs(dict[str, Any]):
 
 
 @contextmanager
-def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> Iterator[Runtime]:
-    """Yield the run's runtime on the compiler's machine. prompt: mean tokens of a prompt, None: of the problems where
+def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> Iterator[Session]:
+    """Yield the run's session on the compiler's machine. prompt: mean tokens of a prompt, None: of the problems where
     tokenizer and problems are on this machine, else the most.
 
     The model's shape is that of a local folder's config.json, of models/shapes.py, or the run's own.
@@ -139,7 +139,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
     """
     order = plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
-        runtime = Runtime(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False)
+        session = Session(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False)
         mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
@@ -159,7 +159,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             attributes["problem_counts"] = {"train": sys.maxsize, **held_out}
         if prompt is not None:
             attributes["mean_prompt"] = float(min(prompt, config.data.max_prompt_length))
-        yield runtime.at(config, runtime.folders, tracker, **attributes)
+        yield session.at(config, session.folders, tracker, **attributes)
 
 
 def make(
@@ -172,10 +172,10 @@ def make(
 ) -> Plan:
     """Compile every program of the stages (default: all). prompt: see `planned`. response: mean tokens of a response,
     None: the longest."""
-    with planned(config, compiler, prompt) as runtime:
-        programs = [programs_of(runtime, name, response) for name in stages or plan(config).order]
+    with planned(config, compiler, prompt) as session:
+        programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))
         entries = [entry for stage_programs in programs for entry in compiler.entries(stage_programs)]
-        ways = runtime.sampling_mesh.size // runtime.sampling_mesh.shape["data"]
-        mesh, mean = dict(runtime.mesh.shape), runtime.mean_prompt
-        return Plan(compiler.topology, config, runtime.model_config, mesh, ways, entries, mean)
+        ways = session.sampling_mesh.size // session.sampling_mesh.shape["data"]
+        mesh, mean = dict(session.mesh.shape), session.mean_prompt
+        return Plan(compiler.topology, config, session.model_config, mesh, ways, entries, mean)

@@ -13,15 +13,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config
 from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.pipeline import STAGES
 from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
-from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.program import Program, Work, device_bytes, fixed
+from g2d_jax.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
         yield Scoring(share, model.config, make_program(mesh, dtype), model, tokens, lengths)
 
 
-def rewards(runtime: Runtime, decode: Program) -> Iterator[Program]:
+def rewards(session: Session, decode: Program) -> Iterator[Program]:
     """Yield the programs of reward models over the responses that a program decodes, with their prompts."""
-    work, mesh = decode.work, runtime.mesh
-    batches = list(scorings(runtime.config, mesh))
+    work, mesh = decode.work, session.mesh
+    batches = list(scorings(session.config, mesh))
     for batch in batches:
         others = tuple(other.model for other in batches if other is not batch)
         rows, length = batch.tokens.shape
-        scored = batch.share * (work.generated + work.responses * runtime.mean_prompt)
+        scored = batch.share * (work.generated + work.responses * session.mean_prompt)
         flops = reward_model.score_flops(batch.config, [length] * rows) / mesh.size
         (embed,) = jax.tree.leaves(batch.model.trunk.embed)
         read = embed.dtype.itemsize * matmul_params(batch.config) / mesh.shape["tensor"]
@@ -76,18 +76,18 @@ def rewards(runtime: Runtime, decode: Program) -> Iterator[Program]:
         yield Program(decode.stage, name, batch.run, arguments, cost, resident=(*decode.resident, *others))
 
 
-def programs_of(runtime: Runtime, name: str, response: int | None = None) -> list[Program]:
+def programs_of(session: Session, name: str, response: int | None = None) -> list[Program]:
     """List the programs of a stage, in the order in which they run.
 
-    runtime: with the planned machine's mesh, and the model's shape. response: mean tokens of a response for the work
+    session: with the planned machine's mesh, and the model's shape. response: mean tokens of a response for the work
     to be done, max_new_tokens if None; shapes are those of the longest.
     """
-    stage = runtime.config.stages[name]
-    models = tuple(scoring.model for scoring in scorings(runtime.config, runtime.mesh))
+    stage = session.config.stages[name]
+    models = tuple(scoring.model for scoring in scorings(session.config, session.mesh))
     programs = []
-    for program in STAGES[stage.kind].programs(runtime, name, stage, response):
+    for program in stage_modules.of_kind(stage.kind).programs(session, name, stage, response):
         # Reward models are loaded on first use, and stay.
         programs.append(dataclasses.replace(program, resident=(*program.resident, *models)))
         if program.work.responses:
-            programs += rewards(runtime, program)
+            programs += rewards(session, program)
     return programs

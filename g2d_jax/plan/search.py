@@ -21,8 +21,8 @@ from g2d_jax.models.decoder import count_trained
 from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import Topology
-from g2d_jax.stages import init_params
-from g2d_jax.stages.programs.training import saved_per_token
+from g2d_jax.session import init_params
+from g2d_jax.session.training_programs import saved_per_token
 from g2d_jax.training import optimizer
 
 CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")
@@ -82,8 +82,8 @@ def train_bytes(model: ModelConfig, config: Config, row_length: int, stages: Seq
     layer = saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
-    named = [config.stages[name] for name in stages or config.stages]
-    settings = [stage.optimizer for stage in named if isinstance(stage, TrainingStage)]
+    training = config.stages_of(TrainingStage)
+    settings = [stage.optimizer for name, stage in training.items() if name in (stages or training)]
     state = max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
     trained = 8 if compute.offload_optimizer else 8 + state
     parameters = trained * count_trained(model) + init_params.rest_bytes(config, model)
@@ -96,8 +96,8 @@ def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), mo
     None if none of those tried fits.
     """
     names = stages or tuple(config.stages)
-    with planned(config, compiler) as runtime:
-        model, programs = runtime.model_config, [program for name in names for program in programs_of(runtime, name)]
+    with planned(config, compiler) as session:
+        model, programs = session.model_config, [program for name in names for program in programs_of(session, name)]
         steps = [program.arguments({})[1]["tokens"] for program in programs if program.name == "train step"]
         row_length = max((tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length)
 
@@ -115,10 +115,10 @@ def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), mo
 
 
 def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler) as runtime:
+    with planned(config, compiler) as session:
         for name in stages:
             # The train step first: it is what most often does not fit.
-            programs = sorted(programs_of(runtime, name), key=lambda program: program.name != "train step")
+            programs = sorted(programs_of(session, name), key=lambda program: program.name != "train step")
             if not all(entry.fits(compiler.topology.device) for entry in compiler.entries(programs)):
                 return False
     return True
@@ -137,8 +137,8 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
         return [overrides for overrides in beside if overrides]
     trained = {
         name: stage.optimizer
-        for name, stage in config.stages.items()
-        if isinstance(stage, TrainingStage) and name in (stages or config.stages)
+        for name, stage in config.stages_of(TrainingStage).items()
+        if name in (stages or config.stages)
     }
     moments = [
         f"stages.{name}.optimizer.moment_dtype=bfloat16"

@@ -123,7 +123,7 @@ def assumptions(plan: Plan) -> list[str]:
     config, planned = plan.config, {entry.program.stage for entry in plan.entries}
     if reads_locally(config):
         return []
-    splits = {stage.split: name for name in planned if isinstance(stage := config.stages[name], Evaluate)}
+    splits = {stage.split: name for name, stage in config.stages_of(Evaluate).items() if name in planned}
     sources = {
         f"data.{split}" if name == "main" else f"tasks.{name}.{split}": (stage, getattr(task, split))
         for split, stage in sorted(splits.items())

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 from etils import epath
 
-from g2d_jax import places
-from g2d_jax.config import Config, Source
+from g2d_jax.config import Config, Source, places
 from g2d_jax.data.problems import NAMED
 from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
 from g2d_jax.runtime import storage
-from g2d_jax.stages.programs.program import Work
+from g2d_jax.session.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
 ASSUMED = 1000  # held-out problems of a file whose length no setting gives

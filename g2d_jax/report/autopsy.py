@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax import places
-from g2d_jax.config import Collect, Reward
-from g2d_jax.data.dumps import DumpRow, dump_files, read_dump
+from g2d_jax.config import Collect, Reward, places
+from g2d_jax.config.places import data_files
+from g2d_jax.data.dumps import DumpRow, read_dump
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.data.rows import file_rows
 from g2d_jax.records import AnswerRule, Rollout, Score, ScoredRollout, Verdict
@@ -346,7 +346,7 @@ def write_autopsy(
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
     lines = [
         json.dumps(raw.values, default=str)
-        for file in dump_files(paths)
+        for file in data_files(paths)
         for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True)
         if row.step is not None and first <= row.step <= last and row.step not in autopsy.repeated
     ]

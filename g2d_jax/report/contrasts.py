@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report.read import ONLINE, Array, Group, Policy, Row, Study
 from g2d_jax.study import frontier, stats
 
@@ -177,5 +178,5 @@ def start_of(rows: Sequence[Row]) -> Row | None:
 
 def _made(policy: Policy) -> tuple[str, str]:
     """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has none."""
-    stage = policy.run.stages.get(policy.name.partition("@")[0])
+    stage = policy.run.stages.get(own_stage(policy.name))
     return policy.name, str(stage.folder if stage else "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.study.frontier import Interval
 
 UNKNOWN = "–"
@@ -35,7 +36,7 @@ def policy_name(policy: Mapping[str, Any]) -> str:
     """Name a policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has no other label."""
     name = str(policy.get("name", ""))
     label = str(policy.get("label") or name)
-    label = LABELS.get(name.partition("@")[0], name) if label == name else label
+    label = LABELS.get(own_stage(name), name) if label == name else label
     return label if label.replace("-", "") == name else f"{label} ({name})"
 
 

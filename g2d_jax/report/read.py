@@ -19,7 +19,8 @@ from etils import epath
 from numpy.typing import NDArray
 
 from g2d_jax import accounting
-from g2d_jax.config_io import differences, own_differences
+from g2d_jax.config.io import differences, own_differences
+from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name, setting
 from g2d_jax.report.tables import Manifest, policies
@@ -258,10 +259,10 @@ class Policy:
     name: str
 
     def _section(self, policy: str) -> Mapping[str, Any]:
-        return self.run.sections.get(policy.partition("@")[0], {})
+        return self.run.sections.get(own_stage(policy), {})
 
     def _manifest(self, policy: str) -> Manifest:
-        return self.run.manifests.get(policy.partition("@")[0], {})
+        return self.run.manifests.get(own_stage(policy), {})
 
     @cached_property
     def chain(self) -> list[str]:
@@ -308,7 +309,7 @@ class Policy:
         """The policy of elsewhere ("run:…", "hf:…") that all began with, "" for none."""
         name = self.chain[-1]
         start = str(self._section(name).get("policy", "")) if name in self.run.sections else name
-        return start if start.startswith(("run:", "hf:")) else ""
+        return start if is_external(start) else ""
 
     @property
     def pairs_from(self) -> Manifest:
@@ -329,7 +330,7 @@ class Policy:
     @property
     def steps(self) -> float:
         """K: the online steps behind it; NaN if a stage that counts them is not finished."""
-        at = [(policy, policy.partition("@")[2]) for policy in self.online]
+        at = [(policy, PolicyName.parse(policy).step or "") for policy in self.online]
         return sum(
             float(step) if step.isdecimal() else number(self._manifest(policy), "counts", "steps")
             for policy, step in at
@@ -491,7 +492,7 @@ class Group:
     def goes_on_from(self, other: Group) -> bool:
         """Whether a policy has the same online training behind it, and was tested on the same problems."""
         mine, theirs = (
-            {policy.run.stages[policy.online[0].partition("@")[0]].folder for policy in group.policies if policy.online}
+            {policy.run.stages[own_stage(policy.online[0])].folder for policy in group.policies if policy.online}
             for group in (self, other)
         )
         return bool(mine & theirs) and self.rows[0].ids == other.rows[0].ids

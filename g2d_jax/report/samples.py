@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
@@ -226,7 +227,7 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
 def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
     """Return the stage's own rollouts, or those of the online stage whose archive it reads."""
     is_archive = stage.section.get("rollouts") == "archive"
-    source = run.stages.get(str(stage.section.get("policy", "")).partition("@")[0]) if is_archive else None
+    source = run.stages.get(own_stage(str(stage.section.get("policy", "")))) if is_archive else None
     return stage.parts() or (source.parts() if source else [])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from g2d_jax.accounting import TIMES, TOKENS, cost, shares
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, Written, number, policy_name, words
@@ -224,7 +225,7 @@ def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) ->
             return []
         return [*(maker for needed in stage.get("inputs", {}) for maker in claim(needed)), stage]
 
-    stages = [str(policy["name"]).partition("@")[0] for policy in ordered]  # "warmup@20" is of the stage warmup
+    stages = [own_stage(str(policy["name"])) for policy in ordered]
     return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
 
 

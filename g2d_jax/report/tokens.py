@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from g2d_jax import places
+from g2d_jax.config import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer

@@ -1,7 +1,7 @@
 """Which program this process compiles now, and the seconds that compiling took; says nothing of how.
 
 JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring), one inside another
-where a function calls a function. Whoever imports JAX hands these on (stages/cost.py); this module does not import it.
+where a function calls a function. Whoever imports JAX hands these on (session/cost.py); this module does not import it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,18 @@
-"""The stages of a run: sft, online, collect, offline, evaluate. Each reads and writes artefacts, a manifest last."""
+"""The kinds of stages, a module each, and what they share."""
+
+from importlib import import_module
+from types import ModuleType
+
+from g2d_jax.config import STAGES
+
+
+def of_kind(kind: str) -> ModuleType:
+    """Return the module of a kind of stage, imported when one is needed.
+
+    Its run(session, name, stage) returns the fields of the manifest, and programs(session, name, stage, response)
+    yields the programs that a run compiles. alerts_ahead(session, name, stage) returns what a dry run can tell of its
+    data, and raises what the run would raise. Raises ValueError for no kind of stage.
+    """
+    if kind not in STAGES:
+        raise ValueError(f"there is no kind of stage {kind!r}")
+    return import_module(f"g2d_jax.stages.{kind}")

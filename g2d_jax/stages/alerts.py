@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from g2d_jax.config import Offline, Online, Sampling
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
+from g2d_jax.session.session import Session
+from g2d_jax.session.trainer import Trainer
 
 WATCHED = (
     *("entropy", "reward", "frac_signal", "completions/mean_length", "completions/clipped_ratio"),
@@ -64,7 +64,7 @@ class Alert:
 # Reporting
 
 
-def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
+def say(session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
     """Show the user the alerts whose cause is not among the warnings, and add them there; all processes call it.
 
     warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
@@ -74,12 +74,12 @@ def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], warning
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
         warnings.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
-        runtime.tracker.warn(name, step, alert.cause, text, alert.values)
+        session.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
 def alarm(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
-    say(trainer.runtime, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
+    say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
 def watch(
@@ -97,9 +97,8 @@ def watch(
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
-    sampling = stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
     latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
-    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, sampling.max_new_tokens)])
+    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
@@ -124,7 +123,7 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
     alerts = stalled(trainer.extra_state.rewards, stage)
     if "stalled" in causes and not alerts:
         warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
-        trainer.runtime.tracker.say(
+        trainer.session.tracker.say(
             f"{trainer.name}: that the reward has hardly risen, as was said before, no longer holds"
         )
     if "signal" not in causes:  # that warning gives the reason
@@ -132,15 +131,15 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
 
 
 def check_positions(
-    runtime: Runtime,
+    session: Session,
     sampling: Sampling | None = None,
     pairs: Iterable[tuple[Sized, Sized]] = (),
 ) -> list[Alert]:
     """Apply `beyond_positions` to a stage. sampling: of its responses; pairs: prompts and responses from elsewhere."""
     lengths = [(len(prompt), len(response)) for prompt, response in pairs]
     if sampling is not None:
-        lengths.append((max(runtime.prompt_lengths, default=0), sampling.max_new_tokens))
-    return beyond_positions(lengths, runtime.positions)
+        lengths.append((max(session.prompt_lengths, default=0), sampling.max_new_tokens))
+    return beyond_positions(lengths, session.positions)
 
 
 # Rules
@@ -174,7 +173,7 @@ def unweighed(without: int, rows: int) -> list[Alert]:
 
 def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
     """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and their responses, the
-    longest that there can be. positions: see `Runtime`; None: no limit.
+    longest that there can be. positions: see `Session`; None: no limit.
 
     Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
     """
@@ -354,16 +353,16 @@ def remedies(cause: str, stage: Online | Offline) -> list[str]:
     sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
     entropy in every run (figure 6).
     """
-    eps, changes = stage.optimizer.eps, []
-    if isinstance(stage, Online) and stage.loss != "grpo":
-        has_fixed_reference = stage.sync_every and stage.compares and not stage.reference_sync
-        changes += ["reference_sync=True"] if has_fixed_reference else []
+    changes = []
+    eps = stage.optimizer.eps
     if eps < SAFE_EPSILON:
         changes.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
-    if isinstance(stage, Online) and stage.sync_every != 1:
-        changes.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
-    if isinstance(stage, Online) and cause == "entropy" and not stage.entropy_coef:
-        changes.append("entropy_coef=1e-4 (now 0)")
     if isinstance(stage, Offline):
-        changes.append('in place of this stage an online one with loss="dpo" and a small sync_every')
+        return [*changes, 'in place of this stage an online one with loss="dpo" and a small sync_every']
+    if stage.loss != "grpo" and stage.sync_every and stage.has_fixed_reference:
+        changes.insert(0, "reference_sync=True")
+    if stage.sync_every != 1:
+        changes.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
+    if cause == "entropy" and not stage.entropy_coef:
+        changes.append("entropy_coef=1e-4 (now 0)")
     return changes or ["a smaller optimizer.learning_rate"]

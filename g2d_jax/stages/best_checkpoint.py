@@ -18,40 +18,40 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from g2d_jax.config import BestCheckpoint
-from g2d_jax.graph import kept_steps
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
-from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
+from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
-from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints
 
 
-def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
+def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     """Score the checkpoints; return the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
     """
-    problems = runtime.problems["dev"]
-    write_problems(runtime.folders[name], problems)
+    problems = session.problems["dev"]
+    write_problems(session.folders[name], problems)
     warnings: list[dict[str, Any]] = []
-    alerts.say(runtime, name, 0, alerts.check_positions(runtime, stage.sampling), warnings)
+    alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
     cost, scores = Cost(), dict[int, dict[str, Any]]()
-    steps = candidates(stage, runtime)
-    with runtime.track_cost(cost), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
+    steps = candidates(stage, session)
+    with session.track_cost(cost), session.tracker.progress(name, len(steps) * len(problems)) as bar:
         for step in steps:
-            entry = scores[step] = _scored(runtime, name, stage, step, cost, bar)
+            entry = scores[step] = _scored(session, name, stage, step, cost, bar)
             tasks = {f"tasks/{task}/score": task_entry["score"] for task, task_entry in entry["tasks"].items()}
             bar.update(bar.done, {"reward": entry["score"]})
-            runtime.tracker.log(name, step, {"score": entry["score"], **tasks})
+            session.tracker.log(name, step, {"score": entry["score"], **tasks})
     best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:
         raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
-    alerts.say(runtime, name, 0, _negative(stage, scores), warnings)
-    runtime.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
+    alerts.say(session, name, 0, _negative(stage, scores), warnings)
+    session.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
     result = {
         "policy": f"{stage.policy}@{best}",
         "steps": {str(step): entry for step, entry in scores.items()},
@@ -67,17 +67,17 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     }
 
 
-def candidates(stage: BestCheckpoint, runtime: Runtime) -> list[int]:
+def candidates(stage: BestCheckpoint, session: Session) -> list[int]:
     """List the steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
 
     Further checkpoints on disk do not count: how many of the newest stay must not change the result.
     """
     if stage.steps:
         return sorted(set(stage.steps))
-    with Checkpoints(runtime.folders[stage.policy] / "checkpoints") as checkpoints:
+    with Checkpoints(session.folders[stage.policy] / "checkpoints") as checkpoints:
         last = processes.on_leader(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
-    steps = kept_steps(runtime.config.stages[stage.policy])
+    steps = session.config.stages[stage.policy].kept_steps()
     return sorted({*(step for step in steps if step <= last), last})
 
 
@@ -87,13 +87,13 @@ def best_step(scores: Mapping[int, float]) -> int | None:
     return min(numbers, key=lambda step: (-numbers[step], step)) if numbers else None
 
 
-def _scored(runtime: Runtime, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress) -> dict[str, Any]:
+def _scored(session: Session, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress) -> dict[str, Any]:
     """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
-    held_out = HeldOut(runtime, stage, f"{stage.policy}@{step}", runtime.folders[name] / "rollouts", cost, bar)
+    held_out = HeldOut(session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar)
     groups = held_out.answers("select")
-    means = task_results(held_out.problems, groups, runtime.verifiable)
+    means = task_results(held_out.problems, groups, session.verifiable)
     tasks = {
-        task: {**row, **_score(row, stage.length_normalise and not runtime.verifiable[task])}
+        task: {**row, **_score(row, stage.length_normalise and not session.verifiable[task])}
         for task, row in means.items()
     }
     spread = math.hypot(*(row["score_sem"] for row in tasks.values()))

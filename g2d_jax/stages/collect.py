@@ -17,26 +17,27 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, Online
+from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.stages.collect import drawn_by
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.graph import drawn_by
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
+from g2d_jax.rollouts.buffer import read_rounds, together
+from g2d_jax.rollouts.external import external_groups, read_groups
+from g2d_jax.rollouts.generate import Draws, Groups, describe, grouped, sampled_groups
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.problems import train_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts
-from g2d_jax.stages.buffer import read_rounds, together
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.external_rollouts import external_groups
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.problems import train_order
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.rollouts import Draws, Groups, describe, grouped, sampled_groups
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.windows import window_at
-from g2d_jax.stages.workload import workload_of
 from g2d_jax.study import informativeness
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
@@ -44,113 +45,125 @@ FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "ou
 """Possible outcomes of a prompt; all but the first give no pairs."""
 
 
-def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
+def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a needed pair lacks."""
-    folder, cost = runtime.folders[name], Cost()
-    with runtime.track_cost(cost):
-        draws, groups = rollouts_of(runtime, name, cost)
-        pairs, counts = choose_pairs(runtime, stage, draws, groups)
+    folder, cost = session.folders[name], Cost()
+    with session.track_cost(cost):
+        draws, groups = rollouts_of(session, name, cost)
+        pairs, counts = choose_pairs(session, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
-    described, limit = describe(groups), sampler_settings(runtime, name).get("max_new_tokens")  # a file has no limit
+    described, limit = describe(groups), sampler_settings(session, name).get("max_new_tokens")  # a file has no limit
     if not counts["pairs"]:
-        alerts.say(runtime, name, 0, alerts.sampled(described, limit), [])
+        alerts.say(session, name, 0, alerts.sampled(described, limit), [])
         raise StopRun(_no_pairs(name, counts, groups))
     if missing := counts["pairs_missing"]:
-        runtime.tracker.say(
+        session.tracker.say(
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
-    preferences = to_preferences([shown(runtime, problem) for problem, _ in draws], groups, pairs)
-    _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
-    if template := runtime.tokenizer.template.pinned:
+    preferences = to_preferences([shown(session, problem) for problem, _ in draws], groups, pairs)
+    _write(folder / "preferences", preferences, _provenance(session, name, stage, counts))
+    if template := session.tokenizer.template.pinned:
         # Other libraries render the pairs' messages with it as the policy saw them.
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
     drawn = stage.sampling if stage.rollouts == "sample" else None
     others = [] if drawn else [(row.rollout.prompt_ids, row.rollout.token_ids) for group in groups for row in group]
-    alerts.say(runtime, name, 0, alerts.check_positions(runtime, drawn, others), warnings)
-    alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
+    alerts.say(session, name, 0, alerts.check_positions(session, drawn, others), warnings)
+    alerts.say(session, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
-    runtime.tracker.log(name, 0, metrics)
+    session.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
     return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
-def programs(runtime: Runtime, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
+def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for one."""
+    if stage.rollouts == "sample":
+        return alerts.check_positions(session, stage.sampling)
+    if stage.rollouts in ("archive", *session.config.stages):
+        return []
+    _, groups = read_groups(session, stage.rollouts, stage.reward_column)
+    rows = [row.rollout for group in groups.values() for row in group]
+    return alerts.check_positions(session, pairs=[(row.prompt_ids, row.token_ids) for row in rows])
+
+
+def programs(session: Session, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
-        yield from rollouts(runtime, name, workload_of(runtime, name, stage, response))
+        yield from rollouts(session, name, workload_of(session, name, stage, response))
 
 
-def rollouts_of(runtime: Runtime, name: str, cost: Cost) -> tuple[Draws, Groups]:
+def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]:
     """Return a collect stage's rollouts, in groups, and their draws. Adds to the cost the cost of generating them now.
 
     Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
     ValueError for rollouts on disk that are not those of this run's problems.
     """
-    drawn = drawn_by(name, runtime.config.stages)
-    stage = runtime.config.stage(drawn, Collect)
+    drawn = drawn_by(name, session.config.stages)
+    stage = session.config.stage(drawn, Collect)
     if stage.rollouts == "archive":
-        return _archive(runtime, stage)
-    if stage.rollouts == "sample" and drawn == name and not storage.finished(runtime.folders[name]):
-        return _sample(runtime, name, stage, cost)
+        return _archive(session, stage)
+    if stage.rollouts == "sample" and drawn == name and not storage.finished(session.folders[name]):
+        return _sample(session, name, stage, cost)
     if stage.rollouts == "sample":
-        draws = _draws(runtime, drawn, stage)
-        return draws, grouped(read_rollouts(runtime.folders[drawn] / "rollouts"), draws, stage.num_generations)
+        draws = _draws(session, drawn, stage)
+        return draws, grouped(read_rollouts(session.folders[drawn] / "rollouts"), draws, stage.num_generations)
     return external_groups(
-        runtime, stage.rollouts, runtime.folders[drawn] / "rollouts" / "external.parquet", stage.reward_column
+        session, stage.rollouts, session.folders[drawn] / "rollouts" / "external.parquet", stage.reward_column
     )
 
 
-def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
+def _draws(session: Session, name: str, stage: Collect) -> Draws:
     """Draw the first stage.prompts of a seeded order of the training problems."""
-    train = runtime.problems["train"]
-    order = train_order(runtime.config, train, stage.stream or f"collect/{name}")
+    train = session.problems["train"]
+    order = train_order(session.config, train, stage.stream or f"collect/{name}")
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
 
 
-def _sample(runtime: Runtime, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:
+def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:
     """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
-    draws, folder = _draws(runtime, name, stage), runtime.folders[name] / "rollouts"
+    draws, folder = _draws(session, name, stage), session.folders[name] / "rollouts"
     parts = [
         (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
         for number, first in enumerate(range(0, len(draws), stage.part))
     ]
 
     def sampler_params() -> Decoder:
-        return runtime.sampler_params(load_policy(runtime, stage.policy), stage.sampling_weights)
+        return session.sampler_params(load_policy(session, stage.policy), stage.sampling_weights)
 
-    workload = workload_of(runtime, name, stage)
-    with runtime.tracker.progress(name, len(draws)) as bar:
-        return draws, sampled_groups(runtime, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar)
+    workload = workload_of(session, name, stage)
+    with session.tracker.progress(name, len(draws)) as bar:
+        return draws, sampled_groups(session, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar)
 
 
-def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
+def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
     """Return the groups an online stage drew on its way to the policy: no further generation."""
-    source, _, step = stage.policy.partition("@")
-    settings = runtime.config.stage(source, Online)
-    done = int(step) if step else _steps_done(runtime, source)
+    policy = PolicyName.parse(stage.policy)
+    source, step = policy.stage, policy.number
+    settings = session.config.stage(source, Online)
+    done = _steps_done(session, source) if step is None else step
     numbers = sorted({window_at(k, settings).number(k) for k in range(done)})
-    rounds = [sampled for number in numbers for sampled in read_rounds(runtime, runtime.folders[source], number)]
+    rounds = [sampled for number in numbers for sampled in read_rounds(session, session.folders[source], number)]
     if not rounds:
         raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
     return together(rounds)
 
 
-def _steps_done(runtime: Runtime, source: str) -> int:
+def _steps_done(session: Session, source: str) -> int:
     """Count the steps an online stage did, which may be fewer than its settings allow."""
-    manifest = storage.finished(runtime.folders[source])
+    manifest = storage.finished(session.folders[source])
     assert manifest is not None  # a stage runs after those it reads
     return int(manifest["counts"]["steps"])
 
 
-def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
+def sampler_settings(session: Session, name: str) -> dict[str, Any]:
     """Return the settings the rollouts were really drawn with; of a dump only its path is known."""
-    config = runtime.config
+    config = session.config
     source = drawn_by(name, config.stages)
     collect = config.stage(source, Collect)
     drawn: Collect | Online = collect
     if collect.rollouts == "archive":
-        source = collect.policy.partition("@")[0]
+        source = PolicyName.parse(collect.policy).stage
         drawn = config.stage(source, Online)
     if drawn.rollouts != "sample":
         return {"file": drawn.rollouts}
@@ -181,35 +194,35 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
-def choose_pairs(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
+def choose_pairs(session: Session, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Choose the pairs of all groups; return them with the counts of prompts, rollouts and pairs."""
-    offered, counts = _offered(runtime, stage, draws, groups)
-    pairs = _selected(runtime, stage, draws, groups, offered)
+    offered, counts = _offered(session, stage, draws, groups)
+    pairs = _selected(session, stage, draws, groups, offered)
     return pairs, {**counts, **_count_pairs(stage, offered, pairs)}
 
 
-def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
+def _offered(session: Session, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count the outcome of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
     offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
         counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
-        verifiable = runtime.verifiable[problem.task]
+        verifiable = session.verifiable[problem.task]
         fate = _fate(group, stage.min_pass_rate, stage.max_pass_rate) if verifiable else _ranked_fate(group)
         counts[fate] += 1
         limit = stage.pairs_per_prompt if fate == "mixed" else 0
-        offered.append(pairs_of(runtime.config.seed, problem.id, visit, group, limit, verifiable=verifiable))
+        offered.append(pairs_of(session.config.seed, problem.id, visit, group, limit, verifiable=verifiable))
     for fate in FATES:
         counts.setdefault(fate, 0)
     return offered, dict(counts)
 
 
-def _selected(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
+def _selected(session: Session, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
     """Select stage.max_pairs of the pairs by stage.select; a prompt's uncertainty is its tokens' mean entropy."""
     entropies = informativeness.prompts(groups)["entropy"]
     prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
-    selected = select_pairs(runtime.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
+    selected = select_pairs(session.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
     return [[pairs[index] for index in indices] for pairs, indices in zip(offered, selected, strict=True)]
 
 
@@ -260,21 +273,21 @@ def _ranked_fate(group: list[ScoredRollout]) -> str:
     return "mixed" if len(values) > 1 else "all_equal" if values else "unscorable"
 
 
-def shown(runtime: Runtime, problem: Problem) -> Prompt:
+def shown(session: Session, problem: Problem) -> Prompt:
     """Return the prompt for other libraries: messages for a chat model, else the rendered text."""
-    tokenizer = runtime.tokenizer
+    tokenizer = session.tokenizer
     return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)
 
 
-def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
+def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
     """Return everything needed to build the dataset again."""
     return {
         "done": True,
         "policy": stage.policy,
         "rollouts": stage.rollouts,
-        "sampler": sampler_settings(runtime, name),
-        "rewards": {name: task.reward.to_dict() for name, task in runtime.tasks.items()},
-        "tokenizer": runtime.tokenizer.fingerprint,
+        "sampler": sampler_settings(session, name),
+        "rewards": {name: task.reward.to_dict() for name, task in session.tasks.items()},
+        "tokenizer": session.tokenizer.fingerprint,
         "pair_rule": {
             "name": "random correct with random incorrect; of rewards that only rank, the best with the worst",
             "pairs_per_prompt": stage.pairs_per_prompt,
@@ -283,7 +296,7 @@ def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, i
             "select": stage.select,
             "max_pairs": stage.max_pairs,
         },
-        "seed": runtime.config.seed,
+        "seed": session.config.seed,
         "counts": counts,
     }
 

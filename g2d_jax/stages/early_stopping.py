@@ -5,7 +5,7 @@ from __future__ import annotations
 from g2d_jax import accounting
 from g2d_jax.config import Online
 from g2d_jax.runtime import processes
-from g2d_jax.stages.trainer import Trainer
+from g2d_jax.session.trainer import Trainer
 
 
 def ends(trainer: Trainer, stage: Online) -> bool:
@@ -24,5 +24,5 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     trainer.pinned.add(step)
     # Also where the step was saved before: by a process that was stopped in between.
     state.costs.setdefault(str(step), trainer.cost.manifest())
-    trainer.runtime.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget")
+    trainer.session.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget")
     return True

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from g2d_jax.config import Evaluate
+from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import chosen_policy
+from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
-from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, indices_by_task, task_results, write_problems
+from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
-from g2d_jax.stages.policies import chosen_policy
-from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness, stats
 
 
@@ -34,32 +36,32 @@ class Answers(NamedTuple):
     described: dict[str, float]
 
 
-def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
+def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
-    problems = runtime.problems[stage.split]
+    problems = session.problems[stage.split]
     cost, policies, answers = Cost(), [], {}
     warnings: list[dict[str, Any]] = []
-    write_problems(runtime.folders[name], problems)
-    alerts.say(runtime, name, 0, alerts.check_positions(runtime, stage.sampling), warnings)
+    write_problems(session.folders[name], problems)
+    alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
     total = len(problems) * (1 + stage.greedy) * len(stage.policies)
-    with runtime.track_cost(cost), runtime.tracker.progress(name, total) as bar:
+    with session.track_cost(cost), session.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
-            entry, answers[policy] = evaluate_policy(runtime, name, stage, policy, cost, bar)
+            entry, answers[policy] = evaluate_policy(session, name, stage, policy, cost, bar)
             policies.append(entry)
-            if policy in runtime.evaluated:
-                cost.add(finished(runtime.evaluated[policy]) or {})
+            if policy in session.evaluated:
+                cost.add(finished(session.evaluated[policy]) or {})
             metrics = _metrics(entry)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
-            runtime.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
+            session.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
             limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
-            alerts.say(runtime, name, number, alerts.sampled(answers[policy].described, limit, whose), warnings)
+            alerts.say(session, name, number, alerts.sampled(answers[policy].described, limit, whose), warnings)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
     result = {
         "policies": policies,
         "paired": [
-            {"before": before, "after": after, **_paired(runtime, problems, answers[before], answers[after])}
+            {"before": before, "after": after, **_paired(session, problems, answers[before], answers[after])}
             for before, after in pairs
         ],
         "problems": len(problems),
@@ -71,7 +73,7 @@ def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
 
 
 def evaluate_policy(
-    runtime: Runtime, name: str, stage: Evaluate, policy: str, cost: Cost, bar: Progress
+    session: Session, name: str, stage: Evaluate, policy: str, cost: Cost, bar: Progress
 ) -> tuple[dict[str, Any], Answers]:
     """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read back. bar: moves by
     the problems.
@@ -79,38 +81,38 @@ def evaluate_policy(
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where no task does. "tasks"
     has the results of each task (see `task_results`), where there are several or one whose reward is not verifiable.
     """
-    folder = runtime.evaluated.get(policy, runtime.folders[name]) / "rollouts"
-    own = Cost() if policy in runtime.evaluated else cost  # completions of another stage were paid for there
-    held_out = HeldOut(runtime, stage, policy, folder, own, bar)
+    folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
+    own = Cost() if policy in session.evaluated else cost  # completions of another stage were paid for there
+    held_out = HeldOut(session, stage, policy, folder, own, bar)
     groups = held_out.answers("evaluate")
     greedy = held_out.answers("greedy", greedy=True) if stage.greedy else None
     problems, described = held_out.problems, describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
-        "label": policy if policy.startswith("run:") else chosen_policy(runtime, policy),
-        **_accuracies(runtime, stage, problems, groups, greedy),
-        **_tasks(runtime, problems, groups, greedy),
-        "rollouts": os.path.relpath(held_out.file(), runtime.folders[name]),
+        "label": policy if PolicyName.parse(policy).origin == OF_RUN else chosen_policy(session, policy),
+        **_accuracies(session, stage, problems, groups, greedy),
+        **_tasks(session, problems, groups, greedy),
+        "rollouts": os.path.relpath(held_out.file(), session.folders[name]),
         "verdicts": dict(Counter(row.score.verdict.value for group in groups for row in group)),
         "mean_length": described["completions/mean_length"],
         "entropy": described["entropy"],
         "truncated": described["completions/clipped_ratio"],
         "informativeness": informativeness.summary(groups),
     }
-    log_samples(runtime, name, 0, held_out.draws, groups, policy=policy)
+    log_samples(session, name, 0, held_out.draws, groups, policy=policy)
     greedily_correct = None if greedy is None else correct(greedy)
     return entry, Answers(correct(groups), rewards(groups), greedily_correct, described)
 
 
 def _accuracies(
-    runtime: Runtime, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
+    session: Session, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
 ) -> dict[str, Any]:
     """Compute the figures of right and wrong answers: of all problems, greedy, and by subset."""
     answers = correct(groups)
     every = dataclasses.asdict(stats.accuracy(answers))
-    if not _judged(runtime, problems):
+    if not _judged(session, problems):
         return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
-    judged = [i for i, problem in enumerate(problems) if runtime.verifiable[problem.task]]
+    judged = [i for i, problem in enumerate(problems) if session.verifiable[problem.task]]
     subsets = stats.by_subset(answers[judged], [problems[i].subset for i in judged])
     return {
         **every,
@@ -120,17 +122,17 @@ def _accuracies(
     }
 
 
-def _tasks(runtime: Runtime, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
-    tasks = task_results(problems, groups, runtime.verifiable)
-    if len(tasks) == 1 and all(runtime.verifiable[task] for task in tasks):
+def _tasks(session: Session, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
+    tasks = task_results(problems, groups, session.verifiable)
+    if len(tasks) == 1 and all(session.verifiable[task] for task in tasks):
         return {}
-    greedily = {} if greedy is None else task_results(problems, greedy, runtime.verifiable)
+    greedily = {} if greedy is None else task_results(problems, greedy, session.verifiable)
     return {"tasks": {task: {**row, "greedy": greedily.get(task, {}).get("reward")} for task, row in tasks.items()}}
 
 
-def _judged(runtime: Runtime, problems: Sequence[Problem]) -> bool:
+def _judged(session: Session, problems: Sequence[Problem]) -> bool:
     """Return whether any of the problems has right and wrong answers."""
-    return any(runtime.verifiable[problem.task] for problem in problems)
+    return any(session.verifiable[problem.task] for problem in problems)
 
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
@@ -139,16 +141,16 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     return rewards if entry["mean"] is None else {"pass@1": entry["mean"], **rewards}
 
 
-def _paired(runtime: Runtime, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
+def _paired(session: Session, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
     """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in rewards that only rank."""
     differences: dict[str, Any] = {}
-    if _judged(runtime, problems):
+    if _judged(session, problems):
         differences = dataclasses.asdict(stats.paired(before.correct, after.correct))
         if before.greedy is not None and after.greedy is not None:
             differences["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
     tasks = {
         task: dataclasses.asdict(stats.paired(before.rewards[rows], after.rewards[rows]))
         for task, rows in indices_by_task(problems).items()
-        if not runtime.verifiable[task]
+        if not session.verifiable[task]
     }
     return {**differences, "tasks": tasks} if tasks else differences

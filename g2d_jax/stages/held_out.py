@@ -17,18 +17,18 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
-from g2d_jax.graph import kept_steps
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Draws, Groups, correct, rewards, sampled_groups
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.rollouts import Draws, Groups, correct, rewards, sampled_groups
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.workload import Workload
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.program import Program
+from g2d_jax.session.session import Session
+from g2d_jax.stages import alerts
 from g2d_jax.study import stats
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -41,7 +41,7 @@ class HeldOut:
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
 
-    runtime: Runtime
+    session: Session
     stage: BestCheckpoint | Evaluate
     policy: str
     folder: epath.Path
@@ -51,7 +51,7 @@ class HeldOut:
     @property
     def problems(self) -> list[Problem]:
         """The problems of the stage's split."""
-        return self.runtime.problems[split_of(self.stage)]
+        return self.session.problems[self.stage.split]
 
     @property
     def draws(self) -> Draws:
@@ -67,10 +67,10 @@ class HeldOut:
     def answers(self, rng_stream: str, *, greedy: bool = False) -> Groups:
         """Draw and score answers to each problem, or one greedy answer; or read them back. The policy is loaded only if
         needed."""
-        stage, shapes = self.stage, sampling_shapes(self.runtime, self.stage)
-        params = stage.sampling.params(self.runtime.stop_ids, **(GREEDY if greedy else {}))
+        stage, shapes = self.stage, sampling_shapes(self.session, self.stage)
+        params = stage.sampling.params(self.session.stop_ids, **(GREEDY if greedy else {}))
         return sampled_groups(
-            self.runtime,
+            self.session,
             lambda: self._sampler_params,
             [(self.draws, self.file("-greedy" if greedy else ""))],
             Workload(params, 1 if greedy else stage.num_generations, shapes, rng_stream),
@@ -81,34 +81,31 @@ class HeldOut:
 
     @cached_property
     def _sampler_params(self) -> Any:
-        return self.runtime.sampler_params(load_policy(self.runtime, self.policy))
+        return self.session.sampler_params(load_policy(self.session, self.policy))
 
 
-def split_of(stage: BestCheckpoint | Evaluate) -> str:
-    """Return the split whose problems a stage answers."""
-    return stage.split if isinstance(stage, Evaluate) else "dev"
-
-
-def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
+def sampling_shapes(session: Session, stage: BestCheckpoint | Evaluate) -> Shapes:
     """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
-    kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
-    params = (stage.sampling.params(runtime.stop_ids, **changes) for changes in kinds)
-    return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
+    kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.greedy else [{}]
+    params = (stage.sampling.params(session.stop_ids, **changes) for changes in kinds)
+    return session.sampling_shapes(stage, session.problem_counts[stage.split], stage.num_generations, *params)
+
+
+def alerts_ahead(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
+    return alerts.check_positions(session, stage.sampling)
 
 
 def programs(
-    runtime: Runtime, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
+    session: Session, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
 ) -> Iterator[Program]:
     """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the most."""
-    greedy = int(isinstance(stage, Evaluate) and stage.greedy)
+    greedy = int(stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
-    if isinstance(stage, Evaluate):
-        policies = len(stage.policies)
-    else:
-        policies = len(stage.steps or kept_steps(runtime.config.stages[stage.policy])) or 1
-    params, shapes = stage.sampling.params(runtime.stop_ids), sampling_shapes(runtime, stage)
-    prompts, calls = runtime.problem_counts[split_of(stage)] * policies, kinds * policies
-    yield from rollouts(runtime, name, Workload(params, samples, shapes, "", "", prompts, calls, response))
+    policies = stage.policy_count(session.config.stages)
+    params, shapes = stage.sampling.params(session.stop_ids), sampling_shapes(session, stage)
+    prompts, calls = session.problem_counts[stage.split] * policies, kinds * policies
+    yield from rollouts(session, name, Workload(params, samples, shapes, "", "", prompts, calls, response))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
@@ -128,7 +125,7 @@ def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
 def task_results(
     problems: Sequence[Problem], groups: Groups, verifiable: Mapping[str, bool]
 ) -> dict[str, dict[str, Any]]:
-    """Summarise the answers [N, S] to N problems by task. verifiable: by task, see `Runtime`.
+    """Summarise the answers [N, S] to N problems by task. verifiable: by task, see `Session`.
 
     reward, sem, std_runs   mean over problems of their mean reward; its standard error clustered by problem; how much
                             it moves from one of S runs over the problems to the next

@@ -8,7 +8,7 @@ and its cost is counted apart.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,24 +16,27 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
+from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.data.order import Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
+from g2d_jax.rollouts import external_preferences
+from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
-from g2d_jax.stages import alerts, external_preferences, probes
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
-from g2d_jax.stages.problems import order as problem_order
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import logprobs, state_shapes, training_programs
-from g2d_jax.stages.rollouts import measured_once
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
+from g2d_jax.runtime.terminal import shortened
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import checkpoint_of, load_policy, load_reference
+from g2d_jax.session.problems import order as problem_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Session
+from g2d_jax.session.trainer import open_trainer
+from g2d_jax.session.training_programs import logprobs, state_shapes, training_programs
+from g2d_jax.stages import alerts, probes
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
@@ -41,7 +44,7 @@ from g2d_jax.training.objectives import Compute, Objective
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
-def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
+def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     """Train stage.epochs over the pairs; return the manifest's fields.
 
     With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
@@ -49,33 +52,33 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
     and margins are 0 by definition, for the policy is the reference; {} for a loss that has none.
     """
-    pairs = read(runtime, stage)
+    pairs = read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
     batch_size = min(stage.batch_size, len(examples))
     steps, unused = divmod(len(examples) * stage.epochs, batch_size)
     if unused or batch_size < stage.batch_size:
-        runtime.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
-    stage = _with_warmup_that_fits(stage, steps, lambda text: runtime.tracker.say(f"{name}: {text}"))
-    row_length = _row_length(runtime, examples, batch_size)
-    runtime.compile_ahead(_programs(runtime, name, stage, len(examples), row_length, None))
+        session.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
+    stage = _with_warmup_that_fits(stage, steps, lambda text: session.tracker.say(f"{name}: {text}"))
+    row_length = _row_length(session, examples, batch_size)
+    session.compile_ahead(_programs(session, name, stage, len(examples), row_length, None))
     references, scoring = np.zeros((len(examples), 2), np.float32), Cost()
     if stage.compares or stage.diagnose:
-        references, scoring = reference_logprobs(runtime, name, stage, examples, row_length)
+        references, scoring = reference_logprobs(session, name, stage, examples, row_length)
     lengths = _lengths(pairs)
     # Before training: it refuses responses without tokens.
     before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
     count = len(pairs)
-    order = problem_order(runtime.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
-    objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
-    with open_trainer(runtime, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
+    order = problem_order(session.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
+    objective, rows = objective_of(session.compute, stage), RowShape(row_length, batch_size)
+    with open_trainer(session, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count))
-        alerts.alarm(trainer, positions_exceeded(runtime, stage, pairs))
-        probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
+        alerts.alarm(trainer, positions_exceeded(session, stage, pairs))
+        probe = partial(probes.probe, trainer, stage, lambda: load_reference(session, stage.policy))
         probe()
         while trainer.goes_on():
-            with runtime.track_cost(trainer.cost):
+            with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
@@ -85,8 +88,8 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
             return fields
         # Without a reference the first scoring was for the measurement alone.
         diagnosis = Cost() if stage.compares else scoring
-        with runtime.track_cost(diagnosis):
-            trained = score(runtime, trainer.policy, examples, row_length, diagnosis)
+        with session.track_cost(diagnosis):
+            trained = score(session, trainer.policy, examples, row_length, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
         alerts.alarm(trainer, alerts.displaced(float(change), stage))
     result = {
@@ -94,59 +97,71 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
         "margins": informativeness.margin_summary(stage.beta, references, trained) if stage.compares else {},
     }
-    _write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
+    _write_pairs(session.folders[name] / "pairs.parquet", pairs, references, trained)
     figures = {f"{part}/{key}": value for part, values in result.items() for key, value in values.items()}
-    runtime.tracker.log(name, steps, figures, kind="diagnosis")
+    session.tracker.log(name, steps, figures, kind="diagnosis")
     return {**fields, "result": result, "diagnosis": diagnosis.manifest()}
 
 
-def _row_length(runtime: Runtime, examples: list[Group], batch_size: int) -> int:
+def _row_length(session: Session, examples: list[Group], batch_size: int) -> int:
     """Choose the columns of a packed row by the first batches."""
     longest = max(len(e.prompt_ids) + sum(len(r.token_ids) for r in e.responses) for e in examples)
     size = min(batch_size, SCORED_AT_ONCE)
     firsts = [examples[i : i + size] for i in range(0, min(len(examples), SCORED_AT_ONCE), size)]
-    return choose_row_length(runtime, longest, firsts)
+    return choose_row_length(session, longest, firsts)
 
 
-def programs(runtime: Runtime, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
+def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and a set made elsewhere, whose first pair is shown.
+
+    Raises ValueError as the run would for such a set.
+    """
+    pairs = []
+    if stage.preferences not in session.config.stages:
+        pairs = read(session, stage)
+        _show_pair(session, name, pairs)
+    return positions_exceeded(session, stage, pairs)
+
+
+def programs(session: Session, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs as far as they are known without its pairs: as many and as long as there can be."""
-    source = runtime.config.stages.get(stage.preferences)
-    sampling = source.sampling if isinstance(source, Collect) else stage.probe_sampling
+    source = session.config.stages_of(Collect).get(stage.preferences)
+    sampling = stage.probe_sampling if source is None else source.sampling
     pairs = SCORED_AT_ONCE
-    if isinstance(source, Collect):
+    if source is not None:
         most = source.prompts * source.pairs_per_prompt
         pairs = min(most, source.max_pairs or most)
-    longest = runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens
+    longest = session.config.data.max_prompt_length + 2 * sampling.max_new_tokens
     if stage.max_length and source is None:
         longest = 2 * stage.max_length
-    row_length = choose_row_length(runtime, longest)
-    yield from _programs(runtime, name, stage, pairs, row_length, response)
+    row_length = choose_row_length(session, longest)
+    yield from _programs(session, name, stage, pairs, row_length, response)
 
 
 def _programs(
-    runtime: Runtime, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
+    session: Session, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
 ) -> Iterator[Program]:
     """Yield the stage's programs for so many pairs in rows of this length, in the order in which they run."""
-    prompt = np.zeros(min(runtime.config.data.max_prompt_length, row_length // 3), np.int32)
+    prompt = np.zeros(min(session.config.data.max_prompt_length, row_length // 3), np.int32)
     side = np.zeros((row_length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
-    mean = min(runtime.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
+    mean = min(session.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
     share = mean / (len(prompt) + 2 * len(side))
 
     def examples(count: int) -> list[Group]:
         return batch([pair] * count, np.zeros((count, 2), np.float32))
 
     def packed(groups: list[Group]) -> Packed:
-        return pack_rows(runtime, groups, RowShape(row_length, len(groups)))
+        return pack_rows(session, groups, RowShape(row_length, len(groups)))
 
     batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
     steps = pairs * stage.epochs // batch_size
-    stage, objective = _with_warmup_that_fits(stage, steps), objective_of(runtime.compute, stage)
+    stage, objective = _with_warmup_that_fits(stage, steps), objective_of(session.compute, stage)
     if times := stage.compares + stage.diagnose:
-        yield logprobs(runtime, name, packed(examples(scored)), times * pairs / scored * share, ())
-    state, trained = state_shapes(runtime, stage.optimizer, steps), examples(batch_size)
-    yield from probes.programs(runtime, name, stage, steps, response, state)
-    yield from training_programs(runtime, name, stage.optimizer, steps, objective, packed(trained), steps * share)
+        yield logprobs(session, name, packed(examples(scored)), times * pairs / scored * share, ())
+    state, trained = state_shapes(session, stage.optimizer, steps), examples(batch_size)
+    yield from probes.programs(session, name, stage, steps, response, state)
+    yield from training_programs(session, name, stage.optimizer, steps, objective, packed(trained), steps * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
@@ -187,26 +202,26 @@ def _with_warmup_that_fits(stage: Offline, steps: int, say: Callable[[str], None
     return dataclasses.replace(stage, optimizer=dataclasses.replace(stage.optimizer, warmup_steps=steps - 1))
 
 
-def read(runtime: Runtime, stage: Offline) -> list[Preference]:
+def read(session: Session, stage: Offline) -> list[Preference]:
     """Read the pairs of a collect stage of this run, or of a set made elsewhere (`external_preferences`).
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
     """
     name = stage.preferences
-    if name in runtime.folders:
-        pairs = read_preferences(runtime.folders[name] / "preferences")
+    if name in session.folders:
+        pairs = read_preferences(session.folders[name] / "preferences")
     else:
-        pairs = external_preferences.read(runtime, stage)
-    check_preferences(name, pairs, runtime.model_config.vocab_size)
-    if leaked := sum(pair.problem_id in runtime.held_out_ids for pair in pairs):
+        pairs = external_preferences.read(session, stage)
+    check_preferences(name, pairs, session.model_config.vocab_size)
+    if leaked := sum(pair.problem_id in session.held_out_ids for pair in pairs):
         raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
     return pairs
 
 
-def positions_exceeded(runtime: Runtime, stage: Offline, pairs: list[Preference]) -> list[alerts.Alert]:
+def positions_exceeded(session: Session, stage: Offline, pairs: list[Preference]) -> list[alerts.Alert]:
     """Warn if a pair, or a response of the stage's probes, can be longer than what the model is made for."""
     sides = [(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids)]
-    return alerts.check_positions(runtime, stage.probe_sampling if stage.probe.every else None, sides)
+    return alerts.check_positions(session, stage.probe_sampling if stage.probe.every else None, sides)
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
@@ -221,46 +236,56 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 
 
 def reference_logprobs(
-    runtime: Runtime, name: str, stage: Offline, examples: list[Group], row_length: int
+    session: Session, name: str, stage: Offline, examples: list[Group], row_length: int
 ) -> tuple[np.ndarray, Cost]:
     """Compute summed log-probabilities of both responses under the starting policy, float32 [examples, 2], or read the
     cache; and their cost, so that a restart changes no count.
 
     The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
     """
-    fingerprint = storage.fingerprint(_inputs(runtime, name, stage, examples, row_length))
-    file = runtime.folders[name] / f"reference-{fingerprint}.json"
+    fingerprint = storage.fingerprint(_inputs(session, name, stage, examples, row_length))
+    file = session.folders[name] / f"reference-{fingerprint}.json"
     logprobs, cost = measured_once(
-        runtime, file, lambda cost: score(runtime, load_policy(runtime, stage.policy), examples, row_length, cost)
+        session, file, lambda cost: score(session, load_policy(session, stage.policy), examples, row_length, cost)
     )
     return np.asarray(logprobs, np.float32), cost
 
 
-def _inputs(runtime: Runtime, name: str, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
+def _inputs(session: Session, name: str, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
     """List all that decides the starting policy's log-probabilities of some examples."""
-    what = [runtime.fingerprint(), _origin(runtime, name, stage.policy), str(runtime.dtype), row_length]
+    what = [session.fingerprint(), _origin(session, name, stage.policy), str(session.dtype), row_length]
     return [what, [[e.prompt_ids, *(response.token_ids for response in e.responses)] for e in examples]]
 
 
-def _origin(runtime: Runtime, name: str, policy: str) -> Any:
+def _origin(session: Session, name: str, policy: str) -> Any:
     """Identify the weights that a stage starts from: by content if they are from elsewhere, else by the policy's name
     and the fingerprint in its stage's manifest."""
-    content = runtime.contents.get(f"stages.{name}.policy")
+    content = session.contents.get(f"stages.{name}.policy")
     if content is not None:
         return content
-    if policy == "init" or policy.startswith("hf:"):
+    if PolicyName.parse(policy).is_model:
         return [policy, None]
-    manifest = storage.finished(checkpoint_of(runtime, policy)[0].parent)
+    manifest = storage.finished(checkpoint_of(session, policy)[0].parent)
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score(runtime: Runtime, params: Decoder, examples: list[Group], row_length: int, cost: Cost) -> np.ndarray:
+def score(session: Session, params: Decoder, examples: list[Group], row_length: int, cost: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
     scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
     for first in range(0, len(examples), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.mark(f"scoring {len(examples)} examples from {first}")
-        packed = pack_rows(runtime, examples[first : first + SCORED_AT_ONCE], rows)
-        sides = packed.unpack(runtime.score_logprobs(params, packed, cost))
+        packed = pack_rows(session, examples[first : first + SCORED_AT_ONCE], rows)
+        sides = packed.unpack(session.score_logprobs(params, packed, cost))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(scored)
+
+
+def _show_pair(session: Session, name: str, pairs: Sequence[Preference]) -> None:
+    """Print the first pair of a set that was made elsewhere, as the policy reads it."""
+    pair = pairs[0]
+    lines = [f"{name}: {len(pairs)} pairs of {session.config.stage(name, Offline).preferences}; the first of them:"]
+    for side, ids in (("prompt", pair.prompt_ids), ("chosen", pair.chosen_ids), ("rejected", pair.rejected_ids)):
+        text = shortened(session.tokenizer.decode_raw(ids), 1000)
+        lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
+    session.tracker.say("\n  ".join(lines))

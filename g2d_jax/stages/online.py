@@ -15,41 +15,43 @@ from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.stages import alerts, batches, early_stopping, probes
-from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, trains_off_policy
-from g2d_jax.stages.external_rollouts import ExternalBatches, external_batches
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.programs.training import (
+from g2d_jax.rollouts import batches
+from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
+from g2d_jax.rollouts.external import ExternalBatches, external_batches
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import workload_of
+from g2d_jax.session.problems import train_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.trainer import Trainer, open_trainer
+from g2d_jax.session.training_programs import (
     logprobs,
     reference_programs,
     reference_shapes,
     state_shapes,
     training_programs,
 )
-from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.trainer import Trainer, open_trainer
-from g2d_jax.stages.windows import window_at
-from g2d_jax.stages.workload import workload_of
+from g2d_jax.session.windows import window_at
+from g2d_jax.stages import alerts, early_stopping, probes
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
 
-def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
+def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
-    external = external_batches(runtime, name, stage)
-    objective, per = objective_of(runtime.compute, stage), "tokens" if stage.loss == "grpo" else "pairs"
+    external = external_batches(session, name, stage)
+    objective, per = objective_of(session.compute, stage), "tokens" if stage.loss == "grpo" else "pairs"
     with open_trainer(
-        runtime, name, stage, objective, total=stage.steps, per=per, rows=row_shape(runtime, stage)
+        session, name, stage, objective, total=stage.steps, per=per, rows=row_shape(session, stage)
     ) as trainer:
         buffer = RolloutBuffer(trainer, stage, external)
-        problems = len(runtime.problems["train"])
+        problems = len(session.problems["train"])
         alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         if external is not None:
             alerts.alarm(trainer, alerts.unweighed(external.without_logprobs, external.rows))
-        alerts.alarm(trainer, positions_exceeded(runtime, stage, external))
+        alerts.alarm(trainer, positions_exceeded(session, stage, external))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
         ended = early_stopping.ends(trainer, stage)  # before this start, perhaps
@@ -58,7 +60,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
             if trainer.step == window.start:
                 generation = buffer.generate_window(window)
                 buffer.add_logprobs(window)
-            with runtime.track_cost(trainer.cost):
+            with session.track_cost(trainer.cost):
                 train_batch = buffer.next_batch(window)
                 _check_signal(trainer, stage, train_batch)
                 buffer.record_cost(train_batch)
@@ -69,7 +71,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
-                log_samples(runtime, name, trainer.step, train_batch.draws, train_batch.groups)
+                log_samples(session, name, trainer.step, train_batch.draws, train_batch.groups)
         probe(last=True)
         alerts.conclude(trainer, stage)
         state = trainer.extra_state
@@ -81,40 +83,51 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
         }
 
 
-def programs(runtime: Runtime, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
+def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run would for them."""
+    row_shape(session, stage)
+    problems = session.problems["train"]
+    train_order(session.config, problems, name)
+    external = external_batches(session, name, stage)
+    unweighed = [] if external is None else alerts.unweighed(external.without_logprobs, external.rows)
+    scarce = alerts.scarce("online", len(problems), stage.prompts_per_step, stage.steps)
+    return [*unweighed, *scarce, *positions_exceeded(session, stage, external)]
+
+
+def programs(session: Session, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if not stage.steps:
         return
-    config, sampling, rows = runtime.config, stage.sampling, row_shape(runtime, stage)
-    bare, filled = (pack_rows(runtime, groups, rows) for groups in _longest_batch(runtime, stage))
-    state = state_shapes(runtime, stage.optimizer, stage.steps)
-    own, _ = lora.partition(reference_shapes(runtime))  # all policies of a run share the frozen parameters
+    config, sampling, rows = session.config, stage.sampling, row_shape(session, stage)
+    bare, filled = (pack_rows(session, groups, rows) for groups in _longest_batch(session, stage))
+    state = state_shapes(session, stage.optimizer, stage.steps)
+    own, _ = lora.partition(reference_shapes(session))  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
-    workload = workload_of(runtime, name, stage, response)
+    workload = workload_of(session, name, stage, response)
     if stage.rollouts == "sample":
         yield from rollouts(
-            runtime, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
+            session, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
         )
-    share = (runtime.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    share = (session.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
     calls = stage.steps / stage.num_iterations * share
     if reference:
-        yield from reference_programs(runtime, name, (state,))
-        yield logprobs(runtime, name, bare, calls, (state,), reference=True)
+        yield from reference_programs(session, name, (state,))
+        yield logprobs(session, name, bare, calls, (state,), reference=True)
     if stage.reference_sync or trains_off_policy(stage):
-        yield logprobs(runtime, name, bare, calls, (state.opt_state, *reference))
-    yield from probes.programs(runtime, name, stage, stage.steps, response, state, reference)
-    objective = objective_of(runtime.compute, stage)
+        yield logprobs(session, name, bare, calls, (state.opt_state, *reference))
+    yield from probes.programs(session, name, stage, stage.steps, response, state, reference)
+    objective = objective_of(session.compute, stage)
     yield from training_programs(
-        runtime, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
+        session, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
     )
 
 
-def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[Group]]:
+def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[Group]]:
     """Make a batch by the stage's own code: prompts and responses of the greatest length, half of them right.
 
     Returned without and with the log-probabilities of other policies.
     """
-    prompt, length = np.zeros(runtime.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
+    prompt, length = np.zeros(session.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
     tokens, floats = np.zeros(length, np.int32), np.zeros(length, np.float32)
     draws = [(Problem(str(i), "", "0"), 0) for i in range(stage.prompts_per_step)]
 
@@ -124,18 +137,18 @@ def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[G
         return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
 
     groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
-    loss_groups = batches.make(runtime.config.seed, stage, draws, groups, {"main": True}).groups
+    loss_groups = batches.make(session.config.seed, stage, draws, groups, {"main": True}).groups
     count = sum(len(response.token_ids) for group in loss_groups for response in group.responses)
     others = np.zeros(count, np.float32)
     reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))
     return loss_groups, batches.fill(stage, loss_groups, reference, trainer)
 
 
-def positions_exceeded(runtime: Runtime, stage: Online, external: ExternalBatches | None) -> list[alerts.Alert]:
+def positions_exceeded(session: Session, stage: Online, external: ExternalBatches | None) -> list[alerts.Alert]:
     """Warn if a response of the stage, drawn or from a dump, can be longer than what the model is made for."""
     draws = external is None or stage.probe.every
     return alerts.check_positions(
-        runtime, stage.sampling if draws else None, () if external is None else external.pairs
+        session, stage.sampling if draws else None, () if external is None else external.pairs
     )
 
 
@@ -151,7 +164,7 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
     return objectives.group_dpo(compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
 
 
-def row_shape(runtime: Runtime, stage: Online) -> RowShape:
+def row_shape(session: Session, stage: Online) -> RowShape:
     """Choose packed rows for responses as long as can be, and for such of all lengths up to that.
 
     How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones. With
@@ -160,7 +173,7 @@ def row_shape(runtime: Runtime, stage: Online) -> RowShape:
     most, apart = stage.sampling.max_new_tokens, stage.loss == "grpo"
     samples = 2 if stage.loss == "dpo" else stage.num_generations
     max_responses = max(16, samples + samples % 2) if stage.loss == "group_dpo" else 16
-    prompts = runtime.prompt_lengths[: min(stage.prompts_per_step, 32)]
+    prompts = session.prompt_lengths[: min(stage.prompts_per_step, 32)]
     shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
     lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
     batches = [
@@ -170,8 +183,8 @@ def row_shape(runtime: Runtime, stage: Online) -> RowShape:
         ]
         for drawn in lengths
     ]
-    longest = runtime.config.data.max_prompt_length + (1 if apart else samples) * most
-    length = choose_row_length(runtime, longest, batches, max_responses_per_row=max_responses)
+    longest = session.config.data.max_prompt_length + (1 if apart else samples) * most
+    length = choose_row_length(session, longest, batches, max_responses_per_row=max_responses)
     most_rows = stage.prompts_per_step * (stage.num_generations if apart else 1)  # a response each, or all of a prompt
     return RowShape(length, most_rows, max_responses)
 
@@ -192,16 +205,16 @@ def _describe(train_batch: TrainBatch) -> dict[str, float]:
 
 def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
     """Raise StopRun when no group of many steps in a row taught anything; the policy so far is saved."""
-    state, runtime, name = trainer.extra_state, trainer.runtime, trainer.name
+    state, session, name = trainer.extra_state, trainer.session, trainer.name
     state.without_signal = 0 if train_batch.batch.has_advantage.any() else state.without_signal + 1
     if state.without_signal < stage.patience:
         return
     trainer.save_here()
-    log_samples(runtime, name, trainer.step, train_batch.draws, train_batch.groups)
+    log_samples(session, name, trainer.step, train_batch.draws, train_batch.groups)
     raise StopRun(
         f"{name}: no reward signal for {state.without_signal} steps in a row; "
         f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. "
-        f"The policy so far is kept, step {trainer.step} in {runtime.folders[name]}"
+        f"The policy so far is kept, step {trainer.step} in {session.folders[name]}"
     )
 
 

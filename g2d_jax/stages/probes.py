@@ -18,16 +18,16 @@ from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Groups, correct, describe, measured_once, sampled_groups
+from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.workload import Workload
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Session
+from g2d_jax.session.trainer import Trainer
+from g2d_jax.session.training_programs import logprobs, reference_programs
 from g2d_jax.stages import alerts
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.programs.training import logprobs, reference_programs
-from g2d_jax.stages.rollouts import Groups, correct, describe, measured_once, sampled_groups
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
-from g2d_jax.stages.workload import Workload
 from g2d_jax.study.stats import row_means
 
 FIGURES = (
@@ -57,27 +57,22 @@ def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None
     values = {key: float(value) for key, value in measured["figures"].items()}
     state.probes.append({"step": step, **values})
     state.probe_cost.add(dataclasses.asdict(cost))
-    trainer.runtime.tracker.log(trainer.name, step, values, kind="probe")
+    trainer.session.tracker.log(trainer.name, step, values, kind="probe")
     alerts.watch(trainer, stage, values, kind="probe")
 
 
-def sampling_of(stage: Online | Offline) -> Sampling:
-    """Return the settings that probes sample with."""
-    return stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
-
-
 def workload_of(
-    runtime: Runtime, name: str, stage: Online | Offline, steps: int = 0, response: int | None = None
+    session: Session, name: str, stage: Online | Offline, steps: int = 0, response: int | None = None
 ) -> Workload:
     """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None: the most."""
-    prompts = min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])
-    samples, params = stage.probe.num_generations, sampling_of(stage).params(runtime.stop_ids)
-    shapes, probes = runtime.sampling_shapes(stage, prompts, samples, params), 1 + -(-steps // stage.probe.every)
+    prompts = min(stage.probe.prompts, session.problem_counts[stage.probe.split])
+    samples, params = stage.probe.num_generations, stage.sampling_of_probes.params(session.stop_ids)
+    shapes, probes = session.sampling_shapes(stage, prompts, samples, params), 1 + -(-steps // stage.probe.every)
     return Workload(params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response)
 
 
 def programs(
-    runtime: Runtime,
+    session: Session,
     name: str,
     stage: Online | Offline,
     steps: int,
@@ -91,49 +86,49 @@ def programs(
     """
     if not stage.probe.every:
         return
-    workload, sampling = workload_of(runtime, name, stage, steps, response), sampling_of(stage)
+    workload, sampling = workload_of(session, name, stage, steps, response), stage.sampling_of_probes
     yield from rollouts(
-        runtime,
+        session,
         name,
         workload,
         prefix="probe ",
-        viewed=isinstance(stage, Online) and not stage.sampling_weights,  # probes are of the policy as it is
+        viewed=stage.probes_use_sampler_params,
         beside=(state.opt_state, *reference),
         meanwhile=(state, *reference),
     )
-    if isinstance(stage, Online) and not stage.compares:
+    if not stage.probes_compare:
         return
     if not reference:
-        yield from reference_programs(runtime, name, (state,), workload.calls)
-    prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, workload.mean))
+        yield from reference_programs(session, name, (state,), workload.calls)
+    prompt, tokens = (np.zeros(n, np.int32) for n in (session.config.data.max_prompt_length, workload.mean))
     group = Group(prompt, [Response(tokens, {})] * workload.num_generations)
-    packed = _packed(runtime, [group] * int(workload.prompts / workload.calls), sampling)
-    scored = logprobs(runtime, name, packed, workload.calls, (state,), reference=True)
+    packed = _packed(session, [group] * int(workload.prompts / workload.calls), sampling)
+    scored = logprobs(session, name, packed, workload.calls, (state,), reference=True)
     yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
 def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | None) -> tuple[dict[str, Any], Cost]:
     """Measure the policy at this step: {"figures": …, "offline": see `by_prompt`}, and the cost."""
-    runtime, name, step = trainer.runtime, trainer.name, f"step-{trainer.step:06d}"
-    folder, policy = runtime.folders[name] / "probe", trainer.finished_policy()
-    draws = [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)]
+    session, name, step = trainer.session, trainer.name, f"step-{trainer.step:06d}"
+    folder, policy = session.folders[name] / "probe", trainer.finished_policy()
+    draws = [(problem, 0) for problem in probed(session.problems[stage.probe.split], stage.probe.prompts)]
 
     def measure(cost: Cost) -> dict[str, Any]:
         groups = sampled_groups(
-            runtime,
-            lambda: runtime.sampler_params(policy),
+            session,
+            lambda: session.sampler_params(policy),
             [(draws, folder / f"{step}.parquet")],
-            workload_of(runtime, name, stage),
+            workload_of(session, name, stage),
             policy=f"{name}@{trainer.step}",
             cost=cost,
         )
         values = figures(groups)
         if reference is not None:
-            logprobs = reference_logprobs(runtime, groups, reference(), sampling_of(stage), cost)
+            logprobs = reference_logprobs(session, groups, reference(), stage.sampling_of_probes, cost)
             values["kl"] = divergence(groups, logprobs)
         return {"figures": values, "offline": by_prompt(groups)}
 
-    return measured_once(runtime, folder / f"{step}.json", measure)
+    return measured_once(session, folder / f"{step}.json", measure)
 
 
 def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -172,7 +167,7 @@ def by_prompt(groups: Groups) -> dict[str, Any]:
 
 
 def reference_logprobs(
-    runtime: Runtime, groups: Groups, reference: Decoder, sampling: Sampling, cost: Cost
+    session: Session, groups: Groups, reference: Decoder, sampling: Sampling, cost: Cost
 ) -> list[list[np.ndarray]]:
     """Compute a reference's log-probabilities of every token of the groups' responses, at the sampling temperature.
 
@@ -180,14 +175,14 @@ def reference_logprobs(
     prompt and a response.
     """
     bare = [Group(g[0].rollout.prompt_ids, [Response(row.rollout.token_ids, {}) for row in g]) for g in groups]
-    packed = _packed(runtime, bare, sampling)
-    logprobs = runtime.score_logprobs(reference, packed, cost, sampling.temperature or 1.0)
+    packed = _packed(session, bare, sampling)
+    logprobs = session.score_logprobs(reference, packed, cost, sampling.temperature or 1.0)
     return [list(group) for group in packed.unpack(logprobs)]
 
 
-def _packed(runtime: Runtime, groups: list[Group], sampling: Sampling) -> Packed:
-    row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + sampling.max_new_tokens)
-    return pack_rows(runtime, groups, RowShape(row_length, sum(len(group.responses) for group in groups)))
+def _packed(session: Session, groups: list[Group], sampling: Sampling) -> Packed:
+    row_length = choose_row_length(session, session.config.data.max_prompt_length + sampling.max_new_tokens)
+    return pack_rows(session, groups, RowShape(row_length, sum(len(group.responses) for group in groups)))
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:

@@ -14,73 +14,81 @@ from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
+from g2d_jax.session.problems import order as problem_order
+from g2d_jax.session.program import Program
+from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Session
+from g2d_jax.session.trainer import open_trainer
+from g2d_jax.session.training_programs import training_programs
 from g2d_jax.stages import alerts
-from g2d_jax.stages.problems import order as problem_order
-from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import training_programs
-from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
 
 Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 
 
-def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
+def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; return the manifest's fields."""
-    demonstrations, counts = examples(runtime, name, stage)
-    order = problem_order(runtime.config, len(demonstrations), f"sft/{name}")
-    columns = row_length(runtime, stage, demonstrations)
-    runtime.compile_ahead(_programs(runtime, name, stage, columns))
-    objective, rows = objectives.sft(runtime.compute), RowShape(columns, stage.batch_size)
-    with open_trainer(runtime, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
+    demonstrations, counts = examples(session, name, stage)
+    order = problem_order(session.config, len(demonstrations), f"sft/{name}")
+    columns = row_length(session, stage, demonstrations)
+    session.compile_ahead(_programs(session, name, stage, columns))
+    objective, rows = objectives.sft(session.compute), RowShape(columns, stage.batch_size)
+    with open_trainer(session, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
         alerts.alarm(trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
-        alerts.alarm(trainer, alerts.check_positions(runtime, pairs=demonstrations))
+        alerts.alarm(trainer, alerts.check_positions(session, pairs=demonstrations))
         while trainer.goes_on():
-            with runtime.track_cost(trainer.cost):
+            with session.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
                 trainer.update(batch([demonstrations[index] for index, _ in drawn]), {})
             trainer.checkpoint_if_due()
         return trainer.finish(counts)
 
 
-def programs(runtime: Runtime, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
+def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and examples. Raises ValueError as the run would for them."""
+    encoded, _ = examples(session, name, stage)
+    row_length(session, stage, encoded)
+    scarce = alerts.scarce("sft", len(encoded), stage.batch_size, stage.steps)
+    return [*scarce, *alerts.check_positions(session, pairs=encoded)]
+
+
+def programs(session: Session, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs without its examples, which count as of max_length each whatever `response` is."""
-    yield from _programs(runtime, name, stage, choose_row_length(runtime, stage.max_length))
+    yield from _programs(session, name, stage, choose_row_length(session, stage.max_length))
 
 
-def _programs(runtime: Runtime, name: str, stage: Sft, columns: int) -> Iterator[Program]:
+def _programs(session: Session, name: str, stage: Sft, columns: int) -> Iterator[Program]:
     """Yield the stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    packed = pack_rows(runtime, batch([pair] * stage.batch_size), RowShape(columns, stage.batch_size))
-    objective = objectives.sft(runtime.compute)
-    yield from training_programs(runtime, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
+    packed = pack_rows(session, batch([pair] * stage.batch_size), RowShape(columns, stage.batch_size))
+    objective = objectives.sft(session.compute)
+    yield from training_programs(session, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
 
 
-def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
+def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
     """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and count each kind."""
-    data, tokenizer = stage.data, runtime.tokenizer
+    data, tokenizer = stage.data, session.tokenizer
     limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
-    loaded, report = load_examples(replace(data, limit=limit), runtime.config.data.seed)
-    distinct, overlap = drop_overlap(loaded, runtime.held_out)
+    loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
+    distinct, overlap = drop_overlap(loaded, session.held_out)
     encoded = (tokenizer.encode_example(example) for example in distinct)
     fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
     too_long = len(distinct) - len(fits)
     if too_long:
-        runtime.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
+        session.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
     if not fits:
         raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
     counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
     return fits, {"examples": len(fits), **counts}
 
 
-def row_length(runtime: Runtime, stage: Sft, encoded: Sequence[Encoded]) -> int:
+def row_length(session: Session, stage: Sft, encoded: Sequence[Encoded]) -> int:
     """Choose the columns of a packed row by the first batches."""
     size = min(stage.batch_size, 256)
     firsts = range(0, min(len(encoded), 4 * size), size)
-    return choose_row_length(runtime, stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
+    return choose_row_length(session, stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
 
 
 def batch(encoded: Sequence[Encoded]) -> list[Group]:

@@ -19,12 +19,12 @@ from types import MappingProxyType
 
 from etils import epath
 
-from g2d_jax import pipeline, places
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online
-from g2d_jax.config_io import begins_more, identity, to_dict
-from g2d_jax.graph import kept_steps, plan
+from g2d_jax import run_stages
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, places
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import begins_more, identity, to_dict
 from g2d_jax.runtime import storage
-from g2d_jax.stages.inputs import digests, of_config, on_hub
+from g2d_jax.session.inputs import digests, of_config, on_hub
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget")
@@ -77,21 +77,22 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
     for point in studied:
         try:
             config = Config.of(point.config)
-            pipeline.check(config)
+            run_stages.check(config)
             places.require(point.config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
         configs.append(_explicit(config))
         for name, key in _ids(configs[-1]).items():
-            if isinstance(stage := configs[-1].stages[name], Online) and begins_more(to_dict(stage)):
+            stage = configs[-1].stages_of(Online).get(name)
+            if stage is not None and begins_more(to_dict(stage)):
                 most, pinned = trajectories.get(key) or requested.get(key, (0, ()))
-                trajectories[key] = max(most, stage.steps), sorted({*pinned, *kept_steps(stage)})
+                trajectories[key] = max(most, stage.steps), sorted({*pinned, *stage.kept_steps()})
     nodes: dict[str, Node] = {}
     points = []
     for point, config in zip(studied, configs, strict=True):
         ids, stages = _ids(config), dict(config.stages)
-        for name, stage in config.stages.items():
-            if isinstance(stage, Online) and ids[name] in trajectories:
+        for name, stage in config.stages_of(Online).items():
+            if ids[name] in trajectories:
                 most, pinned = trajectories[ids[name]]
                 stages[name] = replace(stage, steps=most, keep=tuple(pinned))
         config = replace(config, stages=stages)
@@ -106,19 +107,17 @@ def _explicit(config: Config) -> Config:
     values, stages = to_dict(config)["stages"], dict(config.stages)
 
     def named(policy: str) -> str:
-        stage = config.stages.get(policy)
-        if not isinstance(stage, Online) or not begins_more(values[policy]):
+        stage = config.stages_of(Online).get(policy)
+        if stage is None or not begins_more(values[policy]):
             return policy
         return f"{policy}@{stage.steps}" if stage.steps else named(stage.policy)  # 0 steps change nothing
 
-    for name, stage in stages.items():
-        if isinstance(stage, Evaluate):
-            stages[name] = replace(stage, policies=tuple(dict.fromkeys(map(named, stage.policies))))
-        elif not isinstance(stage, BestCheckpoint):
-            stages[name] = replace(stage, policy=named(stage.policy))
-        elif not stage.steps and begins_more(values[stage.policy]):
+    for name, stage in config.stages.items():
+        stages[name] = stage.with_policies(named)
+    for name, selection in config.stages_of(BestCheckpoint).items():
+        if not selection.steps and begins_more(values[selection.policy]):
             # A trajectory keeps steps for all points; these are this point's.
-            stages[name] = replace(stage, steps=tuple(kept_steps(config.stages[stage.policy])))
+            stages[name] = replace(selection, steps=tuple(config.stages[selection.policy].kept_steps()))
     return replace(config, stages=stages)
 
 
@@ -145,8 +144,8 @@ def contents(config: Config) -> dict[str, object]:
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
     """Return the node of a stage; before that of an evaluation of several policies, one for each policy."""
-    stage = config.stages[name]
-    if not isinstance(stage, Evaluate) or len(stage.policies) < 2:
+    stage = config.stages_of(Evaluate).get(name)
+    if stage is None or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]
     parts = []
     for policy in stage.policies:

@@ -25,16 +25,16 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline
+from g2d_jax import __version__, pipeline, run_stages
 from g2d_jax.config import Online
-from g2d_jax.config_io import to_dict
-from g2d_jax.graph import plan
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import to_dict
 from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import inputs, kept_inputs
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.session import Session
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
@@ -56,7 +56,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     studied = points(config)
     # Both raise for what cannot work before anything is written.
     for _, settings, _ in build(studied, _requested_steps(root)).points:
-        pipeline.check_packages(settings)
+        run_stages.check_packages(settings)
     _check_free(root)
     limits = config.faults
     with (
@@ -81,7 +81,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     root = absolute(workdir)
     graph = build(points(config), _requested_steps(root))
     for _, settings, _ in graph.points:
-        pipeline.check_packages(settings)
+        run_stages.check_packages(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
@@ -140,7 +140,7 @@ class _Worker:
         self.name, self.studied, self.graph, self.root, self.tracker = name, studied, graph, root, tracker
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
-        self._runtime: Runtime | None = None
+        self._session: Session | None = None
         self._shared: Any = None
         self._programs = program_cache.Programs()
 
@@ -206,12 +206,12 @@ class _Worker:
             try:
                 contents = inputs.digests(inputs.of_config(node.config))
                 shared = self._common(node)
-                runtime = shared.at(
+                session = shared.at(
                     node.config, folders, tracker, workdir=folder, evaluated=evaluated, contents=contents
                 )
-                kept_inputs.check_hub(self.root, runtime)
-                pipeline.compile_ahead(runtime, [node.name])
-                pipeline.run_stage(runtime, node.name, plan(node.config), again=True)
+                kept_inputs.check_hub(self.root, session)
+                run_stages.compile_ahead(session, [node.name])
+                run_stages.run_stage(session, node.name, plan(node.config), again=True)
             except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
                 if os.environ.get("G2D_TRACEBACK"):
                     raise
@@ -227,23 +227,23 @@ class _Worker:
                 labels.append(point.label)
         return ", ".join(labels if len(labels) <= 2 else [*labels[:2], f"{len(labels) - 2} more"])
 
-    def _common(self, node: Node) -> Runtime:
-        """Return the runtime that nodes of equal settings outside the stages share: problems, tokenizer, programs."""
+    def _common(self, node: Node) -> Session:
+        """Return the session that nodes of equal settings outside the stages share: problems, tokenizer, programs."""
         shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
-        if self._runtime is None or shared != self._shared:
+        if self._session is None or shared != self._shared:
             self._close()
-            self._runtime = Runtime(node.config, self.root, self.tracker, {}, programs=self._programs)
+            self._session = Session(node.config, self.root, self.tracker, {}, programs=self._programs)
             self._shared = shared
             for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "scorer"):
-                getattr(self._runtime, name)  # loaded now, so that all contexts made from this one share it
+                getattr(self._session, name)  # loaded now, so that all contexts made from this one share it
             # Workers must not write one journal; verdicts that were reached lie with the rollouts.
-            self._runtime.scorer.journal = self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
-        return self._runtime
+            self._session.scorer.journal = self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
+        return self._session
 
     def _close(self) -> None:
-        if self._runtime is not None:
-            self._runtime.close()
-            self._runtime = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
 
 def _state(node: Node, folder: epath.Path) -> str:
@@ -251,8 +251,8 @@ def _state(node: Node, folder: epath.Path) -> str:
     manifest = storage.finished(folder)
     if manifest is None:
         return OPEN
-    stage = node.config.stages[node.name]
-    if not isinstance(stage, Online) or stage.stop != "steps":
+    stage = node.config.stages_of(Online).get(node.name)
+    if stage is None or stage.stop != "steps":
         return DONE
     saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]

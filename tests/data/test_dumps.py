@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from g2d_jax.data.dumps import DumpRow, dump_files, read_dump
+from g2d_jax.config.places import data_files
+from g2d_jax.data.dumps import DumpRow, read_dump
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime.tables import write_rollouts
 
@@ -147,7 +148,7 @@ def test_a_folder_of_json_is_read_and_json_beside_other_files_is_not(tmp_path):
     for number in (10, 2):
         (tmp_path / f"{number}.json").write_text(json.dumps(rows * number))
     assert len(list(read_dump(str(tmp_path)))) == 12
-    assert [Path(file).name for file in dump_files(str(tmp_path))] == ["2.json", "10.json"]
+    assert [Path(file).name for file in data_files(str(tmp_path))] == ["2.json", "10.json"]
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert len(list(read_dump(str(tmp_path)))) == 1
 

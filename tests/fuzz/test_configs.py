@@ -10,8 +10,9 @@ from fuzz.hostile import NAMES, NUMBERS, ODD, TEXTS, VALUES, accepted, as_json, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config_io, config_load, pipeline, workdir
+from g2d_jax import config_load, pipeline, workdir
 from g2d_jax.config import STAGES, Config
+from g2d_jax.config import io as config_io
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 

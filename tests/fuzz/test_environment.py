@@ -11,7 +11,8 @@ from fuzz.hostile import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, config_io
+from g2d_jax import cli
+from g2d_jax.config import io as config_io
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Screen

@@ -14,12 +14,11 @@ from fuzz.hostile import DEEP, ODD, VALUES, accepted, as_json, changed, damaged,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import graph
-from g2d_jax.config import Config
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
+from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages.external_rollouts import external_groups
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Session
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
@@ -38,88 +37,88 @@ def even(completions: list[str], **columns: Any) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def runtime(folder: Path) -> Iterator[Runtime]:
+def session(folder: Path) -> Iterator[Session]:
     """Of the tiny config, with a reward of ours."""
     config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
     with Tracker(folder / "work", tensorboard=False) as tracker:
         folders = graph.plan(Config.of(config)).folders(epath.Path(folder / "work"))
-        made = Runtime(Config.of(config), epath.Path(folder / "work"), tracker, folders, even)
+        made = Session(Config.of(config), epath.Path(folder / "work"), tracker, folders, even)
         yield made
         made.close()
 
 
-def check(runtime: Runtime, path: Path) -> int:
+def check(session: Session, path: Path) -> int:
     """How many responses were taken."""
     shard = epath.Path(path.parent / "shard" / "part.parquet")
     shutil.rmtree(shard.parent, ignore_errors=True)
-    found = accepted(lambda: external_groups(runtime, str(path), shard), path.name)
+    found = accepted(lambda: external_groups(session, str(path), shard), path.name)
     if found is None:
         assert not shard.exists()  # refused before anything is written
         return 0
     draws, groups = found
     assert len(draws) == len(groups) and all(groups)
-    held_out = {problem.id for split in ("dev", "test") for problem in runtime.problems[split]}
+    held_out = {problem.id for split in ("dev", "test") for problem in session.problems[split]}
     for (problem, visit), group in zip(draws, groups, strict=True):
         assert problem.id not in held_out and visit == 0
         assert [row.rollout.sample for row in group] == list(range(len(group)))
         for row in group:
             assert row.rollout.problem_id == problem.id and len(row.rollout.token_ids) and len(row.rollout.prompt_ids)
             assert row.score.reward is None or np.isfinite(row.score.reward)
-    again = external_groups(runtime, str(path), shard)
+    again = external_groups(session, str(path), shard)
     assert [problem.id for problem, _ in again[0]] == [problem.id for problem, _ in draws]
     return sum(map(len, groups))
 
 
-def test_good_rows(runtime: Runtime, folder: Path) -> None:
+def test_good_rows(session: Session, folder: Path) -> None:
     path = folder / "mine.jsonl"
     path.write_bytes(LINES)
-    assert check(runtime, path) == len(GOOD)
+    assert check(session, path) == len(GOOD)
 
 
 @given(damaged(LINES))
 @tries(60)
-def test_damaged_lines(runtime: Runtime, folder: Path, data: bytes) -> None:
+def test_damaged_lines(session: Session, folder: Path, data: bytes) -> None:
     path = folder / "mine.jsonl"
     path.write_bytes(data)
-    check(runtime, path)
+    check(session, path)
 
 
 @given(st.sampled_from(GOOD).flatmap(changed) | VALUES)
 @tries(150)
-def test_rows_of_any_types(runtime: Runtime, folder: Path, row: Any) -> None:
+def test_rows_of_any_types(session: Session, folder: Path, row: Any) -> None:
     path = folder / "mine.jsonl"
     path.write_bytes(as_json(GOOD[0]) + b"\n" + as_json(row))
-    check(runtime, path)
+    check(session, path)
 
 
 @pytest.mark.parametrize(
     "reward", [10**400, -(10**400), float("inf"), "1e999", "nan", [1], {"a": 1}, "", "good" * 10_000]
 )
-def test_rewards_that_are_none(runtime: Runtime, folder: Path, reward: Any) -> None:
+def test_rewards_that_are_none(session: Session, folder: Path, reward: Any) -> None:
     path = folder / "mine.jsonl"
     path.write_bytes(as_json(GOOD[0]) + b"\n" + as_json({**GOOD[0], "reward": reward}))
     with pytest.raises(ValueError, match=r"mine\.jsonl, line 2: its reward .{0,120} is not"):
-        external_groups(runtime, str(path), epath.Path(folder / "never.parquet"))
-    assert check(runtime, path) == 0
+        external_groups(session, str(path), epath.Path(folder / "never.parquet"))
+    assert check(session, path) == 0
 
 
 @pytest.mark.parametrize("line", range(len(DEEP)))
-def test_deep_nesting(runtime: Runtime, folder: Path, line: int) -> None:
+def test_deep_nesting(session: Session, folder: Path, line: int) -> None:
     path = folder / "mine.jsonl"
     path.write_bytes(as_json(GOOD[0]) + b"\n" + DEEP[line])
-    assert check(runtime, path) == 0
+    assert check(session, path) == 0
 
 
 @given(st.sampled_from(ODD) | damaged(as_json(GOOD)), st.sampled_from(["mine.json", "mine.parquet"]))
 @tries(40)
-def test_other_files(runtime: Runtime, folder: Path, data: bytes, name: str) -> None:
+def test_other_files(session: Session, folder: Path, data: bytes, name: str) -> None:
     (folder / name).write_bytes(data)
-    check(runtime, folder / name)
+    check(session, folder / name)
 
 
-def test_parquet(runtime: Runtime, folder: Path) -> None:
+def test_parquet(session: Session, folder: Path) -> None:
     table = pa.table({"prompt": ["1+1=?", "1+1=?"], "completion": ["2", "3"], "reward": pa.array([1.0, None])})
     pq.write_table(table, folder / "mine.parquet")
-    assert check(runtime, folder / "mine.parquet") == 2
+    assert check(session, folder / "mine.parquet") == 2
     pq.write_table(table.set_column(2, "reward", pa.array([2**62, 0], pa.duration("s"))), folder / "mine.parquet")
-    assert check(runtime, folder / "mine.parquet") == 0
+    assert check(session, folder / "mine.parquet") == 0

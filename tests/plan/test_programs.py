@@ -28,8 +28,8 @@ from g2d_jax.plan.search import as_arguments, choices, overrides, search, search
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
 from g2d_jax.runtime.tracking import Screen
-from g2d_jax.stages.init_params import rest_bytes
-from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
+from g2d_jax.session.init_params import rest_bytes
+from g2d_jax.session.program import Program, Work, device_bytes, fixed
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]
@@ -360,7 +360,7 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
-from g2d_jax.stages.programs.program import device_bytes
+from g2d_jax.session.program import device_bytes
 machine = topology("v5e-16")
 target.prepare(machine)
 compiler = planning.Compiler(machine)

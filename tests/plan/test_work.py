@@ -16,8 +16,8 @@ from g2d_jax.plan.search import choices, overrides, savings, train_bytes
 from g2d_jax.plan.target import _needed
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import ASSUMED, problems, roofline, shape_of
-from g2d_jax.stages.programs.program import Work, device_bytes
-from g2d_jax.stages.programs.training import saved_per_token
+from g2d_jax.session.program import Work, device_bytes
+from g2d_jax.session.training_programs import saved_per_token
 
 
 def test_the_roofline_is_the_longest_of_four():

@@ -19,9 +19,9 @@ import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
-from g2d_jax import cli, graph, pipeline
+from g2d_jax import cli, run_stages
 from g2d_jax import config as settings
-from g2d_jax.config import Config, Reward
+from g2d_jax.config import Config, Reward, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, lora
@@ -30,9 +30,9 @@ from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import inputs
-from g2d_jax.stages.reward_manager import RewardManager
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session import inputs
+from g2d_jax.session.reward_manager import RewardManager
+from g2d_jax.session.session import Session
 from g2d_jax.workdir import check_token, claim
 
 if "FIRST_WRITES" not in os.environ:  # as it is outside of tests
@@ -118,12 +118,12 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
         Tracker(own if processes.leader() else None, tensorboard=False) as tracker,
     ):
         processes.on_leader(lambda: claim(Config.of(config), own))
-        first = Runtime(Config.of(config), own, tracker, {})
+        first = Session(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
             first.contents = inputs.digests(inputs.contents_of(inputs.of_run(first)))
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
-                pipeline.run_stage(first.at(Config.of(config), folders, tracker), name, order)
+                run_stages.run_stage(first.at(Config.of(config), folders, tracker), name, order)
 
 
 def score(peer_timeout: str, hang_timeout: str) -> None:
@@ -261,7 +261,7 @@ def problems(file: Path) -> int:
     config.data.train = settings.source(str(file))
     config.data.dev.limit = config.data.test.limit = 4
     with Tracker(None, tensorboard=False) as tracker:
-        return len(Runtime(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
+        return len(Session(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
 
 
 def stopped(index: int, number: signal.Signals) -> None:

@@ -11,7 +11,7 @@ from launched import Launch
 from g2d_jax import commands
 from g2d_jax.config import Config
 from g2d_jax.models import lora
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
 
@@ -23,8 +23,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work directory with a checkpoint of adapters that are not zero."""
     folder = tmp_path_factory.mktemp("export") / "run"
     claim(Config.of(adapters.get_config()), epath.Path(folder))
-    with commands.opened(folder) as runtime, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
-        trained, _ = lora.partition(load_policy(runtime, "init"))
+    with commands.opened(folder) as session, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
+        trained, _ = lora.partition(load_policy(session, "init"))
         checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})
     return folder
 

@@ -12,15 +12,14 @@ from etils import epath
 from forks import Forks
 from ml_collections import ConfigDict
 
-from g2d_jax import graph
-from g2d_jax.config import Config
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Session
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 from killed import Runs
@@ -64,18 +63,18 @@ def jitted() -> Jitted:
 
 
 @pytest.fixture
-def opened(jitted: Jitted) -> Iterator[Callable[..., Runtime]]:
+def opened(jitted: Jitted) -> Iterator[Callable[..., Session]]:
     """Make the context of a config and work directory; `reward` in place of tiny.py's."""
     with ExitStack() as stack:
 
-        def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Runtime:
+        def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Session:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
             folder = epath.Path(workdir)
             folders = graph.plan(Config.of(config)).folders(folder)
-            runtime = Runtime(Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted))
-            runtime.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-            stack.callback(runtime.close)
-            return runtime
+            session = Session(Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted))
+            session.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+            stack.callback(session.close)
+            return session
 
         yield make
 

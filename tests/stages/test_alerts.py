@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from worlds import only, run, training
 
 from g2d_jax.config import Offline, Online, Optimizer
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
@@ -87,8 +87,8 @@ def test_a_short_stage_that_never_saw_a_signal_says_so(steps, reward, advice, co
     one = only(config, "warmup")
     one.stages.warmup.update(steps=steps, keep=())
     write_json(tmp_path / "config.json", {"config": to_dict(one)})
-    runtime = opened(one, tmp_path, lambda completions, **_: [reward] * len(completions))
-    manifest = run(runtime)
+    session = opened(one, tmp_path, lambda completions, **_: [reward] * len(completions))
+    manifest = run(session)
     (warning,) = [warning for warning in manifest["warnings"] if warning["cause"] == "signal"]
     assert f"not one of its {steps} steps had a prompt whose responses differ in reward" in warning["text"]
     assert advice in warning["text"] and warning["step"] == steps
@@ -102,10 +102,10 @@ def test_a_stage_with_one_signal_is_not_called_silent():
 
 
 def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, capsys):
-    runtime, stage = opened(small, tmp_path), Online(policy="init", loss="dpo", sync_every=10)
+    session, stage = opened(small, tmp_path), Online(policy="init", loss="dpo", sync_every=10)
     lengths = falling(600, 60, 40)
     for first in (0, 13, 26):  # three processes: what a checkpoint has of it is JSON
-        with training(runtime, "dpo", 40, stage) as trainer:
+        with training(session, "dpo", 40, stage) as trainer:
             for i in range(first, min(first + 13, 40)):
                 trainer.step = i + 1
                 metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
@@ -284,8 +284,8 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     only(config, "warmup").stages.warmup.update(steps=6, keep=())
     config.data.train.limit = 3
     write_json(tmp_path / "config.json", {"config": to_dict(config)})
-    runtime = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
-    manifest = run(runtime)
+    session = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
+    manifest = run(session)
     found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
     assert [one for one in found if one[0] != "cut"] == [("data", 0), ("signal", 5)]
     said = capsys.readouterr().out

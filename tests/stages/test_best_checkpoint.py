@@ -10,14 +10,14 @@ from worlds import run
 from g2d_jax import accounting, commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.policies import check_elsewhere, checkpoint_of, chosen_policy, load_policy
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
-from g2d_jax.stages.policies import check_elsewhere, checkpoint_of, chosen_policy, load_policy
-from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
 from g2d_jax.workdir import claim
@@ -49,8 +49,8 @@ def config(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def shard(runtime: Runtime, step: int) -> list[ScoredRollout]:
-    return read_rollouts(runtime.folders["best"] / "rollouts" / f"train@{step}.parquet")
+def shard(session: Session, step: int) -> list[ScoredRollout]:
+    return read_rollouts(session.folders["best"] / "rollouts" / f"train@{step}.parquet")
 
 
 def per_token(groups: list[list[ScoredRollout]]) -> float:
@@ -61,15 +61,15 @@ def per_token(groups: list[list[ScoredRollout]]) -> float:
 
 
 def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path, opened):
-    runtime = opened(config, tmp_path, None)
-    run(runtime, "train")
-    manifest = run(runtime, "best")
+    session = opened(config, tmp_path, None)
+    run(session, "train")
+    manifest = run(session, "best")
     result = manifest["result"]
-    expected = {step: per_token([[row] for row in shard(runtime, step)]) for step in (0, 1, 2)}
+    expected = {step: per_token([[row] for row in shard(session, step)]) for step in (0, 1, 2)}
     assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(expected)
     assert result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}" and manifest["warnings"] == []
     assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
-    rows = shard(runtime, 1)
+    rows = shard(session, 1)
     assert {row.policy for row in rows} == {"train@1"} and len(rows) == 2 * 8
     assert {row.score.verdict for row in rows} == {Verdict.SCORED}
     one = result["steps"]["1"]["tasks"]["main"]
@@ -99,21 +99,21 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
         )
     assert pipeline.check(Config.of(config)).order == ("train", "best", "more", "evaluate")
     claim(Config.of(config), epath.Path(tmp_path))
-    runtime = opened(config, tmp_path, None)
-    manifests = {name: run(runtime, name) for name in ("train", "best", "more", "evaluate")}
+    session = opened(config, tmp_path, None)
+    manifests = {name: run(session, name) for name in ("train", "best", "more", "evaluate")}
     chosen = manifests["best"]["result"]["policy"]
     assert manifests["more"]["inputs"] == {"best": manifests["best"]["fingerprint"]}
     entry = manifests["evaluate"]["result"]["policies"][1]
     assert (entry["name"], entry["label"], entry["mean"]) == ("best", chosen, None)
-    assert checkpoint_of(runtime, "best") == checkpoint_of(runtime, chosen)
+    assert checkpoint_of(session, "best") == checkpoint_of(session, chosen)
     assert commands.last_policy(Config.of(config)) == "best"
     folders = [commands.export(tmp_path, tmp_path / name, policy=name) for name in ("best", chosen)]
     one, other = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
     elsewhere = f"run:{tmp_path}#best"
     check_elsewhere(elsewhere)
-    assert chosen_policy(runtime, elsewhere) == f"run:{tmp_path}#{chosen}"
-    assert checkpoint_of(runtime, elsewhere) == checkpoint_of(runtime, chosen)
+    assert chosen_policy(session, elsewhere) == f"run:{tmp_path}#{chosen}"
+    assert checkpoint_of(session, elsewhere) == checkpoint_of(session, chosen)
     with pytest.raises(ValueError, match="a best_checkpoint stage has chosen its step"):
         check_elsewhere(f"{elsewhere}@1")
     cost = accounting.cost_of("best", to_dict(config)["stages"], manifests)
@@ -130,13 +130,13 @@ def mixed(config: ConfigDict) -> ConfigDict:
 
 
 def test_a_mixed_run_averages_its_tasks(config, tmp_path, opened):
-    runtime = opened(mixed(config), tmp_path, negative)
-    run(runtime, "train")
-    manifest = run(runtime, "best")
+    session = opened(mixed(config), tmp_path, negative)
+    run(session, "train")
+    manifest = run(session, "best")
     result = manifest["result"]
-    tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
+    tasks = {problem.id: problem.task for problem in session.problems["dev"]}
     for step in (0, 1, 2):
-        found, rows = result["steps"][str(step)], shard(runtime, step)
+        found, rows = result["steps"][str(step)], shard(session, step)
         main, sums = ([row for row in rows if tasks[row.rollout.problem_id] == task] for task in ("main", "sums"))
         accuracy = np.mean([row.score.verdict == Verdict.CORRECT for row in sums])
         assert found["tasks"]["sums"]["score"] == found["tasks"]["sums"]["accuracy"] == pytest.approx(accuracy)
@@ -153,10 +153,10 @@ def test_a_mixed_run_averages_its_tasks(config, tmp_path, opened):
 
 def test_without_any_score_there_is_no_choice(config, tmp_path, opened):
     config.stages.train.update(steps=0, keep=())
-    runtime = opened(config, tmp_path, unscorable)
-    run(runtime, "train")
+    session = opened(config, tmp_path, unscorable)
+    run(session, "train")
     with pytest.raises(StopRun, match="best: no checkpoint of train has a score"):
-        run(runtime, "best")
+        run(session, "best")
 
 
 def test_one_short_reply_does_not_decide():

@@ -18,8 +18,8 @@ from g2d_jax.config import Config, Online
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.windows import SyncWindow, window_at
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.windows import SyncWindow, window_at
 
 
 @pytest.fixture
@@ -90,19 +90,19 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
         train.stages.dpo = settings.offline(
             policy="init", batch_size=4, shuffle=False, diagnose=False, optimizer=online.optimizer
         )
-    runtime = opened(train, tmp_path)
+    session = opened(train, tmp_path)
     for name in ("train", "collect", "dpo"):
-        run(runtime, name)
-    pairs = read_preferences(runtime.folders["collect"] / "preferences")
+        run(session, name)
+    pairs = read_preferences(session.folders["collect"] / "preferences")
     assert len(pairs) == 16  # every prompt has a pair: no batch is smaller than the others
-    drawn = [row for number in range(4) for row in read_rollouts(runtime.folders["train"] / "rollouts")]
+    drawn = [row for number in range(4) for row in read_rollouts(session.folders["train"] / "rollouts")]
     by_prompt = {(row.rollout.problem_id, row.text) for row in drawn}
     assert {(pair.problem_id, side) for pair in pairs for side in (pair.chosen, pair.rejected)} <= by_prompt
     one, other = metrics_of(tmp_path, "train"), metrics_of(tmp_path, "dpo")
     for name in ("loss", "grad_norm", "rewards/margins", "logps/chosen", "logps/rejected"):
         np.testing.assert_allclose([m[name] for m in one], [m[name] for m in other], rtol=1e-4, atol=1e-5)
     assert one[0]["loss"] == pytest.approx(np.log(2), abs=1e-4)
-    for x, y in zip(*(jax.tree.leaves(load_policy(runtime, name)) for name in ("train", "dpo")), strict=True):
+    for x, y in zip(*(jax.tree.leaves(load_policy(session, name)) for name in ("train", "dpo")), strict=True):
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
@@ -149,9 +149,9 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path
     train.stages.train.update(CASES[case])
     train.compute.row_length = 0
     train.checkpoint.update(every=1, keep=10)
-    runtime = opened(train, tmp_path)
-    whole, folder = run(runtime), runtime.folders["train"]
-    ended, metrics = bits(load_policy(runtime, "train")), metrics_of(tmp_path)
+    session = opened(train, tmp_path)
+    whole, folder = run(session), session.folders["train"]
+    ended, metrics = bits(load_policy(session, "train")), metrics_of(tmp_path)
     for step in (1, 3):
         (folder / storage.MANIFEST).unlink()
         for later in range(step + 1, 5):
@@ -169,9 +169,9 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_pat
     """A batch of the last interval is gone, and what refilled the other one: all is drawn again, and the same."""
     train.stages.train.update(sync_every=2, dynamic_sampling=2)
     train.checkpoint.update(every=1, keep=10)
-    runtime = opened(train, tmp_path, first_letter)
-    run(runtime)
-    folder, ended = runtime.folders["train"], bits(load_policy(runtime, "train"))
+    session = opened(train, tmp_path, first_letter)
+    run(session)
+    folder, ended = session.folders["train"], bits(load_policy(session, "train"))
     files = {file.name: file.read_bytes() for file in (folder / "rollouts").glob("*.parquet")}
     assert any(name.startswith("step-000002-") for name in files)
     (folder / storage.MANIFEST).unlink()
@@ -197,9 +197,9 @@ def first_letter(prompts: list[str], completions: list[str], **columns: object) 
 def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     train.data.train.limit = 24
     train.stages.train.update(steps=8, drop_solved={"after": 1, "revisit": 0})
-    runtime = opened(train, tmp_path, first_letter)
-    run(runtime)
-    count = len(runtime.problems["train"])
+    session = opened(train, tmp_path, first_letter)
+    run(session)
+    count = len(session.problems["train"])
     seen: dict[str, bool] = {}
     for number in range(8):
         groups: dict[str, set[float]] = {}

@@ -14,8 +14,8 @@ from g2d_jax.config import Sft
 from g2d_jax.report.tables import goodput_table
 from g2d_jax.runtime.compile_times import Compiling, compiling
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.cost import Clock
 from g2d_jax.stages import sft
-from g2d_jax.stages.cost import Clock
 from g2d_jax.training import objectives
 
 
@@ -124,11 +124,11 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 
     config.stages.sft.update(steps=3, data={"limit": 48})
     config.checkpoint.every = 3
-    runtime = opened(config, tmp_path)
-    runtime.objectives = {"sft": slow}
-    stage = runtime.config.stage("sft", Sft)
-    examples, _ = sft.examples(runtime, "sft", stage)
-    with training(runtime, "sft", 3) as trainer, runtime.track_cost(trainer.cost):
+    session = opened(config, tmp_path)
+    session.objectives = {"sft": slow}
+    stage = session.config.stage("sft", Sft)
+    examples, _ = sft.examples(session, "sft", stage)
+    with training(session, "sft", 3) as trainer, session.track_cost(trainer.cost):
         running = []
         for step in range(2):
             trainer.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
@@ -144,10 +144,10 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
     config.stages.sft.steps = 3
     config.stages.warmup.steps = 2
-    runtime = opened(config, tmp_path)
+    session = opened(config, tmp_path)
     sampled = {"generation", "verification"}
     for name, spent_on in (("sft", {"training"}), ("warmup", {"training", *sampled}), ("collect", sampled)):
-        manifest = run(runtime, name)
+        manifest = run(session, name)
         found = shares(manifest)
         assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= 0
         assert {name for name in ("training", "generation", "verification") if found[name]} == spent_on
@@ -169,11 +169,11 @@ def step_times(workdir, name):
 
 def test_an_update_takes_until_it_is_done(config, opened, tmp_path):
     """The first one too, whose program compiles; those after it only what they add."""
-    runtime = opened(config, tmp_path)
-    stage = runtime.config.stage("sft", Sft)
-    examples, _ = sft.examples(runtime, "sft", stage)
+    session = opened(config, tmp_path)
+    stage = session.config.stage("sft", Sft)
+    examples, _ = sft.examples(session, "sft", stage)
     waited, opening = [], time.perf_counter()
-    with training(runtime, "sft", 3) as trainer:
+    with training(session, "sft", 3) as trainer:
         first = time.perf_counter()
         for step in range(3):
             started = time.perf_counter()
@@ -197,9 +197,9 @@ def test_what_an_update_learns_from_is_of_its_time(config, opened, tmp_path):
 
     config.stages.sft.steps = 1
     config.stages.warmup.steps = 3
-    runtime = opened(config, tmp_path, slow)
-    run(runtime, "sft")
+    session = opened(config, tmp_path, slow)
+    run(session, "sft")
     started = time.perf_counter()
-    run(runtime, "warmup")
+    run(session, "warmup")
     found, wall = step_times(tmp_path, "warmup"), time.perf_counter() - started
     assert len(found) == 3 and min(found) >= 0.3 and sum(found) <= wall

@@ -17,13 +17,14 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages import collect, external_rollouts, offline
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import StopRun
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import StopRun
+from g2d_jax.stages import collect, offline
 from g2d_jax.study import informativeness
 from g2d_jax.workdir import claim
 
@@ -40,14 +41,14 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small, tmp_path, opened):
-    runtime = opened(small, tmp_path)
-    counts = run(runtime)["counts"]
+    session = opened(small, tmp_path)
+    counts = run(session)["counts"]
     assert counts["prompts"] == 8 == sum(counts[fate] for fate in collect.FATES)
     assert counts["rollouts"] == 32 and counts["unscorable_rollouts"] == counts["timeout_rollouts"] == 0
     frame = pandas.read_parquet(tmp_path / "01-collect" / "preferences")
     assert len(frame) == counts["pairs"] > 0
     assert all(len(text) % 2 == 0 for text in frame.chosen) and all(len(text) % 2 == 1 for text in frame.rejected)
-    prompts = {problem.id: problem.prompt for problem in runtime.problems["train"]}
+    prompts = {problem.id: problem.prompt for problem in session.problems["train"]}
     expected = []
     for group in groups_of(tmp_path / "01-collect"):  # all pairs are those of the pair rule
         problem, right = group[0].rollout.problem_id, np.array([row.score.reward for row in group])
@@ -61,8 +62,8 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small, tmp_path, ope
 
 def test_the_window_of_pass_rates(small, tmp_path, opened):
     small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
-    runtime = opened(small, tmp_path)
-    counts = run(runtime)["counts"]
+    session = opened(small, tmp_path)
+    counts = run(session)["counts"]
     assert counts["prompts"] == sum(counts[fate] for fate in collect.FATES) and counts["outside_window"] > 0
     rows = read_rollouts(tmp_path / "01-collect" / "rollouts")
     rates: dict[str, list[float]] = {}
@@ -100,16 +101,16 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
         sure=dict(select="confident", max_pairs=5),
         unsure=dict(select="uncertain", max_pairs=5),
     )
-    runtime = opened(config, tmp_path)
-    manifests = {name: run(runtime, name) for name in pipeline.check(Config.of(config)).order}
-    pairs = {name: read_preferences(runtime.folders[name] / "preferences") for name in manifests}
+    session = opened(config, tmp_path)
+    manifests = {name: run(session, name) for name in pipeline.check(Config.of(config)).order}
+    pairs = {name: read_preferences(session.folders[name] / "preferences") for name in manifests}
     assert {name: len(some) for name, some in pairs.items()} == dict(collect=18, few=5, many=9, sure=5, unsure=5)
     places = {name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some] for name, some in pairs.items()}
     assert all(some == sorted(set(some)) for some in places.values())  # in the order of the prompts, each once
     assert set(places["few"]) < set(places["many"])
     entropy = {
         group[0].rollout.problem_id: informativeness.summary([group])["entropy"]
-        for group in groups_of(runtime.folders["collect"])
+        for group in groups_of(session.folders["collect"])
     }
     mixed = {pair.problem_id for pair in pairs["collect"]}
     ranked = sorted(mixed, key=entropy.__getitem__)
@@ -119,9 +120,9 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
     for name, manifest in manifests.items():
         own = name == "collect"
         assert (manifest["tokens"]["generated"] > 0) == (manifest["flops"] > 0) == own
-        assert (runtime.folders[name] / "rollouts").exists() == own
+        assert (session.folders[name] / "rollouts").exists() == own
         assert manifest["counts"]["rollouts"] == 32 and manifest["counts"]["pairs_available"] == 18
-        how = storage.read_json(runtime.folders[name] / "preferences" / "_manifest.json")
+        how = storage.read_json(session.folders[name] / "preferences" / "_manifest.json")
         assert how["sampler"]["purpose"] == "collect/collect" and how["sampler"]["num_generations"] == 4
     assert manifests["many"]["inputs"] == {"few": manifests["few"]["fingerprint"]}
     assert (how["rollouts"], how["pair_rule"]["select"], how["pair_rule"]["max_pairs"]) == ("collect", "uncertain", 5)
@@ -144,18 +145,18 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
         config.stages.archive2 = settings.collect(policy="warmup@1", rollouts="archive1", max_pairs=2)
     config.stages.warmup.policy = "init"
     config.stages.archive1.update(policy="warmup@1", rollouts="archive")
-    runtime = opened(config, tmp_path / "work")
-    manifests = {name: run(runtime, name) for name in pipeline.check(Config.of(config)).order}
+    session = opened(config, tmp_path / "work")
+    manifests = {name: run(session, name) for name in pipeline.check(Config.of(config)).order}
     assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [2, 4, 2]
-    assert runtime.sampler().usage.generated == manifests["warmup"]["tokens"]["generated"]  # an archive costs nothing
+    assert session.sampler().usage.generated == manifests["warmup"]["tokens"]["generated"]  # an archive costs nothing
     for name in ("archive1", "archive2"):
         assert manifests[name]["counts"]["prompts"] == 4  # of one step
         assert manifests[name]["tokens"]["generated"] == 0
-    drawn = read_rollouts(runtime.folders["warmup"] / "rollouts" / "step-000000.parquet")
-    pairs = read_preferences(runtime.folders["archive1"] / "preferences")
+    drawn = read_rollouts(session.folders["warmup"] / "rollouts" / "step-000000.parquet")
+    pairs = read_preferences(session.folders["archive1"] / "preferences")
     assert {pair.problem_id for pair in pairs} <= {row.rollout.problem_id for row in drawn}
     how = {
-        name: storage.read_json(runtime.folders[name] / "preferences" / "_manifest.json")
+        name: storage.read_json(session.folders[name] / "preferences" / "_manifest.json")
         for name in ("archive2", "mine2")
     }
     assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
@@ -177,8 +178,8 @@ def test_informativeness_on_disk(small, tmp_path, opened):
             policies=("init",), num_generations=2, pass_at=(1,), greedy=False, sampling=settings.sampling(8)
         )
     small.stages.collect.max_pairs = 7
-    runtime = opened(small, tmp_path)
-    measures = run(runtime)["result"]["informativeness"]
+    session = opened(small, tmp_path)
+    measures = run(session)["result"]["informativeness"]
     folder = tmp_path / "01-collect"
     assert storage.read_json(folder / "informativeness.json") == measures
     groups = groups_of(folder)
@@ -194,7 +195,7 @@ def test_informativeness_on_disk(small, tmp_path, opened):
     gaps = [own[p.problem_id, p.chosen] - own[p.problem_id, p.rejected] for p in pairs]
     assert measures["pairs"]["pairs"] == 7.0 == len(pairs)
     assert measures["pairs"]["gap_mean"] == pytest.approx(np.mean(gaps))
-    (entry,) = run(runtime, "evaluate")["result"]["policies"]
+    (entry,) = run(session, "evaluate")["result"]["policies"]
     answers = groups_of(tmp_path / "03-evaluate")
     assert entry["informativeness"] == storage.plain(informativeness.summary(answers))
 
@@ -236,9 +237,9 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
     ],
 )
 def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advice):
-    runtime = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
+    session = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
     with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
-        run(runtime)
+        run(session)
     last = read_metrics(tmp_path)[-1]
     assert last["kind"] == "error" and last["text"].startswith("collect: no preference pair from 8 prompts")
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
@@ -252,20 +253,20 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     small.data.dev.path, small.reward.function = "", "verify"
     with small.stages.unlocked():
         small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1, 4), sampling=settings.sampling(8))
-    runtime = opened(small, tmp_path / "work", lambda completions, **_: [float(len(text) % 2) for text in completions])
-    claim(Config.of(small), runtime.workdir, {"reward": "mine:odd"})
-    run(runtime)
-    with commands.opened(runtime.workdir) as read:
+    session = opened(small, tmp_path / "work", lambda completions, **_: [float(len(text) % 2) for text in completions])
+    claim(Config.of(small), session.workdir, {"reward": "mine:odd"})
+    run(session)
+    with commands.opened(session.workdir) as read:
         _, groups = collect.rollouts_of(read, "collect", Cost())
     again = groups_of(tmp_path / "work" / "01-collect")
     assert [[row.text for row in group] for group in groups] == [[row.text for row in group] for group in again]
     with pytest.raises(ValueError, match=r"a function given from Python.*evaluate\(WORKDIR, POLICY, reward=FUNCTION\)"):
-        commands.evaluate(runtime.workdir, "init")
-    counted = commands.evaluate(runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
+        commands.evaluate(session.workdir, "init")
+    counted = commands.evaluate(session.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
     assert counted["result"]["policies"][0]["mean"] == 1.0
     assert "pass_at of the run's stage" not in capsys.readouterr().out
     fewer = commands.evaluate(
-        runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions), num_generations=2
+        session.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions), num_generations=2
     )
     assert fewer["result"]["policies"][0]["pass_at"] == {"1": 1.0}
     said = "pass_at of the run's stage is (1, 4): of 2 answers to a problem only (1,) can be told"
@@ -321,10 +322,10 @@ def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
 
 def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
     """Of our own parts, and of rows with the same ids, the pairs are those of the stage that sampled."""
-    runtime = opened(small, tmp_path / "own")
-    run(runtime)
+    session = opened(small, tmp_path / "own")
+    run(session)
     drawn = groups_of(tmp_path / "own" / "01-collect")
-    prompts = {problem.id: problem.prompt for problem in runtime.problems["train"]}
+    prompts = {problem.id: problem.prompt for problem in session.problems["train"]}
     rows = [
         {
             "prompt": prompts[row.rollout.problem_id],
@@ -359,20 +360,20 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
 
 def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
     """verl's and NeMo-RL's: the problem is that of data.train which looks like this behind the template here."""
-    runtime = opened(small, tmp_path)
-    train, held_out = runtime.problems["train"][3], runtime.problems["test"][3]
+    session = opened(small, tmp_path)
+    train, held_out = session.problems["train"][3], session.problems["test"][3]
 
     def verl(problem: Any, **more: Any) -> dict[str, Any]:
-        text = runtime.tokenizer.render(problem)
+        text = session.tokenizer.render(problem)
         return {"input": text, "output": "1", "gts": "9", "score": 1.0, "step": 1, **more}
 
     path = lines(tmp_path / "1.jsonl", [verl(train), verl(train, output="", score=0.0)])
-    rows = external_rollouts.read(runtime, path)[1]
+    rows = external_rollouts.read(session, path)[1]
     assert [row.rollout.problem_id for row in rows] == [train.id] * 2
-    assert [row.rollout.token_ids[-1] for row in rows] == [runtime.tokenizer.stop_id] * 2
+    assert [row.rollout.token_ids[-1] for row in rows] == [session.tokenizer.stop_id] * 2
     for bad, message in ((verl(held_out), "in data.dev or data.test"), (verl("0+0"), "is of no problem in data.train")):
         with pytest.raises(ValueError, match=rf"line 1: .*{message}"):
-            external_rollouts.read(runtime, lines(tmp_path / "1.jsonl", [bad]))
+            external_rollouts.read(session, lines(tmp_path / "1.jsonl", [bad]))
 
 
 def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, opened):
@@ -424,26 +425,26 @@ def test_broken_rows_are_named_by_file_and_line(small, tmp_path, opened, row, me
 
 def test_dpo_starts_at_the_reference(small, tmp_path, opened):
     small.stages.dpo.update(loss_type="ipo", beta=0.5)
-    runtime = opened(small, tmp_path)
-    run(runtime)
-    manifest = run(runtime, "dpo")
+    session = opened(small, tmp_path)
+    run(session)
+    manifest = run(session, "dpo")
     first = next(r["metrics"] for r in read_metrics(tmp_path) if (r["stage"], r["step"]) == ("dpo", 1))
     assert first["loss"] == pytest.approx(1.0, rel=1e-5)  # (1/2β)²
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
     assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
     assert manifest["tokens"]["scored"] > 0
-    assert bits(load_policy(runtime, "init")) != bits(load_policy(runtime, "dpo"))
+    assert bits(load_policy(session, "init")) != bits(load_policy(session, "dpo"))
 
 
 def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(small, tmp_path, opened):
-    runtime = opened(small, tmp_path)
-    run(runtime)
+    session = opened(small, tmp_path)
+    run(session)
     pairs = read_preferences(tmp_path / "01-collect" / "preferences")
     settings = small.stages.dpo
 
     def score(some: list[Any]) -> tuple[np.ndarray, Cost]:
         examples = offline.batch(some, np.zeros((len(some), 2)))
-        return offline.reference_logprobs(runtime, "dpo", settings, examples, 64)
+        return offline.reference_logprobs(session, "dpo", settings, examples, 64)
 
     def files() -> int:
         return len(list((tmp_path / "02-dpo").glob("reference-*.json")))
@@ -458,7 +459,7 @@ def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(small, tm
     assert files() == 1
     score(pairs[1:])
     assert files() == 2
-    run(runtime, "dpo")
+    run(session, "dpo")
     settings.policy = "dpo"  # another policy: its log-probabilities differ
     other, _ = score(pairs)
     assert files() == 3

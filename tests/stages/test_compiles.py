@@ -12,15 +12,15 @@ import pytest
 from worlds import only
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax import pipeline, run_stages
+from g2d_jax.config import Config, graph
 from g2d_jax.records import Preference
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.row_shapes import RowShape
+from g2d_jax.session.trainer import open_trainer
 from g2d_jax.stages import offline, sft
-from g2d_jax.stages.row_shapes import RowShape
-from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -61,11 +61,11 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
-    runtime, order = opened(config, tmp_path), graph.plan(Config.of(config))
-    with Marking(compiled_by) as runtime.tracker:
+    session, order = opened(config, tmp_path), graph.plan(Config.of(config))
+    with Marking(compiled_by) as session.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
-            pipeline.run_stage(runtime, name, order)
-    marks = runtime.tracker.marks
+            run_stages.run_stage(session, name, order)
+    marks = session.tracker.marks
     for name in ("sft", "warmup", "dpo"):
         last = max(step for stage, step in marks if stage == name)
         assert last > 2
@@ -82,9 +82,9 @@ def test_the_same_settings_once_more_compile_no_program_again(config, opened, tm
     contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
     contexts[1].programs = contexts[0].programs
     for name in ("sft", "warmup"):
-        pipeline.run_stage(contexts[0], name, order)
+        run_stages.run_stage(contexts[0], name, order)
         before = len(compiled_by)
-        pipeline.run_stage(contexts[1], name, order)
+        run_stages.run_stage(contexts[1], name, order)
         again.update(program for _, program in compiled_by[before:])
     jitted = {"prefill", "insert", "decode_chunk", "view", "score_logprobs", "optimizer_state", "train_step"}
     assert jitted.isdisjoint(again), again
@@ -101,15 +101,15 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
         for name in seen:
             config.stages[name].optimizer.update(learning_rate=rate, weight_decay=0.1 + beta, warmup_steps=1)
         config.stages.dpo.beta = beta
-        runtime = opened(config, tmp_path / f"{rate}-{total}")
-        runtime.programs = programs
-        stages = runtime.config.stages
+        session = opened(config, tmp_path / f"{rate}-{total}")
+        session.programs = programs
+        stages = session.config.stages
         for name, objective, per in (
-            ("sft", objectives.sft(runtime.compute), "tokens"),
-            ("dpo", offline.objective_of(runtime.compute, stages["dpo"]), "pairs"),
+            ("sft", objectives.sft(session.compute), "tokens"),
+            ("dpo", offline.objective_of(session.compute, stages["dpo"]), "pairs"),
         ):
             with open_trainer(
-                runtime, name, stages[name], objective, total=total, per=per, rows=RowShape(64)
+                session, name, stages[name], objective, total=total, per=per, rows=RowShape(64)
             ) as trainer:
                 for _ in range(2):
                     trainer.update(groups[name], {})
@@ -137,7 +137,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
     config.compute.compilation_cache = ""
     manifests = pipeline.run(config, tmp_path)
-    assert {manifest["kind"] for manifest in manifests.values()} == pipeline.STAGES.keys()
+    assert {manifest["kind"] for manifest in manifests.values()} == settings.STAGES.keys()
     by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
     for thread, name in compiled_by:
         by_thread["compiling" in thread].add(name)

@@ -9,13 +9,13 @@ from matrix import slow
 from ml_collections import ConfigDict
 from worlds import bits, run
 
-from g2d_jax import accounting, graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax import accounting, pipeline
+from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session
 from g2d_jax.training.checkpoint import Checkpoints
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
@@ -36,16 +36,16 @@ def early() -> ConfigDict:
     return config
 
 
-def run_until(runtime: Runtime, until: str = "dpo") -> Manifests:
+def run_until(session: Session, until: str = "dpo") -> Manifests:
     """The stages of the config up to one, in order."""
-    order = graph.plan(runtime.config).order
-    return {name: run(runtime, name) for name in order[: order.index(until) + 1]}
+    order = graph.plan(session.config).order
+    return {name: run(session, name) for name in order[: order.index(until) + 1]}
 
 
-def elsewhere(runtime: Runtime, config: ConfigDict, workdir: Path) -> Runtime:
+def elsewhere(session: Session, config: ConfigDict, workdir: Path) -> Session:
     """The same runtime, programs and all, for another config in another folder."""
     folders = graph.plan(Config.of(config)).folders(epath.Path(workdir))
-    return runtime.at(Config.of(config), folders, runtime.tracker, workdir=epath.Path(workdir))
+    return session.at(Config.of(config), folders, session.tracker, workdir=epath.Path(workdir))
 
 
 def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
@@ -73,8 +73,8 @@ def test_settings_that_cannot_work_are_refused_before_any_work(early, changes, m
 
 def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
     whole = changed(early, stop="steps", steps=3, keep=(0, 1, 2))
-    runtime = opened(whole, tmp_path / "whole", None)
-    manifest = run(runtime, "warmup")
+    session = opened(whole, tmp_path / "whole", None)
+    manifest = run(session, "warmup")
     assert manifest["stop"] == {"rule": "steps"}
     at = {int(step): accounting.cost(record) for step, record in manifest["at"].items()}
     assert manifest["at"]["0"] == Cost().manifest()
@@ -91,7 +91,7 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
         name = f"{measure}-{step}-{factor}"
         amount = max(at[step][measure] * factor, 1e-6)
         budgeted = changed(whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=())
-        ended = run(elsewhere(runtime, budgeted, tmp_path / name), "warmup")
+        ended = run(elsewhere(session, budgeted, tmp_path / name), "warmup")
         assert ended["counts"]["steps"] == expected, name
         assert ended["counts"]["rollouts"] == expected * 4 * 4
         assert accounting.cost(ended)["flops"] == at[expected]["flops"]
@@ -111,25 +111,25 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
 def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, opened, rollouts):
     budgeted = changed(early, stop="budget", steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
     budgeted.stages.collect.rollouts = rollouts
-    runtime = opened(budgeted, tmp_path, None)
+    session = opened(budgeted, tmp_path, None)
     pipeline.check(Config.of(budgeted))
-    found = run_until(runtime)
+    found = run_until(session)
     assert found["warmup"]["counts"]["steps"] == 1
-    assert bits(load_policy(runtime, "warmup")) == bits(load_policy(runtime, "warmup@1"))
-    assert bits(load_policy(runtime, "warmup")) != bits(load_policy(runtime, "init"))
+    assert bits(load_policy(session, "warmup")) == bits(load_policy(session, "warmup@1"))
+    assert bits(load_policy(session, "warmup")) != bits(load_policy(session, "init"))
     assert found["collect"]["counts"]["prompts"] == (8 if rollouts == "sample" else 4)
     assert found["dpo"]["counts"]["steps"] == 1
 
 
 def test_no_step_at_all_leaves_the_policy_it_starts_from(early, tmp_path, opened):
     none = changed(early, stop="budget", steps=0, budget={"measure": "flops", "amount": 1.0})
-    runtime = opened(none, tmp_path, None)
-    found = run_until(runtime)
+    session = opened(none, tmp_path, None)
+    found = run_until(session)
     assert found["warmup"]["counts"] == {"steps": 0, "prompts": 0, "rollouts": 0, "train_problems": 40}
     assert found["warmup"]["at"] == {"0": Cost().manifest()}
     assert found["warmup"]["stop"] == {"rule": "steps"}
-    assert Checkpoints(runtime.folders["warmup"] / "checkpoints").steps() == [0]
-    assert bits(load_policy(runtime, "warmup")) == bits(load_policy(runtime, "init"))
+    assert Checkpoints(session.folders["warmup"] / "checkpoints").steps() == [0]
+    assert bits(load_policy(session, "warmup")) == bits(load_policy(session, "init"))
     assert found["collect"]["counts"]["pairs"] > 0
     assert found["dpo"]["counts"]["steps"] == 1
 

@@ -22,7 +22,7 @@ from worlds import bits, only, run
 
 from g2d_jax import keys, pipeline
 from g2d_jax.config import Config, Engine
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models.hf import fetcher
@@ -32,7 +32,7 @@ from g2d_jax.runtime import endpoint, storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.remote import EngineError, Remote, Served
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 
 PROMPT = np.array([3, 4, 5], np.int32)
 REDIRECT, BYTES = (302, b""), (200, b"x" * 20_000_000)
@@ -246,10 +246,10 @@ def test_a_load_whose_answer_is_lost_is_done_again(
     with serving(lambda body, number: choice([1])) as server:
         config.engine.update(kind="server", url=server.url, sync=sync)
         server.unheard = {"adapter": [LOAD, UNLOAD], "folder": [RELOAD, VERSION]}[sync]
-        runtime = opened(config, tmp_path)
-        policy = load_policy(runtime, "init")
+        session = opened(config, tmp_path)
+        policy = load_policy(session, "init")
         for _ in range(2):
-            held = runtime.sampler_params(policy)
+            held = session.sampler_params(policy)
         assert [path for path, _ in server.asked[1:]] == LOADS[sync] and not server.unheard
     assert (server.adapters, server.weights) == (
         ({held.name}, "default") if held.version == "" else (set(), held.version)
@@ -261,8 +261,8 @@ def test_runs_that_share_a_folder_remove_their_own_policies(config: ConfigDict, 
     with serving(lambda body, number: choice([1])) as server:
         config.engine.update(kind="server", url=server.url, sync="folder", folder=str(tmp_path / "shared"))
         for workdir in ("a", "b", "a"):
-            runtime = opened(config, tmp_path / workdir)
-            held = runtime.sampler_params(load_policy(runtime, "init"))
+            session = opened(config, tmp_path / workdir)
+            held = session.sampler_params(load_policy(session, "init"))
             folders = list((tmp_path / "shared").glob("*/g2d-*"))
             assert held.version in {folder.name for folder in folders}
     assert len(folders) == 2 and len({folder.parent for folder in folders}) == 2

@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax import graph
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config import graph
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.session.session import Session
 from g2d_jax.workdir import claim
 
 
@@ -47,17 +47,17 @@ def mixed(config: ConfigDict) -> ConfigDict:
     return from_dict(values)
 
 
-def evaluated(runtime: Runtime) -> dict[str, Any]:
-    claim(runtime.config, epath.Path(runtime.workdir))
-    return [run(runtime, name) for name in graph.plan(runtime.config).order][-1]["result"]
+def evaluated(session: Session) -> dict[str, Any]:
+    claim(session.config, epath.Path(session.workdir))
+    return [run(session, name) for name in graph.plan(session.config).order][-1]["result"]
 
 
 def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, opened):
-    runtime = opened(ranked(config), tmp_path, None)
-    result = evaluated(runtime)
+    session = opened(ranked(config), tmp_path, None)
+    result = evaluated(session)
     means = []
     for entry in result["policies"]:
-        rows = read_rollouts(runtime.folders["evaluate"] / entry["rollouts"])
+        rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
         assert entry["verdicts"] == {Verdict.SCORED.value: 16}
         assert {entry[name] for name in ("mean", "std_runs", "sem", "sem_clustered", "greedy")} == {None}
         assert entry["pass_at"] == entry["subsets"] == {}
@@ -86,13 +86,13 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
 
 
 def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
-    runtime = opened(mixed(config), tmp_path, None)
-    result = evaluated(runtime)
-    tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
+    session = opened(mixed(config), tmp_path, None)
+    result = evaluated(session)
+    tasks = {problem.id: problem.task for problem in session.problems["dev"]}
     counts = {task: list(tasks.values()).count(task) for task in ("main", "chat")}
     assert counts["main"] == 8 and counts["chat"] > 0
     for entry in result["policies"]:
-        rows = read_rollouts(runtime.folders["evaluate"] / entry["rollouts"])
+        rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
         right = [row.score.verdict == Verdict.CORRECT for row in rows if tasks[row.rollout.problem_id] == "main"]
         rewards = [row.score.reward for row in rows if tasks[row.rollout.problem_id] == "chat"]
         assert entry["mean"] == entry["tasks"]["main"]["accuracy"] == pytest.approx(np.mean(right))

@@ -16,8 +16,9 @@ from g2d_jax import dryrun, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.rollouts import external_preferences
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages import external_preferences, offline
+from g2d_jax.stages import offline
 
 CHAT = PromptTokenizer(make_tokenizer(QWEN))
 
@@ -47,9 +48,9 @@ def written(path: Path, rows: list[dict[str, Any]]) -> str:
 def read(config: ConfigDict, tmp_path: Path, opened: Any, rows: list[Any], tokenizer: Any = CHAT) -> list[Any]:
     """The set's pairs, with a tokenizer that has a chat template."""
     config.stages.dpo.preferences = written(tmp_path / "set.jsonl", rows)
-    runtime = opened(config, tmp_path / "work")
-    runtime.tokenizer = tokenizer
-    return offline.read(runtime, runtime.config.stages["dpo"])
+    session = opened(config, tmp_path / "work")
+    session.tokenizer = tokenizer
+    return offline.read(session, session.config.stages["dpo"])
 
 
 def test_texts_and_messages_are_rendered_by_the_runs_own_template(small, tmp_path, opened):
@@ -132,9 +133,9 @@ def test_parquet_with_ids_and_not_all_our_columns_is_read_as_jsonl_is(small, tmp
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "parts" / "1.parquet")
     for place in ("parts", "parts/1.parquet", "parts/*.parquet"):
         small.stages.dpo.preferences = str(tmp_path / place)
-        runtime = opened(small, tmp_path / "work")
-        runtime.tokenizer = CHAT
-        (pair,) = offline.read(runtime, runtime.config.stages["dpo"])
+        session = opened(small, tmp_path / "work")
+        session.tokenizer = CHAT
+        (pair,) = offline.read(session, session.config.stages["dpo"])
         assert pair.problem_id == expected.problem_id and pair.chosen_ids.tolist() == [7]
         assert pair.prompt_ids.tolist() == [5, 6] and pair.rejected_ids.tolist() == [3]
 
@@ -143,10 +144,10 @@ def test_a_hub_set(small, tmp_path, opened):
     (tmp_path / "set").mkdir()
     written(tmp_path / "set" / "train.jsonl", pairs(5))
     small.stages.dpo.preferences = f"hub:{tmp_path / 'set'}"
-    runtime = opened(small, tmp_path / "work")
-    runtime.tokenizer = CHAT
-    found = external_preferences.read(runtime, runtime.config.stages["dpo"])
-    assert len(found) == 5 and runtime.tokenizer.decode(found[0].chosen_ids) == "Yes."
+    session = opened(small, tmp_path / "work")
+    session.tokenizer = CHAT
+    found = external_preferences.read(session, session.config.stages["dpo"])
+    assert len(found) == 5 and session.tokenizer.decode(found[0].chosen_ids) == "Yes."
     pipeline.check(Config.of(small))
 
 

@@ -14,9 +14,10 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import resolve
 from g2d_jax.records import Verdict
 from g2d_jax.report.read import read_run
+from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.stages import external_rollouts, golds
+from g2d_jax.session import golds
 
 PROSE, SENTENCE = "about 72 apples I think", "It is seven, since 3 + 4 = 7."
 NO_FORMULA = r"\oplus\oplus"  # which takes a worker to say, and the others do not
@@ -45,8 +46,8 @@ def asking(config, tmp_path):
     return config
 
 
-def answers(runtime) -> dict[str, list[str]]:
-    return {split: [problem.answer for problem in of] for split, of in runtime.problems.items()}
+def answers(session) -> dict[str, list[str]]:
+    return {split: [problem.answer for problem in of] for split, of in session.problems.items()}
 
 
 def said(capsys) -> str:
@@ -62,8 +63,8 @@ ALL = {
 
 
 def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, capsys):
-    runtime = opened(asking, tmp_path / "work", None)
-    assert answers(runtime) == LEFT
+    session = opened(asking, tmp_path / "work", None)
+    assert answers(session) == LEFT
     told = said(capsys)
     assert "WARNING: train: the verifier cannot read 2 of 6 reference answers, so their problems are left out." in told
     assert (
@@ -72,13 +73,13 @@ def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, cap
     assert (
         "WARNING: dev: the verifier cannot read 1 of 2" in told and "WARNING: test: the verifier cannot read 1" in told
     )
-    assert [(entry["split"], entry["problems"], entry["of"]) for entry in runtime.unreadable] == [
+    assert [(entry["split"], entry["problems"], entry["of"]) for entry in session.unreadable] == [
         ("train", 2, 6),
         ("dev", 1, 2),
         ("test", 1, 3),
     ]
-    assert [problem.answer for problem in runtime.left_out["train"]] == [SENTENCE, PROSE]
-    assert {problem.answer for problem in runtime.held_out} == {"21", SENTENCE, PROSE, "42", "43"}
+    assert [problem.answer for problem in session.left_out["train"]] == [SENTENCE, PROSE]
+    assert {problem.answer for problem in session.held_out} == {"21", SENTENCE, PROSE, "42", "43"}
 
 
 def test_a_problem_left_out_of_a_held_out_split_is_not_trained_on(asking, tmp_path, opened):
@@ -90,12 +91,12 @@ def test_a_problem_left_out_of_a_held_out_split_is_not_trained_on(asking, tmp_pa
 
 def test_by_equal_text_they_stay_and_have_right_and_wrong_answers(asking, tmp_path, opened, capsys):
     asking.reward.unreadable = "equal_text"
-    runtime = opened(asking, tmp_path / "work", None)
-    assert answers(runtime) == ALL and runtime.left_out == {"train": [], "dev": [], "test": []}
+    session = opened(asking, tmp_path / "work", None)
+    assert answers(session) == ALL and session.left_out == {"train": [], "dev": [], "test": []}
     assert "cannot read 2 of 6 reference answers, so only the same text is right there." in said(capsys)
-    problem = runtime.problems["train"][1]
+    problem = session.problems["train"][1]
     texts = [rf"\boxed{{{SENTENCE}}}", r"\boxed{7}", "no idea"]
-    scores = runtime.scorer([problem] * 3, texts, [np.zeros(1, np.int32)] * 3)
+    scores = session.scorer([problem] * 3, texts, [np.zeros(1, np.int32)] * 3)
     assert [score.verdict for score in scores] == [Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER]
 
 
@@ -105,8 +106,8 @@ def test_each_task_has_its_own_choice_and_other_rewards_ask_nothing(asking, tmp_
         train = settings.source(problems(tmp_path / f"{name}.jsonl", first, SENTENCE, "62"))
         with asking.tasks.unlocked():
             asking.tasks[name] = settings.task(train, settings.source(""), settings.source(""), **changes)
-    runtime = opened(asking, tmp_path / "work", None)
-    assert answers(runtime)["train"] == [*LEFT["train"], SENTENCE, "62", SENTENCE, "62"]
+    session = opened(asking, tmp_path / "work", None)
+    assert answers(session)["train"] == [*LEFT["train"], SENTENCE, "62", SENTENCE, "62"]
     told = said(capsys)
     assert "train: the verifier cannot read 2 of 6" in told and "train: the verifier cannot read 1 of 2" in told
     own = opened(asking, tmp_path / "own")  # a function of the user's in place of the main task's
@@ -147,7 +148,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     monkeypatch.setattr(golds, "AT_ONCE", 1)
     asking.reward.cpu_seconds = 300.0
     asking.data.train.path = problems(tmp_path / "slow.jsonl", 0, "x+1", "x^{" * 900 + "x" + "}" * 900)
-    runtime, file = opened(asking, tmp_path / "work", None), tmp_path / "work" / "golds" / "read.jsonl"
+    session, file = opened(asking, tmp_path / "work", None), tmp_path / "work" / "golds" / "read.jsonl"
 
     def stop() -> None:
         while not file.exists() or not file.read_text():
@@ -158,7 +159,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     stopping.start()
     try:
         with pytest.raises(processes.Preempted):
-            runtime.problems  # noqa: B018 - read here
+            session.problems  # noqa: B018 - read here
     finally:
         stopping.join()
         processes.forget()
@@ -167,10 +168,10 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
 
 def test_a_run_of_a_version_that_left_none_out_keeps_all_of_its_problems(asking, tmp_path, opened, capsys):
     (tmp_path / "work" / "01-warmup").mkdir(parents=True)
-    runtime = opened(asking, tmp_path / "work", None)
-    assert answers(runtime) == ALL
+    session = opened(asking, tmp_path / "work", None)
+    assert answers(session) == ALL
     assert "work was begun by a version that left no problem out for its reference answer: all stay" in said(capsys)
-    scores = runtime.scorer([runtime.problems["train"][1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2)
+    scores = session.scorer([session.problems["train"][1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2)
     assert [score.verdict for score in scores] == [Verdict.UNSCORABLE] * 2
     assert not (tmp_path / "work" / "golds").exists()
 
@@ -179,21 +180,21 @@ def test_a_points_golds_are_those_of_its_study(asking, tmp_path, opened):
     study, point = tmp_path / "study", tmp_path / "study" / "points" / "name" / "a"
     opened(asking, study, None).problems  # noqa: B018 - read here
     storage.write_json(point / "stages.json", [["warmup", "../../../stages/warmup-0", None]])
-    runtime = opened(asking, point, None)
-    assert answers(runtime) == LEFT and not runtime.scorer.verifier("main").workers
+    session = opened(asking, point, None)
+    assert answers(session) == LEFT and not session.scorer.verifier("main").workers
     assert not (point / "golds").exists()
 
 
 def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_path, opened, capsys):
     rows = [{"prompt": "0+1=?", "completion": r"\boxed{1}"}, {"prompt": "1+1=?", "completion": r"\boxed{2}"}]
     path = lines(tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}])
-    runtime = opened(asking, tmp_path / "work", None)
-    _, kept = external_rollouts.read(runtime, path)
+    session = opened(asking, tmp_path / "work", None)
+    _, kept = external_rollouts.read(session, path)
     assert [row.text for row in kept] == [r"\boxed{1}"]
     assert "rows.jsonl: 2 rows left out, whose problems data.train goes without" in said(capsys)
     held_out = lines(tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}])
     with pytest.raises(ValueError, match=r"its prompt is in data\.dev or data\.test"):
-        external_rollouts.read(runtime, held_out)
+        external_rollouts.read(session, held_out)
 
 
 def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):

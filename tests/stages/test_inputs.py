@@ -18,16 +18,16 @@ from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 from transformers import PreTrainedTokenizerFast
 
-from g2d_jax import commands, dryrun, graph, pipeline
+from g2d_jax import commands, dryrun, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config
+from g2d_jax.config import Config, graph
 from g2d_jax.contents import Content, content
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
-from g2d_jax.stages import inputs, kept_inputs, problems
+from g2d_jax.session import inputs, kept_inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import check_claim, claim
 
@@ -392,7 +392,7 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(plac
     """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
     config, workdir = reading(place), tmp_path / "work"
     config.tokenizer.chat = False
-    pipeline.claim(Config.of(config), epath.Path(workdir))
+    claim(Config.of(config), epath.Path(workdir))
     for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
         storage.finish(folder, {"kind": "any", "seconds": 0})
     pipeline.run(config, workdir, until="evaluate")

@@ -18,7 +18,7 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.policies import load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.training.checkpoint import Checkpoints
 
 ADAPTERS = ["config.lora.rank=2", "config.lora.targets=q_proj,down_proj"]
@@ -63,10 +63,10 @@ def test_export_merged_and_alone(whole, tmp_path):
     assert libraries == ["library_name: transformers", "library_name: peft"]
     with pytest.raises(ValueError, match="holds adapters already"):
         commands.export(whole, alone, adapters=True)
-    with commands.opened(whole) as runtime:
-        policy = load_policy(runtime, "dpo")
+    with commands.opened(whole) as session:
+        policy = load_policy(session, "dpo")
         expected = jax.device_get(jax.jit(lora.merge)(policy))
-        assert decoder.count_trained(runtime.model_config) < decoder.count_params(runtime.model_config) / 4
+        assert decoder.count_trained(session.model_config) < decoder.count_params(session.model_config) / 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(hf.load(merged)), expected)
     written = load_file(alone / "adapter_model.safetensors")
     assert len(written) == 2 * 2 * 2  # two layers, two targets, A and B
@@ -82,8 +82,8 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs, whole, tmp_path):
     told = runs(tmp_path / "refused", 1, overrides=[*narrow, start], until="warmup")
     assert "its adapters are not beside this run's model" in told["text"]
     runs(tmp_path / "narrow", overrides=narrow, until="sft")
-    with commands.opened(tmp_path / "narrow") as runtime:
-        policy = load_policy(runtime, "sft")
+    with commands.opened(tmp_path / "narrow") as session:
+        policy = load_policy(session, "sft")
         assert policy.blocks.q.dtype == "bfloat16" and policy.blocks.q_a.dtype == "float32"
     runs(tmp_path / "taken", overrides=[*ADAPTERS, start], until="warmup")
     manifest = storage.finished(next((tmp_path / "taken").glob("*-warmup")))
@@ -99,16 +99,16 @@ def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs, who
     first = next(r for r in read_metrics(tmp_path / "moved") if r["stage"] == "dpo" and r["kind"] == "train")
     assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)  # trained beside what the reference is
     expected = np.asarray(hf.load(other).blocks.down[...])
-    with commands.opened(tmp_path / "moved") as runtime:
-        np.testing.assert_array_equal(load_policy(runtime, "warmup").blocks.down[...], expected)
-        assert np.any(load_policy(runtime, "sft").blocks.down[...] != expected)  # whose base is the run's own
-        assert f"It began with `{other}`" in card(runtime, "warmup")
+    with commands.opened(tmp_path / "moved") as session:
+        np.testing.assert_array_equal(load_policy(session, "warmup").blocks.down[...], expected)
+        assert np.any(load_policy(session, "sft").blocks.down[...] != expected)  # whose base is the run's own
+        assert f"It began with `{other}`" in card(session, "warmup")
     alone = commands.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
     assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(other)
     taken = [*ADAPTERS, f"config.stages.warmup.policy=run:{tmp_path / 'moved'}#warmup"]
     runs(tmp_path / "taken", overrides=taken, until="warmup")
-    with commands.opened(tmp_path / "taken") as runtime:
-        np.testing.assert_array_equal(load_policy(runtime, "warmup").blocks.down[...], expected)
+    with commands.opened(tmp_path / "taken") as session:
+        np.testing.assert_array_equal(load_policy(session, "warmup").blocks.down[...], expected)
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs, tmp_path
     runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")
     exported = commands.export(tmp_path / "run", tmp_path / "exported", policy="sft")
     assert "held as nf4 codes" in (exported / "README.md").read_text()
-    with commands.opened(tmp_path / "run") as runtime:
-        policy = load_policy(runtime, "sft")
+    with commands.opened(tmp_path / "run") as session:
+        policy = load_policy(session, "sft")
     assert policy.blocks.gate.get_value().qvalue.dtype == "uint4" and np.any(policy.blocks.q_b[...])
     tokens = np.arange(12)[None]
     positions, segments = tokens.astype(np.int32), np.full_like(tokens, SEGMENT_STRIDE)

@@ -19,13 +19,14 @@ from matrix import slow
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Online, Optimizer
+from g2d_jax.config.section import record
 from g2d_jax.data.packing import Packed, pack
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE, Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.section import record
-from g2d_jax.stages import batches, online
+from g2d_jax.rollouts import batches
+from g2d_jax.stages import online
 from g2d_jax.training.objectives import Compute, split
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_numbers

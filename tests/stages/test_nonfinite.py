@@ -14,12 +14,12 @@ from worlds import bits, only, run, training
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
+from g2d_jax.rollouts.generate import check_rollouts
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages import sft
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.rollouts import check_rollouts
-from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 
 
@@ -29,9 +29,9 @@ def only_sft(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def groups(runtime: Runtime, weight: float | None = None) -> list[Group]:
+def groups(session: Session, weight: float | None = None) -> list[Group]:
     """Four demonstrations; `weight`: of the first one's tokens."""
-    found = sft.batch(sft.examples(runtime, "sft", runtime.config.stages["sft"])[0][:4])
+    found = sft.batch(sft.examples(session, "sft", session.config.stages["sft"])[0][:4])
     if weight is None:
         return found
     first = Response(found[0].responses[0].token_ids, {"weight": weight})
@@ -40,10 +40,10 @@ def groups(runtime: Runtime, weight: float | None = None) -> list[Group]:
 
 def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, opened, capsys):
     """Over a restart too: the schedule goes on where it was, and the learning rates in the log are those used."""
-    runtime = opened(only_sft, tmp_path / "with")
-    with training(runtime, "sft", 6) as trainer:
+    session = opened(only_sft, tmp_path / "with")
+    with training(session, "sft", 6) as trainer:
         for weight in (None, np.nan):
-            trainer.update(groups(runtime, weight), {})
+            trainer.update(groups(session, weight), {})
             trainer.checkpoint_if_due()
     again = opened(only_sft, tmp_path / "with")
     with training(again, "sft", 6) as trainer:
@@ -72,17 +72,17 @@ def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, open
 
 def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, opened):
     only_sft.faults.max_skipped = 2
-    runtime = opened(only_sft, tmp_path)
+    session = opened(only_sft, tmp_path)
     with (
-        training(runtime, "sft", 6) as trainer,
+        training(session, "sft", 6) as trainer,
         pytest.raises(StopRun, match="sft: 2 updates in a row were not finite") as error,
     ):
         for weight in (None, np.inf, None, np.nan, np.inf):
-            trainer.update(groups(runtime, weight), {})
+            trainer.update(groups(session, weight), {})
     folder = tmp_path / "01-sft" / "nonfinite-000005"
     assert trainer.step == 5 and str(folder) in str(error.value)
     batch, record = load_file(folder / "batch.safetensors"), storage.read_json(folder / "record.json")
-    response = groups(runtime)[0].responses[0].token_ids
+    response = groups(session)[0].responses[0].token_ids
     assert (batch["tokens"][np.isinf(batch["weight"])] == response).all()
     assert record["nonfinite_values"] == {"weight": len(response)}
     assert (record["stage"], record["step"]) == ("sft", 5)
@@ -111,11 +111,11 @@ def test_beside_a_quantised_base_training_goes_on(only_sft, tmp_path, opened):
 
 
 def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
-    runtime = opened(only_sft, tmp_path)
-    params = load_policy(runtime, "init")
-    sampler, problem = runtime.sampler(), runtime.problems["train"][0]
-    how = Sampling(max_new_tokens=4).params(runtime.stop_ids)
-    requests = [Request(problem.id, runtime.tokenizer.encode_prompt(problem), how, num_samples=3)]
+    session = opened(only_sft, tmp_path)
+    params = load_policy(session, "init")
+    sampler, problem = session.sampler(), session.problems["train"][0]
+    how = Sampling(max_new_tokens=4).params(session.stop_ids)
+    requests = [Request(problem.id, session.tokenizer.encode_prompt(problem), how, num_samples=3)]
     well = list(sampler.generate(sampler.view(params), requests, "test"))
     check_rollouts(well, "init")
     nowhere = jax.tree.map(lambda x: x * np.float32(np.nan), params)
@@ -149,10 +149,10 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(only_sft, tmp_
         damage(checkpoints / "6", name)
         if alone:
             shutil.rmtree(checkpoints / "4")
-        runtime = opened(only_sft, workdir)
+        session = opened(only_sft, workdir)
         capsys.readouterr()
-        run(runtime)
-        assert bits(load_policy(runtime, "sft")) == expected
+        run(session)
+        assert bits(load_policy(session, "sft")) == expected
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("WARNING: sft: the checkpoint of step") == 1
         assert f"It was moved to {workdir}/01-sft/damaged/step-000006" in said
@@ -175,8 +175,8 @@ def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(only_sft,
 
 
 def test_another_models_checkpoint_is_not_damage(only_sft, tmp_path, opened):
-    runtime = opened(only_sft, tmp_path)
-    with training(runtime, "sft", 6) as trainer:
+    session = opened(only_sft, tmp_path)
+    with training(session, "sft", 6) as trainer:
         trainer.save_here()
     only_sft.model.intermediate_size = 96
     with (

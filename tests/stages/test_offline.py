@@ -14,10 +14,10 @@ from g2d_jax.records import Preference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session
 from g2d_jax.stages import offline
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness
 
 PAIRS = 20
@@ -45,10 +45,10 @@ def made(count: int) -> list[Preference]:
     return [pair(i) for i in range(count)]
 
 
-def again(runtime: Runtime) -> dict[str, Any]:
+def again(session: Session) -> dict[str, Any]:
     """The stage once more, as if it had been killed before its manifest was written."""
-    (runtime.folders["dpo"] / storage.MANIFEST).unlink()
-    return run(runtime)
+    (session.folders["dpo"] / storage.MANIFEST).unlink()
+    return run(session)
 
 
 def without_seconds(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def test_nothing_learnt_is_no_reward(small, tmp_path, opened):
 
 
 def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
-    runtime = opened(small, tmp_path)
-    manifest = run(runtime)
+    session = opened(small, tmp_path)
+    manifest = run(session)
     table = pd.read_parquet(tmp_path / "01-dpo" / "pairs.parquet")
     pairs = read_preferences(tmp_path / "pairs.parquet")
     examples = offline.batch(pairs, np.zeros((PAIRS, 2)))
@@ -90,7 +90,7 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     assert lengths[1].tolist() == [len(pair.rejected_ids) for pair in pairs]
     before, after = (np.stack([table[f"{which}chosen"], table[f"{which}rejected"]], axis=1) for which in ("ref_", ""))
     for policy, found in (("init", before), ("dpo", after)):
-        scored = offline.score(runtime, load_policy(runtime, policy), examples, 64, Cost())
+        scored = offline.score(session, load_policy(session, policy), examples, 64, Cost())
         np.testing.assert_array_equal(found, scored, err_msg=policy)
     result = manifest["result"]
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)

@@ -24,15 +24,15 @@ from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.generate import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
+from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Progress, Screen, read_metrics
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages import online
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.probes import reference_logprobs
-from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
-from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.workload import Workload
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
@@ -46,15 +46,15 @@ def warmup(config: ConfigDict) -> ConfigDict:
 
 
 def sampled(
-    runtime: Runtime, tmp_path: Path, prompts: int = 6, samples: int = 4, bar: Progress | None = None
+    session: Session, tmp_path: Path, prompts: int = 6, samples: int = 4, bar: Progress | None = None
 ) -> tuple[Draws, Groups]:
-    stage = runtime.config.stages["warmup"]
-    draws = [(problem, 0) for problem in runtime.problems["train"][:prompts]]
-    params = stage.sampling.params(runtime.stop_ids)
-    workload = Workload(params, samples, runtime.sampling_shapes(stage, prompts, samples, params), "test")
-    sampler_params = partial(runtime.sampler().view, load_policy(runtime, "init"))
+    stage = session.config.stages["warmup"]
+    draws = [(problem, 0) for problem in session.problems["train"][:prompts]]
+    params = stage.sampling.params(session.stop_ids)
+    workload = Workload(params, samples, session.sampling_shapes(stage, prompts, samples, params), "test")
+    sampler_params = partial(session.sampler().view, load_policy(session, "init"))
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
-    return draws, sampled_groups(runtime, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar)
+    return draws, sampled_groups(session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_p
     for folder, steps in (("dump", 3), ("longer", 2), ("longer", 3)):
         stage.steps = steps
         claim(Config.of(warmup), epath.Path(tmp_path / folder))
-        runtime = opened(warmup, tmp_path / folder)
-        manifest = run(runtime)
+        session = opened(warmup, tmp_path / folder)
+        manifest = run(session)
     assert alike.differences(tmp_path / "dump", tmp_path / "longer") == []
     tokens = {name: manifest["tokens"][name] for name in ("generated", "trained")}
     assert tokens == {"generated": 0, "trained": drawn["tokens"]["trained"]} and drawn["tokens"]["generated"] > 0
-    assert runtime.sampler().usage.generated == 0
-    assert bits(load_policy(runtime, "warmup")) == bits(load_policy(whole, "warmup"))
+    assert session.sampler().usage.generated == 0
+    assert bits(load_policy(session, "warmup")) == bits(load_policy(whole, "warmup"))
     stage.steps = 4
     with pytest.raises(ValueError, match=r"has 12 groups, which feed 3 updates of prompts_per_step=4: set stages\.war"):
         run(opened(warmup, tmp_path / "too-long"))
@@ -203,14 +203,14 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
     cap, stage = 1.01, warmup.stages.warmup
     warmup.model.init_std = 0.3
     stage.update(sampling_weights="int8", importance_cap=cap, steps=1)
-    runtime = opened(warmup, tmp_path)
-    run(runtime)
+    session = opened(warmup, tmp_path)
+    run(session)
     metrics = read_metrics(tmp_path)[-1]["metrics"]
-    groups = read_sampled(runtime, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet").groups
-    policy = load_policy(runtime, "init")
+    groups = read_sampled(session, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet").groups
+    policy = load_policy(session, "init")
 
     def known(params: Decoder) -> np.ndarray:
-        logprobs = reference_logprobs(runtime, groups, params, stage.sampling, Cost())
+        logprobs = reference_logprobs(session, groups, params, stage.sampling, Cost())
         return np.concatenate([response for group in logprobs for response in group])
 
     sampler = np.concatenate([row.rollout.logprobs for group in groups for row in group])
@@ -229,12 +229,12 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
 
 
 def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(warmup, tmp_path, opened):
-    runtime = opened(warmup, tmp_path)
-    manifest = run(runtime)
+    session = opened(warmup, tmp_path)
+    manifest = run(session)
     record = read_metrics(tmp_path)[-1]
     of_trl = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "loss", "grad_norm"}
     assert of_trl | {"sampling/sampling_logp_difference/mean"} < {*record["metrics"]}
-    usage = runtime.sampler().usage
+    usage = session.sampler().usage
     assert manifest["tokens"]["generated"] == usage.generated
     assert manifest["tokens"]["prefilled"] == usage.prefilled
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 2]
@@ -260,22 +260,22 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup, tmp_path, opened
 
 
 def test_attention_is_counted_position_by_position(warmup, tmp_path, opened):
-    runtime, cost = opened(warmup, tmp_path), Cost()
-    _, groups = sampled(runtime, tmp_path)
-    count_rollouts(runtime, cost, groups)
+    session, cost = opened(warmup, tmp_path), Cost()
+    _, groups = sampled(session, tmp_path)
+    count_rollouts(session, cost, groups)
     prompts = [len(group[0].rollout.prompt_ids) for group in groups]
     responses = [[len(row.rollout.token_ids) for row in group] for group in groups]
     read = sum(sum(range(1, prompt + 1)) for prompt in prompts)
     read += sum(sum(range(p + 1, p + n + 1)) for p, ns in zip(prompts, responses, strict=True) for n in ns)
     tokens = sum(prompts) + sum(map(sum, responses))
     assert cost.prefilled + cost.generated == tokens
-    assert cost.flops == pytest.approx(forward_flops(runtime.model_config, tokens, read), rel=1e-12)
+    assert cost.flops == pytest.approx(forward_flops(session.model_config, tokens, read), rel=1e-12)
 
 
 def test_device_time_is_paid_for_every_device(warmup, tmp_path, opened):
-    runtime, cost = opened(warmup, tmp_path), Cost()
-    runtime.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
-    with runtime.track_cost(cost):
+    session, cost = opened(warmup, tmp_path), Cost()
+    session.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
+    with session.track_cost(cost):
         pass
     assert cost.device_seconds == 2 * cost.seconds > 0
 
@@ -301,11 +301,11 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
     assert "The policy so far is kept, step 1 in" in str(stop.value)
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1]
     assert storage.finished(tmp_path / "01-warmup") is None
-    runtime = opened(warmup, tmp_path, reward)
-    load_policy(runtime, "warmup@1")
+    session = opened(warmup, tmp_path, reward)
+    load_policy(session, "warmup@1")
     with pytest.raises(StopRun):  # the same command stops again at once
-        run(runtime)
-    assert runtime.sampler().usage.generated == 0
+        run(session)
+    assert session.sampler().usage.generated == 0
 
 
 def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():

@@ -35,9 +35,9 @@ def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_p
     config = resolve(TINY, overrides)
 
     def train(name: str, start: int, stop: int) -> None:
-        runtime = opened(config, tmp_path / name)
-        examples, _ = sft.examples(runtime, "sft", runtime.config.stage("sft", Sft))
-        with training(runtime, "sft", 4) as trainer:
+        session = opened(config, tmp_path / name)
+        examples, _ = sft.examples(session, "sft", session.config.stage("sft", Sft))
+        with training(session, "sft", 4) as trainer:
             assert trainer.step == start
             while trainer.goes_on() and trainer.step < stop:
                 trainer.update(sft.batch(examples[4 * trainer.step :][:4]), {})

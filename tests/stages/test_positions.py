@@ -11,7 +11,7 @@ from worlds import run
 from g2d_jax import config as settings
 from g2d_jax import dryrun
 from g2d_jax.card import card
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
@@ -120,14 +120,14 @@ def test_a_run_warns_once_and_its_report_and_card_tell(short, tmp_path, opened, 
             short.stages[name][field] = ("sft",) if field == "policies" else "sft"
     work = tmp_path / "work"
     write_json(work / "config.json", {"config": to_dict(short)})
-    runtime = opened(short, work)
-    manifests = {name: run(runtime, name) for name in names}
+    session = opened(short, work)
+    manifests = {name: run(session, name) for name in names}
     said, page = capsys.readouterr().out, markdown(report(read_run(work)))
     for name, manifest in manifests.items():
         (text,) = [one["text"] for one in manifest["warnings"] if one["cause"] == "positions"]
         assert said.count(f"WARNING: {text}\n") == 1 and page.count(f"- Warning: {text.partition(' (')[0]}") == 1
         assert text.startswith(f"{name}: prompt and response can have ")
     longest = manifests["sft"]["warnings"][-1]["values"]["tokens"]
-    assert f"Sequences of up to {longest:,} tokens were allowed in training" in card(runtime, "sft")
-    assert f"`max_position_embeddings`, {POSITIONS}, which config.json keeps" in card(runtime, "sft")
-    assert "allowed in training" not in card(runtime, "init")
+    assert f"Sequences of up to {longest:,} tokens were allowed in training" in card(session, "sft")
+    assert f"`max_position_embeddings`, {POSITIONS}, which config.json keeps" in card(session, "sft")
+    assert "allowed in training" not in card(session, "init")

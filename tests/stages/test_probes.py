@@ -15,10 +15,10 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session.policies import load_policy
+from g2d_jax.session.session import Session
+from g2d_jax.session.trainer import Trainer
 from g2d_jax.stages import probes
-from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer
 
 STEPS = 3
 
@@ -38,14 +38,14 @@ def groups(step: int) -> list[Group]:
     return [Group(ids[0], [Response(ids[1], {"weight": np.full(6, 1 / 6, np.float32)})])]
 
 
-def trained(runtime: Runtime) -> tuple[Trainer, dict[str, Any]]:
+def trained(session: Session) -> tuple[Trainer, dict[str, Any]]:
     """The stage as an offline one goes on, with a supervised loss in place of a preference loss."""
-    stage = runtime.config.stage("dpo", Offline)
-    probe = partial(probes.probe, stage=stage, reference=lambda: load_policy(runtime, "init"))
-    with training(runtime, "dpo", STEPS) as trainer:
+    stage = session.config.stage("dpo", Offline)
+    probe = partial(probes.probe, stage=stage, reference=lambda: load_policy(session, "init"))
+    with training(session, "dpo", STEPS) as trainer:
         while trainer.step < STEPS:
             probe(trainer)
-            with runtime.track_cost(trainer.cost):
+            with session.track_cost(trainer.cost):
                 trainer.update(groups(trainer.step), {})
             trainer.checkpoint_if_due()
         probe(trainer, last=True)
@@ -53,12 +53,12 @@ def trained(runtime: Runtime) -> tuple[Trainer, dict[str, Any]]:
 
 
 def test_what_a_probe_measures(small, tmp_path, opened):
-    runtime = opened(small, tmp_path)
-    trainer, manifest = trained(runtime)
+    session = opened(small, tmp_path)
+    trainer, manifest = trained(session)
     probes = manifest["dynamics"]["probes"]
     assert [one["step"] for one in probes] == [0, 2, 3]
     assert abs(probes[0]["kl"]) < 1e-5 < 1e-4 < abs(probes[2]["kl"])
-    folder, dev = tmp_path / "01-dpo" / "probe", runtime.problems["dev"]
+    folder, dev = tmp_path / "01-dpo" / "probe", session.problems["dev"]
     generated = prefilled = 0
     for one in probes:
         rows = read_rollouts(folder / f"step-{one['step']:06d}.parquet")
@@ -95,17 +95,17 @@ def test_probes_change_nothing_in_the_policy(small, tmp_path, opened):
 def test_a_restart_reads_the_probes_back(small, tmp_path, opened):
     whole, folder = trained(opened(small, tmp_path / "whole"))[1]["dynamics"], tmp_path / "01-dpo"
     first = trained(opened(small, tmp_path))[1]["dynamics"]
-    runtime = opened(small, tmp_path)
-    assert trained(runtime)[1]["dynamics"] == first  # from the last checkpoint, which does not have the last probe
+    session = opened(small, tmp_path)
+    assert trained(session)[1]["dynamics"] == first  # from the last checkpoint, which does not have the last probe
     shutil.rmtree(folder / "checkpoints" / "3")
-    assert trained(runtime)[1]["dynamics"] == first  # as if killed in the third step, and from the start:
+    assert trained(session)[1]["dynamics"] == first  # as if killed in the third step, and from the start:
     shutil.rmtree(folder / "checkpoints")
-    assert trained(runtime)[1]["dynamics"] == first
-    assert runtime.sampler().usage.generated == 0
+    assert trained(session)[1]["dynamics"] == first
+    assert session.sampler().usage.generated == 0
     (folder / "probe" / "step-000002.json").unlink()  # as if killed while it was measured
     shutil.rmtree(folder / "checkpoints")
-    again = trained(runtime)[1]["dynamics"]
-    assert runtime.sampler().usage.generated == 0
+    again = trained(session)[1]["dynamics"]
+    assert session.sampler().usage.generated == 0
     for other in (whole, again):
         assert other["probes"] == first["probes"]
         for key in ("tokens", "flops"):
@@ -113,9 +113,9 @@ def test_a_restart_reads_the_probes_back(small, tmp_path, opened):
 
 
 def test_a_probe_is_made_once_a_step(small, tmp_path, opened):
-    runtime = opened(small, tmp_path)
-    stage = runtime.config.stage("dpo", Offline)
-    with training(runtime, "dpo", 5) as trainer:
+    session = opened(small, tmp_path)
+    stage = session.config.stage("dpo", Offline)
+    with training(session, "dpo", 5) as trainer:
         for step, last in ((0, False), (0, True), (1, False), (1, True), (2, False), (3, False), (5, False)):
             trainer.step = step
             probes.probe(trainer, stage, last=last)

@@ -12,11 +12,11 @@ from worlds import only, run
 
 from g2d_jax import config as settings
 from g2d_jax.config import Reward
+from g2d_jax.config.section import record
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
-from g2d_jax.section import record
-from g2d_jax.stages.reward_manager import RewardManager
+from g2d_jax.session.reward_manager import RewardManager
 
 IDS = np.zeros(1, np.int32)
 
@@ -81,12 +81,12 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, ope
     with serving(reply) as judge:
         config.reward.update(function="judge", verifiable=False)
         config.reward.judge.update(url=judge.url, model="m")
-        runtime = opened(config, tmp_path, None)
-        manifest = run(runtime)
-        rows = read_rollouts(runtime.folders["collect"] / "rollouts")
+        session = opened(config, tmp_path, None)
+        manifest = run(session)
+        rows = read_rollouts(session.folders["collect"] / "rollouts")
         asked = len(judge.asked)
     assert 0 < asked <= len(rows) == 32
-    pairs = {pair.problem_id: pair for pair in read_preferences(runtime.folders["collect"] / "preferences")}
+    pairs = {pair.problem_id: pair for pair in read_preferences(session.folders["collect"] / "preferences")}
     for problem in {row.rollout.problem_id for row in rows}:
         rewards = [row.score.reward for row in rows if row.rollout.problem_id == problem]
         assert (problem in pairs) == (len(set(rewards)) > 1)

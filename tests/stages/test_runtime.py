@@ -15,24 +15,24 @@ from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
 from g2d_jax.config import Collect, Offline, Online, Optimizer, Sft
-from g2d_jax.config_io import to_dict
+from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.records import Verdict
+from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime import storage
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.policies import base_of, base_path, frozen_params, load_policy, load_reference
+from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 from g2d_jax.stages import sft
-from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.external_rollouts import external_groups
-from g2d_jax.stages.policies import base_of, base_path, frozen_params, load_policy, load_reference
-from g2d_jax.stages.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 
 
 def test_kernels_of_attention_are_said_once(config, tmp_path, opened, capsys):
     config.compute.row_length = 0
-    runtime = opened(config, tmp_path)
-    assert [choose_row_length(runtime, longest) for longest in (100, 110, 600)] == [112, 112, 608]
-    assert runtime.sampler() is runtime.sampler()
+    session = opened(config, tmp_path)
+    assert [choose_row_length(session, longest) for longest in (100, 110, 600)] == [112, 112, 608]
+    assert session.sampler() is session.sampler()
     said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
     rows = [f"attention over packed rows of {length} tokens: xla" for length in (112, 608)]
     assert said == [*rows, "attention over prompts: xla"]
@@ -46,14 +46,14 @@ def group(prompt: int, *responses: int) -> Group:
 def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
     """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a side."""
     config.compute.row_length, config.mesh.fsdp = 0, 1
-    runtime, draw = opened(config, tmp_path), np.random.default_rng(0).integers
+    session, draw = opened(config, tmp_path), np.random.default_rng(0).integers
     batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
-    varying = choose_row_length(runtime, 320, batches[:4])
+    varying = choose_row_length(session, 320, batches[:4])
     assert 320 <= varying <= CPU_TOKENS
-    filled = [pack_rows(runtime, batch, RowShape(varying, 64)) for batch in batches[4:]]
+    filled = [pack_rows(session, batch, RowShape(varying, 64)) for batch in batches[4:]]
     assert min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled) > 0.9
     alike = [group(64, 128, 128)] * 8
-    packed = pack_rows(runtime, alike, RowShape(choose_row_length(runtime, 320, [alike]), 8))
+    packed = pack_rows(session, alike, RowShape(choose_row_length(session, 320, [alike]), 8))
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
     config.compute.row_length = 448
     assert choose_row_length(opened(config, tmp_path), 320, batches) == 448
@@ -61,8 +61,8 @@ def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
 
 def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
     config.compute.attention, config.compute.row_length = "splash", 0
-    runtime = opened(config, tmp_path)
-    for begin in (runtime.sampler, lambda: choose_row_length(runtime, 100)):
+    session = opened(config, tmp_path)
+    for begin in (session.sampler, lambda: choose_row_length(session, 100)):
         with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
             begin()
 
@@ -73,11 +73,11 @@ def test_what_adapters_stand_beside(config, tmp_path, opened):
     other = hf.save(decoder.init(shape, jax.random.key(9)), tmp_path / "model@main")
     config.lora.rank = 2
     config.stages.warmup.policy = f"hf:{other}"
-    runtime = opened(config, tmp_path / "first@here")
+    session = opened(config, tmp_path / "first@here")
     expected = hf.load(other).blocks.down[...]
-    np.testing.assert_array_equal(frozen_params(runtime, base_of(runtime, "warmup")).blocks.down[...], expected)
+    np.testing.assert_array_equal(frozen_params(session, base_of(session, "warmup")).blocks.down[...], expected)
     assert (
-        base_of(runtime, "dpo") == base_of(runtime, "warmup@3") == f"hf:{other}" and base_of(runtime, "sft") == "init"
+        base_of(session, "dpo") == base_of(session, "warmup@3") == f"hf:{other}" and base_of(session, "sft") == "init"
     )
     storage.write_json(tmp_path / "first@here" / "config.json", {"config": to_dict(config)})
 
@@ -105,20 +105,20 @@ def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
 
 def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(config, tmp_path, opened):
     config.dtype, config.compute.row_length = "bfloat16", 32
-    runtime = opened(config, tmp_path)
-    policy, reference = load_policy(runtime, "init"), load_reference(runtime, "init")
+    session = opened(config, tmp_path)
+    policy, reference = load_policy(session, "init"), load_reference(session, "init")
     assert {leaf.dtype.name for leaf in jax.tree.leaves(reference)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(policy)} == {"float32"}
     draw = np.random.default_rng(0).integers
-    words = runtime.model_config.vocab_size
+    words = session.model_config.vocab_size
     some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
-    packed, cost = pack_rows(runtime, some, RowShape(32, 6)), Cost()
-    expected, scored = (runtime.score_logprobs(params, packed, cost) for params in (policy, reference))
+    packed, cost = pack_rows(session, some, RowShape(32, 6)), Cost()
+    expected, scored = (session.score_logprobs(params, packed, cost) for params in (policy, reference))
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
     config.lora.update(rank=2, base_dtype="bfloat16")
-    runtime = opened(config, tmp_path)
-    bases = (params.blocks.q.get_value() for params in (load_policy(runtime, "init"), load_reference(runtime, "init")))
+    session = opened(config, tmp_path)
+    bases = (params.blocks.q.get_value() for params in (load_policy(session, "init"), load_reference(session, "init")))
     assert next(bases) is next(bases)  # what stands beside adapters is shared
 
 
@@ -147,22 +147,22 @@ def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys)
 
 def test_revisions_reach_the_loader(config, tmp_path, opened):
     config.stages.sft.data.revision = "v1"
-    runtime = opened(config, tmp_path)
+    session = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"):
-        sft.examples(runtime, "sft", runtime.config.stage("sft", Sft))
-    before = runtime.fingerprint
+        sft.examples(session, "sft", session.config.stage("sft", Sft))
+    before = session.fingerprint
     config.data.dev.revision = "v2"
-    runtime = opened(config, tmp_path)
+    session = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v2', but"):
-        runtime.problems  # noqa: B018
-    assert runtime.fingerprint != before
+        session.problems  # noqa: B018
+    assert session.fingerprint != before
 
 
 def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
     config.stages.sft.max_length = 2
-    runtime = opened(config, tmp_path)
+    session = opened(config, tmp_path)
     with pytest.raises(ValueError, match=r"stages\.cold\.data: .* no example left that fits"):
-        sft.examples(runtime, "cold", runtime.config.stage("sft", Sft))
+        sft.examples(session, "cold", session.config.stage("sft", Sft))
 
 
 def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(config, tmp_path, opened):
@@ -177,8 +177,8 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
     config.reward.function = "verify"
     completions = (r"\boxed{2}", r"hm</think>\boxed{2}", r"\boxed{2}</think>\boxed{3}")
     rows = [{"prompt": "1+1=?", "completion": text, "answer": "2"} for text in completions]
-    runtime = opened(config, tmp_path / "work", None)
-    _, (group,) = external_groups(runtime, write(tmp_path / "rows.jsonl", *rows), runtime.workdir / "rollouts.parquet")
+    session = opened(config, tmp_path / "work", None)
+    _, (group,) = external_groups(session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet")
     assert [row.score.verdict for row in group] == [Verdict.NO_ANSWER, Verdict.CORRECT, Verdict.INCORRECT]
     assert [row.text for row in group] == list(completions)
 
@@ -196,30 +196,30 @@ def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, o
     pretrained.save_pretrained(tmp_path / "tokenizer")
     config.tokenizer.path = str(tmp_path / "tokenizer")
     config.data.max_prompt_length = 128
-    runtime = opened(config, tmp_path / "work")
-    problem = runtime.problems["train"][0]
+    session = opened(config, tmp_path / "work")
+    problem = session.problems["train"][0]
     shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
     rows = [{"input": shown, "output": text, "score": 1.0, "step": 0} for text in ("12", "3")]
-    draws, _ = external_groups(runtime, write(tmp_path / "rows.jsonl", *rows), runtime.workdir / "rollouts.parquet")
+    draws, _ = external_groups(session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet")
     assert draws == [(problem, 0)]
 
 
 def test_what_training_holds_while_it_samples(config, opened, tmp_path):
     """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes each."""
-    runtime = opened(config, tmp_path)
-    assert runtime.state_bytes(Online()) == 0  # a CPU tells of no memory
-    runtime.device_memory, trained = 10**9, count_trained(runtime.model_config)
-    assert runtime.state_bytes(Online()) == 12 * trained == runtime.state_bytes(Offline())
-    assert runtime.state_bytes(Online(loss="dpo")) == 16 * trained
+    session = opened(config, tmp_path)
+    assert session.state_bytes(Online()) == 0  # a CPU tells of no memory
+    session.device_memory, trained = 10**9, count_trained(session.model_config)
+    assert session.state_bytes(Online()) == 12 * trained == session.state_bytes(Offline())
+    assert session.state_bytes(Online(loss="dpo")) == 16 * trained
     small = Online(loss="dpo", reference_sync=True, optimizer=Optimizer(moment_dtype="bfloat16"))
-    assert runtime.state_bytes(small) == 8 * trained
-    assert runtime.state_bytes(Collect()) == 0
+    assert session.state_bytes(small) == 8 * trained
+    assert session.state_bytes(Collect()) == 0
 
 
 def test_the_base_of_adapters_lies_beside_the_sampler_in_every_stage(config, opened, tmp_path):
     config.lora.rank = 2
-    runtime = opened(config, tmp_path)
-    runtime.device_memory = 10**9
-    frozen = 4 * (count_params(runtime.model_config) - count_trained(runtime.model_config))
-    assert runtime.state_bytes(Collect()) == frozen > 0
-    assert runtime.state_bytes(Online()) == frozen + 12 * count_trained(runtime.model_config)
+    session = opened(config, tmp_path)
+    session.device_memory = 10**9
+    frozen = 4 * (count_params(session.model_config) - count_trained(session.model_config))
+    assert session.state_bytes(Collect()) == frozen > 0
+    assert session.state_bytes(Online()) == frozen + 12 * count_trained(session.model_config)

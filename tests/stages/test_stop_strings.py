@@ -12,14 +12,14 @@ from ml_collections import ConfigDict
 from toys import save_rows
 from worlds import only, run
 
-from g2d_jax import config_io
 from g2d_jax.config import Engine
+from g2d_jax.config import io as config_io
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.sampler.remote import EngineError, Remote, Served
-from g2d_jax.stages import external_rollouts
 
 STOP = ("7", "11", "=2")
 
@@ -33,13 +33,13 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(config: Co
 
     config = only(config, "collect")
     config.stages.collect.sampling.stop = (*STOP, "5", ";-")
-    runtime = opened(config, tmp_path, reward)
-    run(runtime)
+    session = opened(config, tmp_path, reward)
+    run(session)
     rows = [row for part in (tmp_path / "01-collect/rollouts").glob("*.parquet") for row in read_rollouts(part)]
     stops, by_text = (*STOP, "5", ";-"), 0
     for row in rows:
-        ids, whole = row.rollout.token_ids, runtime.tokenizer.decode(row.rollout.token_ids)
-        assert not any(stop in runtime.tokenizer.decode(ids[:-1]) for stop in stops)
+        ids, whole = row.rollout.token_ids, session.tokenizer.decode(row.rollout.token_ids)
+        assert not any(stop in session.tokenizer.decode(ids[:-1]) for stop in stops)
         ended = any(stop in whole for stop in stops)
         by_text += ended
         assert ended == (row.text != whole)
@@ -75,15 +75,15 @@ TEXTS = [
 def test_texts_that_end_before_their_ids_are_told(
     config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any, texts: list[str], told: list[str] | None
 ):
-    runtime = opened(only(config, "collect"), tmp_path)
-    ids = runtime.tokenizer.encode_text("3+4=7;")
+    session = opened(only(config, "collect"), tmp_path)
+    ids = session.tokenizer.encode_text("3+4=7;")
     rows = [{"prompt": "3+4=?", "answer": "7", "completion": text, "completion_ids": ids} for text in texts]
     save_rows(tmp_path / "rows.jsonl", rows)
     if told is None:
         with pytest.raises(ValueError, match="no completion is the text of its completion_ids"):
-            external_rollouts.read(runtime, str(tmp_path / "rows.jsonl"))
+            external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
         return
-    _, read = external_rollouts.read(runtime, str(tmp_path / "rows.jsonl"))
+    _, read = external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
     said = [line for line in capsys.readouterr().out.splitlines() if "of 2 completions" in line]
     assert len(said) == len(told) and all(words in line for words, line in zip(told, said, strict=True))
     assert [row.text for row in read] == texts

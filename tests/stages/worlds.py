@@ -10,14 +10,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import graph, pipeline
-from g2d_jax.config import TrainingStage
-from g2d_jax.stages.row_shapes import RowShape
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import Trainer, open_trainer
+from g2d_jax import run_stages
+from g2d_jax.config import TrainingStage, graph
+from g2d_jax.session.row_shapes import RowShape
+from g2d_jax.session.session import Session
+from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.training import objectives
 
-Opened = Callable[..., Runtime]
+Opened = Callable[..., Session]
 
 
 def only(config: ConfigDict, *names: str) -> ConfigDict:
@@ -29,16 +29,16 @@ def only(config: ConfigDict, *names: str) -> ConfigDict:
     return config
 
 
-def run(runtime: Runtime, name: str = "") -> dict[str, Any]:
+def run(session: Session, name: str = "") -> dict[str, Any]:
     """A stage's manifest, after a run of it if there was none; by default the config's first one."""
-    return pipeline.run_stage(runtime, name or next(iter(runtime.config.stages)), graph.plan(runtime.config))
+    return run_stages.run_stage(session, name or next(iter(session.config.stages)), graph.plan(session.config))
 
 
 @contextmanager
-def training(runtime: Runtime, name: str, total: int, stage: TrainingStage | None = None) -> Iterator[Trainer]:
+def training(session: Session, name: str, total: int, stage: TrainingStage | None = None) -> Iterator[Trainer]:
     """Training of one stage, whatever its kind, with a supervised loss."""
-    stage, objective = stage or runtime.config.stages[name], objectives.sft(runtime.compute)
-    with open_trainer(runtime, name, stage, objective, total=total, per="tokens", rows=RowShape(64)) as trainer:
+    stage, objective = stage or session.config.stages[name], objectives.sft(session.compute)
+    with open_trainer(session, name, stage, objective, total=total, per="tokens", rows=RowShape(64)) as trainer:
         yield trainer
 
 

@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.sweep.points import points, with_axes
 

@@ -15,7 +15,7 @@ from forks import Forked, Forks
 from g2d_jax import commands
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.lock import try_lock
-from g2d_jax.stages.policies import checkpoint_of
+from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.sweep import run as sweeps
 from g2d_jax.sweep.graph import build, node_folder
 from g2d_jax.sweep.points import Point, points, with_axes
@@ -89,9 +89,9 @@ def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], forks: Fo
 
 def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks) -> None:
     point = shared[0] / "points" / "tiny" / "warmup.steps=1,seed=0"
-    with commands.opened(point) as runtime:
-        assert checkpoint_of(runtime, "warmup")[1] == 1  # of the trajectory, the step this point is about
-        assert checkpoint_of(runtime, "dpo")[0].parent.parent == shared[0] / "stages"
+    with commands.opened(point) as session:
+        assert checkpoint_of(session, "warmup")[1] == 1  # of the trajectory, the step this point is about
+        assert checkpoint_of(session, "dpo")[0].parent.parent == shared[0] / "stages"
     finish(forks.start("export", "--workdir", str(point), "--output", str(tmp_path / "model")))
     assert (tmp_path / "model" / "model.safetensors").exists()
 

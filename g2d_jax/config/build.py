@@ -1,0 +1,125 @@
+"""What config files are made of: functions that return sections as ConfigDicts, whose values then change."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, ParamSpec
+
+from ml_collections import ConfigDict
+
+from g2d_jax.config.gone import find
+from g2d_jax.config.section import Section, editable
+from g2d_jax.config.sections.problems import Source
+from g2d_jax.config.sections.rewards import Reward
+from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
+from g2d_jax.config.settings import Config
+from g2d_jax.config.stages.stage import Stage
+
+P = ParamSpec("P")
+
+
+def _parameters_of(section: Callable[P, Section]) -> Callable[[Callable[..., ConfigDict]], Callable[P, Any]]:
+    """Give a function the parameters of a section, which editors and notebooks then complete."""
+
+    def decorate(function: Callable[..., ConfigDict]) -> Callable[P, Any]:
+        function.__signature__ = inspect.signature(section)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
+    """Return the function that makes the settings of a kind of stage as a ConfigDict."""
+
+    @_parameters_of(kind)
+    def build(**changes: Any) -> ConfigDict:
+        config = editable(kind())  # type: ignore[call-arg]
+        return _filled(config, _without_gone(config, changes))
+
+    build.__doc__ = f"Return the settings of a stage: see `{kind.__name__}`."
+    return build
+
+
+def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
+    return _filled(editable(section), changes)
+
+
+def _without_gone(stage: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of a stage without those of fields that are gone. Raises ValueError for one that was used."""
+    kept = {}
+    for name, value in changes.items():
+        gone = find(f"stages.*.{name}")
+        if gone is not None and gone.used(value):
+            raise gone.refusal(name, value)
+        if gone is None or name in stage:
+            kept[name] = value
+    return kept
+
+
+def base() -> ConfigDict:
+    """Return the settings that every run has; problems and stages are added by the config file."""
+    return editable(Config())
+
+
+def source(
+    path: str,
+    split: Literal["", "train", "dev", "test"] = "",
+    limit: int | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> ConfigDict:
+    """Return a source of problems: see `Source`. fields: such as {"problem": "question"}, the file's for ours."""
+    return editable(Source(path=path, split=split, limit=limit, fields=fields or {}))
+
+
+@_parameters_of(Reward)
+def reward(**changes: Any) -> ConfigDict:
+    """Return the scoring of responses: see `Reward`."""
+    return _changed(Reward(), changes)
+
+
+def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any) -> ConfigDict:
+    """Return a further task of a mixed run: its problems, its share of every batch, its own reward (`changes`)."""
+    return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})
+
+
+@_parameters_of(Optimizer)
+def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
+    """Return an optimiser's settings: see `Optimizer`."""
+    return _changed(Optimizer(), {"learning_rate": learning_rate, **changes})
+
+
+@_parameters_of(Sampling)
+def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
+    """Return settings of sampling: see `Sampling`."""
+    return _changed(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
+
+
+@_parameters_of(Probe)
+def probe(**changes: Any) -> ConfigDict:
+    """Return the settings of a stage's probes: see `Probe`."""
+    return _changed(Probe(), changes)
+
+
+def sweep(**changes: Any) -> ConfigDict:
+    """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`.
+
+    folder: what the paths in arms are relative to; reading a config file sets it, "" is the working directory.
+    """
+    return _filled(ConfigDict({"seeds": (), "arms": {}, "folder": ""}), changes)
+
+
+def arm(**changes: Any) -> ConfigDict:
+    """Return points of a study that vary alike, written as overrides of the config.
+
+    fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of "field=value,value,…"; a value with
+    commas stands in brackets. zip: fields that go together, value by value. stages: those the points keep, () for all.
+    """
+    return _filled(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
+
+
+def _filled(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    config.lock()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config

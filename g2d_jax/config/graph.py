@@ -1,0 +1,154 @@
+"""The stages of a run as a graph: their inputs, their order, and the checks between them.
+
+problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
+                         └─► the best of its checkpoints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from etils import epath
+
+from g2d_jax.config import places
+from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.settings import RESERVED, Config
+from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a config in the order they run. inputs: stage -> stages it reads."""
+
+    order: tuple[str, ...]
+    inputs: Mapping[str, tuple[str, ...]]
+
+    def folders(self, workdir: epath.Path) -> dict[str, epath.Path]:
+        """Return each stage's folder, numbered in order."""
+        return {name: workdir / f"{i:02d}-{name}" for i, name in enumerate(self.order, start=1)}
+
+
+def plan(config: Config) -> Plan:
+    """Order the stages by what they read. Raises ValueError for an unknown input, and for a circle."""
+    stages = config.stages
+    if not stages:
+        raise ValueError("the config has no stages: add some, for example config.stages.sft = g2d_jax.config.sft()")
+    inputs = {name: tuple(dict.fromkeys(_inputs(name, stage, stages))) for name, stage in stages.items()}
+    order: list[str] = []
+    while len(order) < len(inputs):
+        ready = [name for name in inputs if name not in order and all(needed in order for needed in inputs[name])]
+        if not ready:
+            raise ValueError(f"stages read each other in a circle: {', '.join(n for n in inputs if n not in order)}")
+        # Evaluations last: the policies they compare should exist before any time is spent on them.
+        order.append(min(ready, key=lambda name: (stages[name].comes_last, name)))
+    return Plan(tuple(order), inputs)
+
+
+def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
+    inputs = []
+    for policy in stage.policies_read():
+        parsed = PolicyName.parse(policy)
+        if parsed.is_model or parsed.is_external:
+            continue
+        if parsed.stage not in stages:
+            names = ", ".join(["init", *(other for other in stages if stages[other].is_policy and other != name)])
+            raise ValueError(f"stages.{name} reads policy {policy!r}; there are: {names}")
+        maker = stages[parsed.stage]
+        if not maker.is_policy:
+            raise ValueError(f"stages.{name} reads policy {policy!r}, but a {maker.kind} stage trains none")
+        if parsed.step is not None:
+            maker.check_step(f"stages.{name}", policy, parsed.step)
+        inputs.append(parsed.stage)
+    try:
+        return [*inputs, *stage.stages_read(stages)]
+    except ValueError as error:
+        raise ValueError(f"stages.{name}: {error}") from error
+
+
+def made_from_ends(config: Config, order: Plan) -> dict[str, list[str]]:
+    """Return of each stage the stages made from the policy it ends with, or from what was made from it, in order."""
+    dependents: dict[str, list[str]] = {name: [] for name in order.order}
+    for name, others in dependents.items():
+        for other in order.order:
+            if name in config.stages[other].policies_read() or set(order.inputs[other]) & set(others):
+                others.append(other)
+    return dependents
+
+
+def check_names(config: Config) -> None:
+    """Raise ValueError for a stage or a task whose name is a word of `config.RESERVED`."""
+    for section, names in (("stages", config.stages), ("tasks", config.tasks)):
+        for name in names:
+            if name in RESERVED:
+                raise ValueError(
+                    f"{section}.{name}: {name!r} means something else where such a name could stand, as do "
+                    f"{', '.join(word for word in RESERVED if word != name)}: choose another, {name}-1 say"
+                )
+
+
+def check_inputs(config: Config, order: Plan) -> None:
+    """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads, or that
+    needs problems, examples or a tokenizer which no setting names."""
+    for name in order.order:
+        stage = config.stages[name]
+        try:
+            for split in stage.splits_read():
+                _check_named(split, config)
+            if stage.examples_path() == "":
+                raise ValueError(f"no setting names its examples: set stages.{name}.data.path{_SOURCES}")
+            stage.check_beside(name, config.stages)
+            for needed in stage.files_read(config.stages):
+                _check_files(needed)
+        except ValueError as error:
+            raise ValueError(f"stages.{name}: {error}") from error
+    _check_tokenizer(config)
+
+
+_SOURCES = ", a file or hub:owner/name; in a config file with settings.source(…)"
+
+
+def _check_files(needed: NeededFiles) -> None:
+    """Raise ValueError for files that are not there."""
+    try:
+        places.data_files(needed.path)
+    except ValueError as error:
+        shown = places.shown(needed.path)
+        reason = str(error).replace(needed.path, shown, 1)
+        raise ValueError(needed.refusal.format(place=shown, error=reason)) from error
+
+
+def _check_named(split: str, config: Config) -> None:
+    """Raise ValueError for a split that no setting names, and for training problems that a task of a mixed run lacks.
+
+    Held-out problems may be of some of the tasks only.
+    """
+    without = [name for name, task in config.all_tasks.items() if not getattr(task, split).path]
+    if len(without) == len(config.all_tasks):
+        places = [f"data.{split}.path", *(f"tasks.{name}.{split}.path" for name in config.tasks)]
+        raise ValueError(f"it needs problems of {split}, and no setting names any: set {' or '.join(places)}{_SOURCES}")
+    if split != "train":
+        return
+    for name in without:
+        place = "data" if name == "main" else f"tasks.{name}"
+        if config.all_tasks[name].weight:
+            raise ValueError(
+                f"it draws problems of every task, and no setting names those of {name}: set {place}.train.path"
+                f"{_SOURCES}, or {place}.weight to 0"
+            )
+
+
+def _check_tokenizer(config: Config) -> None:
+    """Raise ValueError for random parameters without a tokenizer named, but for a run on an embedded task."""
+    if config.model.path or config.tokenizer.path:
+        return
+    tasks = config.all_tasks.values()
+    paths = [source.path for task in tasks for source in (task.train, task.dev, task.test)]
+    paths += [stage.examples_path() or "" for stage in config.stages.values()]
+    if any(path.startswith("procedural:") for path in paths):
+        return
+    raise ValueError(
+        "tokenizer.path is empty, and so is model.path: random parameters come without a tokenizer. Set model.path, or "
+        "tokenizer.path to a folder or hub id; procedural:slips is that of the embedded tasks, which knows the "
+        "characters of their problems only"
+    )

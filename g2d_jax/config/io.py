@@ -1,0 +1,329 @@
+"""Configs as plain dictionaries and back, with every name and type checked; and the part that decides the result.
+
+    config ─► to_dict ─► config.json ─► from_dict ─► the same config
+    config ─► identity ─► fingerprint, differences
+
+The names and types of all fields are those of `config.py`; a stage's are those of its kind.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict, FieldReference
+
+from g2d_jax import config as schema
+from g2d_jax.config.gone import find
+from g2d_jax.config.places import walk
+from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.section import Section, editable
+from g2d_jax.runtime import storage
+
+RENAMED = {
+    "responses_at_once": "generation_batch_size",
+    "refill": "dynamic_sampling",
+    "retire": "drop_solved",
+    "scalar": "verifiable",
+}
+"""Former name of a field -> its present name."""
+NEGATED = {"scalar": ", and means the opposite"}
+
+MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
+_ABSENT = object()
+_LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
+
+
+def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
+    """Return the config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back.
+
+    Raises ValueError naming a field with a URL that holds a login.
+    """
+    values = storage.plain(config.to_dict())
+    _refuse_logins(values, "")
+    return values
+
+
+def _refuse_logins(value: Any, path: str) -> None:
+    """Raise ValueError for a password: settings are printed and written to the run's files. It is not repeated here."""
+    if isinstance(value, str) and _LOGIN.search(value):
+        raise ValueError(
+            f"{path} holds a URL with a user name or password, which would be written to the run's files: take it out. "
+            "A judge's key belongs in an environment variable (reward.judge.api_key_env), the login of a store or hub "
+            "where its own tools keep it"
+        )
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        _refuse_logins(item, f"{path}.{key}" if path else str(key))
+
+
+def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDict:
+    """Return the locked config with these values; fields not named have their defaults.
+
+    finished: for what ran already, to be read and not to be run: settings that are gone (gone.py) are left out.
+    Raises ValueError naming the full path of a field that is unknown or has the wrong type, and for a setting that is
+    gone and was used.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a config must be a section, got {values!r:.200}")
+    config = schema.base()
+    for name, stage in _named(values, "stages"):
+        kind = stage.get("kind") if isinstance(stage, Mapping) else None
+        if not isinstance(kind, str) or kind not in schema.STAGES:
+            if kind == "select":
+                raise ValueError(f"stages.{name}.kind: 'select' is called best_checkpoint now")
+            kinds = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
+            raise ValueError(f"stages.{name}.kind must be one of {kinds}")
+        config.stages[name] = editable(schema.STAGES[kind]())
+    for name, _ in _named(values, "tasks"):
+        if name == "main":
+            raise ValueError("tasks.main: that is the name of the task of data.* and reward.*; choose another")
+        config.tasks[name] = editable(schema.Task())
+    if "sweep" in values:  # only configs of studies have it
+        config.sweep = schema.sweep().unlock()
+        for name, _ in _named(values["sweep"], "arms", "sweep."):
+            config.sweep.arms[name] = schema.arm()
+    _fill(config, values, "", config, finished)
+    return config.lock()
+
+
+def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]:
+    """List the items of a section whose names are the user's own. Raises ValueError for a name that cannot be one."""
+    items = values.get(section, {}) if isinstance(values, Mapping) else {}
+    if not isinstance(items, Mapping):
+        raise ValueError(f"{prefix}{section} must be a section, got {items!r:.200}")
+    for name in items:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
+            raise ValueError(f"{prefix}{section}.{name}: a name is made of letters, digits, - and _")
+    return list(items.items())
+
+
+def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict, finished: bool) -> None:
+    """Copy values into a section of the config, checking names and types."""
+    is_open = len(section) == 0
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if _is_left_out(section, str(key), value, path, finished):
+            continue
+        field = "" if is_open else field_of(section, str(key), path, config)
+        if not isinstance(field, ConfigDict):
+            assign(section, key, typed(value, field, path), path)
+        elif isinstance(value, Mapping):
+            _fill(field, value, f"{path}.", config, finished)
+        else:
+            raise ValueError(f"{path} is a section, got {value!r:.200}; its fields are {listed(field.keys())}")
+
+
+def _is_left_out(section: ConfigDict, key: str, value: Any, path: str, finished: bool) -> bool:
+    """Return whether a setting is gone and need not be copied. Raises ValueError for one that a run would go by."""
+    gone = find(path)
+    if gone is None:
+        return False
+    if not gone.used(value):
+        return key not in section  # a field that is still there may have this value
+    if not finished:
+        raise gone.refusal(path, value)
+    if gone.then is not None:
+        assign(section, key, gone.then, path)
+    return True
+
+
+def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
+    """Set a field; a section of the user's own names, such as fields, may not have it yet. Raises ValueError."""
+    try:
+        with section.unlocked():
+            section[key] = value
+    except (KeyError, TypeError, ValueError) as error:  # a name with a dot in it, or one of ConfigDict's own
+        raise ValueError(f"{path} cannot be set: {error}") from error
+
+
+def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
+    """Look up a name in a section: a value, a section, or a FieldReference, which is a field that may be None.
+
+    Raises ValueError if there is no such field, with the nearest path of the config or the section's fields.
+    """
+    if not isinstance(section, ConfigDict):
+        raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
+    fields = dict(section.items(preserve_field_references=True))
+    if key not in fields:
+        if RENAMED.get(key) in fields:
+            raise ValueError(f"{path!r} is called {RENAMED[key]} now{NEGATED.get(key, '')}")
+        hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
+        raise ValueError(f"unknown field {path!r}{hint}")
+    return fields[key]
+
+
+def _paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Yield all dotted paths of a config, sections before their fields."""
+    for key, value in section.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, ConfigDict):
+            yield from _paths(value, f"{prefix}{key}.")
+
+
+def kind_of(field: Any) -> tuple[type, bool]:
+    """Return the type of a field, and whether it may be None."""
+    optional = isinstance(field, FieldReference)
+    return (field.get_type() if optional else type(field)), optional
+
+
+def typed(value: Any, field: Any, path: str) -> Any:
+    """Return the value if it has the field's type: None only where optional, integers for floats, lists for tuples.
+
+    Raises ValueError naming the path and the type expected, and for a URL with a login.
+    """
+    _refuse_logins(value, path)
+    kind, optional = kind_of(field)
+    if value is None and optional:
+        return None
+    if kind is float and (type(value) is int or value in _NOT_FINITE):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise wrong_type(path, field, value) from error
+    if kind is tuple and isinstance(value, list | tuple):
+        example = None if optional or not field else field[0]
+        return tuple(item if example is None else typed(item, example, f"{path}[{i}]") for i, item in enumerate(value))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise wrong_type(path, field, value)
+    return value
+
+
+def wrong_type(path: str, field: Any, value: Any) -> ValueError:
+    """Return the error that states what the field at this path takes."""
+    kind, optional = kind_of(field)
+    expected = f"{MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
+    return ValueError(f"{path} must be {expected}, got {value!r:.500}")
+
+
+def identity(config: ConfigDict | Section | Mapping[str, Any], *, places: bool = False) -> dict[str, Any]:
+    """Return the fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`.
+
+    Where files, models, data sets and other runs lie decides nothing: what is in them is compared by content
+    (session/kept_inputs.py), and their places and revisions are left out. places: keep them.
+    """
+    values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
+    if not places:
+        _forget_places(values)
+    return _without(values, "")
+
+
+BY_CONTENT = "(by content)"
+"""The text that an identity has in place of a path, whose content is compared instead."""
+
+
+def _forget_places(values: dict[str, Any]) -> None:
+    """Put BY_CONTENT in place of every place outside the run, and drop what says which revision of it."""
+    stages = values.get("stages", {})
+    for setting in walk(values):
+        section, key, kind = setting.section, setting.key, setting.place.kind
+        value = section[key]
+        if kind in ("model", "problems"):
+            section.pop("revision", None)
+        if setting.path.endswith("tokenizer.path") or key == "tokenizer":
+            del section[key]  # "" stands for the model's own, which may be the same
+        elif kind == "policy":
+            names = value if isinstance(value, list) else [value]
+            without = [str(PolicyName.parse(text).without_place()) for text in names]
+            section[key] = without if isinstance(value, list) else without[0]
+        elif kind in ("model", "problems", "rollouts", "preferences"):
+            inside = ("", "sample", "archive", *stages)
+            if value not in inside and not value.startswith("procedural:"):
+                section[key] = BY_CONTENT
+
+
+def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    # The rules for the main task's reward hold for those of further tasks, tasks.NAME.reward.
+    base = re.sub(r"^tasks\.[^.]+\.", "", prefix)
+    left_out = (*schema.RUNTIME, "name")
+    rest = {}
+    for key, value in values.items():
+        last_names = ".".join(f"{prefix}{key}".split(".")[-2:])
+        as_before = last_names in schema.LATER and value == schema.LATER[last_names]
+        if f"{base}{key}" not in left_out and not as_before:
+            rest[key] = value
+    return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in rest.items()}
+
+
+def differences(
+    old: Mapping[str, Any] | Section, new: Section | Mapping[str, Any], *, places: bool = False
+) -> list[str]:
+    """List the differences between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
+    return list(_differences(identity(old, places=places), identity(new, places=places), ""))
+
+
+def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """List the differences between the functions that two runs were given from Python, one line a function."""
+    return [
+        f"{name} from Python: {old.get(name, 'none')} -> {new.get(name, 'none')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def begins_more(stage: Mapping[str, Any]) -> bool:
+    """Return whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
+
+    One that samples ahead is none: to go on in the middle of an interval takes the policy that the interval began with.
+    """
+    if stage["kind"] != "online":
+        return False
+    return bool(stage["optimizer"]["schedule"] == "constant" and stage["stop"] == "steps" and stage["sync_every"] == 1)
+
+
+def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return an identity with the further steps of another one, and the names of the stages that have more. Only stages
+    are taken whose fewer steps are the beginning of more. They may keep further steps too, from their old end on:
+    earlier ones are gone."""
+    extended, longer = storage.plain(old), []
+    for name, stage in extended["stages"].items():
+        other = new["stages"].get(name, {})
+        if other.get("kind") == stage["kind"] and begins_more(stage) and other["steps"] > stage["steps"]:
+            further = [step for step in other["keep"] if step >= stage["steps"] and step not in stage["keep"]]
+            stage |= {"steps": other["steps"], "keep": [*stage["keep"], *further]}
+            longer.append(name)
+    return extended, longer
+
+
+def changes(old: ConfigDict | Section, new: ConfigDict | Section) -> list[str]:
+    """List all differences between two configs, also those that decide no result, in lines like `differences`."""
+    return list(_differences(to_dict(old), to_dict(new), ""))
+
+
+def defaults(config: ConfigDict) -> ConfigDict:
+    """Return a config with stages and tasks of these names and kinds, and every other setting at its default."""
+    stages = {name: {"kind": stage.kind} for name, stage in config.stages.items()}
+    return from_dict({"stages": stages, "tasks": {name: {} for name in config.tasks}})
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            inner = f"{path}.{key}" if path else key
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), inner)
+    elif old is _ABSENT or new is _ABSENT or storage.fingerprint(old) != storage.fingerprint(new):
+        yield f"{path}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "(absent)"
+    return f"{{{', '.join(value)}}}" if isinstance(value, dict) else "none" if value is None else repr(value)
+
+
+def suggest(given: Any, candidates: Iterable[str]) -> str:
+    """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
+    names, text = list(candidates), str(given)
+    last = text.rsplit(".", 1)[-1]
+    alike = [name for name in names if name.rsplit(".", 1)[-1] == last]
+    count = 1 if "." in text else 3
+    near = difflib.get_close_matches(text, alike, count, 0) or difflib.get_close_matches(text, names, 1, 0.7)
+    return f", did you mean {' or '.join(near)}?" if near else ""
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Join the names in one line, for a message."""
+    return ", ".join(map(str, names)) or "none"

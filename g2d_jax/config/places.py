@@ -1,0 +1,335 @@
+"""The settings that may name a file or folder, and where those are: decided once, kept absolute.
+
+    "data/x.jsonl" in /home/me/run/mine.py ─► decided ─► "/home/me/run/data/x.jsonl"
+    "Qwen/Qwen3-8B", no folder of this name ─► decided ─► "Qwen/Qwen3-8B", a hub id
+
+What a config file names is relative to its folder, what a command line or a Python program names to the working
+directory. Which settings these are says their mark in config.py. A run keeps what was decided in its config.json.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import config as schema
+from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config.section import Place, Section
+from g2d_jax.runtime import storage
+
+FILES = (".jsonl", ".json", ".parquet", ".safetensors")
+"""Endings by which a text is known to name a file."""
+
+_WITHOUT_PATH = ("sample", "archive")  # of rollouts
+_OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
+
+
+# Which settings
+
+
+class Named(NamedTuple):
+    """A setting that may name a file or folder. path: its own, dotted. section, key: where its value is."""
+
+    path: str
+    place: Place
+    section: Any
+    key: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of the setting that are not empty: none, one, or those of a list."""
+        value = self.section[self.key]
+        texts = value if isinstance(value, list | tuple) else (value,)
+        return tuple(text for text in texts if isinstance(text, str) and text)
+
+
+def walk(values: Mapping[str, Any]) -> Iterator[Named]:
+    """Yield every setting of a config that may name a file or folder. values: a ConfigDict or its dictionary."""
+    yield from _of_section(schema.Config, values, "")
+    for name, task in values.get("tasks", {}).items():
+        yield from _of_section(schema.Task, task, f"tasks.{name}.")
+    for name, stage in values.get("stages", {}).items():
+        yield from _of_section(schema.STAGES[stage["kind"]], stage, f"stages.{name}.")
+
+
+def _of_section(kind: type[Section], values: Any, prefix: str) -> Iterator[Named]:
+    for key, hint in kind.hints().items():
+        if key not in values:  # settings of an older version
+            continue
+        if hint.place is not None:
+            yield Named(f"{prefix}{key}", hint.place, values, key)
+        elif issubclass(hint.kind, Section):
+            yield from _of_section(hint.kind, values[key], f"{prefix}{key}.")
+
+
+# What a text names
+
+
+class Parts(NamedTuple):
+    """A text that may name a place, "hf:" "models/a" "" or "run:" "runs/a" "#dpo@3". sure: place is a path."""
+
+    head: str
+    place: str
+    tail: str
+    sure: bool
+
+
+def is_path(text: str) -> bool:
+    """Return whether a text has the form of a path: no hub id begins with "/", "." or "~", has a scheme or two "/", or
+    ends like a file of data or weights."""
+    return (
+        text.startswith(("/", ".", "~"))
+        or not storage.is_local(text)
+        or text.count("/") > 1
+        or text.lower().endswith(FILES)
+    )
+
+
+def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
+    """Take apart a text of a setting; None where it names no place: a stage, a data set by its name, "init".
+
+    kind: of the setting's mark. stages: names that mean a stage of the run.
+    """
+    if not text or text.startswith("procedural:"):
+        return None
+    if kind == "path":
+        return Parts("", text, "", True)
+    if kind == "model":
+        return Parts("", text, "", False)
+    if kind == "policy":
+        return _of_policy(text)
+    if text.startswith("hub:"):
+        place = re.match(r"hub:([^:@]*)", text)
+        assert place is not None
+        return Parts("hub:", place[1], text[place.end() :], False)
+    if kind == "problems":
+        return _of_problems(text)
+    return None if text in _WITHOUT_PATH or text in stages else Parts("", text, "", True)
+
+
+def _of_policy(text: str) -> Parts | None:
+    name = PolicyName.parse(text)
+    if name.origin == OF_MODEL:
+        return Parts(OF_MODEL, name.place, "", False)
+    if name.origin == OF_RUN and name.place:
+        return Parts(OF_RUN, name.place, text.removeprefix(f"{OF_RUN}{name.place}"), True)
+    return None
+
+
+def _of_problems(text: str) -> Parts | None:
+    named = _OF_NAMED_SET.fullmatch(text)
+    if named and text.lower().endswith(FILES):
+        return Parts(named[1], named[2], "", True)
+    return Parts("", text, "", True) if is_path(text) else None
+
+
+# Deciding
+
+
+class Base(NamedTuple):
+    """The folder that paths are relative to. what: its description for messages."""
+
+    folder: Path
+    what: str
+
+
+def here() -> Base:
+    """Return the base of what a command line or a Python program names."""
+    return Base(Path.cwd(), "the working directory")
+
+
+_given: dict[str, str] = {}
+"""Absolute path -> how it was written and what it was taken to be relative to. For messages alone."""
+
+
+def decided(text: str, kind: str, base: Base, stages: Collection[str] = ()) -> str:
+    """Return the text with its path absolute; what names no path, and a hub id, stays as it is.
+
+    A text that has not the form of a path, but names something that exists relative to the base, is a path. Raises
+    ValueError for "~" of a user who is not known here.
+    """
+    found = parts(text, kind, stages)
+    if found is None or not found.place:
+        return text
+    if not (found.sure or is_path(found.place) or os.path.exists(base.folder / found.place)):
+        return text
+    return f"{found.head}{absolute(found.place, base)}{found.tail}"
+
+
+def absolute(path: str, base: Base) -> str:
+    """Return a path as an absolute one, "~" being this user's home; a URL as it is. Raises ValueError as `decided`."""
+    if not storage.is_local(path):
+        return path
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
+        raise ValueError(f"{path!r}: {error}; give the path without ~") from error
+    whole = os.path.normpath(base.folder / expanded)
+    if not expanded.is_absolute():
+        _given[whole] = f"given as {path!r}, relative to {base.what}, {base.folder}"
+    return whole
+
+
+def shown(path: str) -> str:
+    """Return a path for a message: with how it was given, where that was not absolute."""
+    return f"{path} ({_given[path]})" if path in _given else path
+
+
+def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
+    """Decide what the settings of a config name, in place. only: the path of the one setting to look at."""
+    stages = tuple(config.get("stages", {}))
+    change(config, lambda text, kind: decided(text, kind, base, stages), only)
+
+
+def change(config: ConfigDict, new: Callable[[str, str], str], only: str | None = None) -> list[str]:
+    """Replace texts that may name a place, in place. Return a line for each that changed, "model.path: OLD -> NEW".
+
+    new: from a text and the kind of its setting to what it becomes. only: the path of the one setting to look at.
+    """
+    lines: list[str] = []
+    for named in walk(config):
+        if only not in (None, named.path):
+            continue
+        texts = {text: new(text, named.place.kind) for text in named.texts}
+        changed = {old: text for old, text in texts.items() if old != text}
+        if not changed:
+            continue
+        value = named.section[named.key]
+        with named.section.unlocked():
+            if isinstance(value, str):
+                named.section[named.key] = changed[value]
+            else:
+                named.section[named.key] = tuple(changed.get(text, text) for text in value)
+        lines += [f"{named.path}: {old} -> {text}" for old, text in changed.items()]
+    return lines
+
+
+# Whether it is there
+
+
+def require(values: Mapping[str, Any], sections: Collection[str] | None = None, advice: str = "") -> None:
+    """Raise ValueError, once for all of them, where files and folders that settings name are not there, or relative.
+
+    values: a config, or its dictionary, whose places are decided. sections: the top-level sections to look at, None for
+    all. advice: a sentence for the end of the message. Folders that are made where there are none, and object stores,
+    are not looked at. A hub id is refused where the working directory has a folder of that name, which the hub's
+    libraries would take instead.
+    """
+    stages = tuple(values.get("stages", {}))
+    wrong: list[str] = []
+    for named in walk(values):
+        if sections is not None and named.path.partition(".")[0] not in sections:
+            continue
+        for text in named.texts:
+            if reason := missing(text, named.place.kind, stages):
+                wrong.append(f"{named.path}: {reason}")
+    if not wrong:
+        return
+    first = wrong[0] if len(wrong) == 1 else "\n  ".join([f"{len(wrong)} settings name what is not there:", *wrong])
+    raise ValueError("\n".join([first, *([advice] if advice else [])]))
+
+
+def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
+    """Say why what a text names is not to be had here, "" if it is. text: decided. kind, stages: as of `parts`.
+
+    A path that is still relative is refused: what it is relative to would be another folder for the next command.
+    """
+    found = parts(text, kind, stages)
+    if found is None or not storage.is_local(found.place):
+        return ""
+    if not os.path.isabs(found.place):
+        if found.sure or is_path(found.place):
+            return f"{found.place} is relative, and a Config's paths are absolute: give it so, or run a ConfigDict"
+        if not os.path.isdir(found.place):
+            return ""
+        return (
+            f"{found.place} is the name of a repository on the hub, but the working directory has a folder of that "
+            "name, which the hub's libraries would take instead: start from another working directory"
+        )
+    return "" if kind == "path" or _exists(found.place) else f"there is no {shown(found.place)}"
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path exists; of a glob, whether the folder does that its stars are in."""
+    place = Path(path)
+    if "*" in path:
+        place = next(parent for parent in place.parents if "*" not in str(parent))
+    return os.path.exists(place)
+
+
+# For others to read
+
+
+def without_folders(config: ConfigDict) -> ConfigDict:
+    """Cut the local paths of a config to their last part, in place; return it."""
+    stages = tuple(config.get("stages", {}))
+
+    def cut(text: str, kind: str) -> str:
+        found = parts(text, kind, stages)
+        return text if found is None else f"{found.head}{last_part(found.place)}{found.tail}"
+
+    change(config, cut)
+    return config
+
+
+def last_part(path: str) -> str:
+    """Return the last part of an absolute path; anything else as it is."""
+    return os.path.basename(path) if os.path.isabs(path) else path
+
+
+# After a work directory has moved
+
+
+def follow(config: ConfigDict, was: str, now: str) -> list[str]:
+    """Point paths that are gone to the same places relative to a work directory that has moved, where these exist.
+
+    was, now: where the work directory was and is. Returns a line for each path, "model.path: OLD -> NEW".
+    """
+    if was == now or not (storage.is_local(was) and storage.is_local(now)):
+        return []
+    stages = tuple(config.get("stages", {}))
+    return change(config, lambda text, kind: followed(text, kind, was, now, stages))
+
+
+def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] = ()) -> str:
+    """Return the text with the new place of its path as `follow` finds it, or as it is."""
+    found = parts(text, kind, stages)
+    if found is None or not os.path.isabs(found.place) or _exists(found.place):
+        return text
+    moved = os.path.normpath(os.path.join(now, os.path.relpath(found.place, was)))
+    return f"{found.head}{moved}{found.tail}" if _exists(moved) else text
+
+
+def data_files(paths: str | Sequence[str]) -> list[str]:
+    """List a dump's files: of a folder, of a glob, or the file; step 2 before step 10.
+
+    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these describe the set.
+    Raises ValueError for what holds no file.
+    """
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        place = epath.Path(path).expanduser()
+        if "*" in path:
+            parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
+            matching = list(parent.glob(os.fspath(place.relative_to(parent))))
+        elif place.is_dir():
+            matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(place.glob("*.json"))
+        else:
+            matching = [place] if place.exists() else []
+        if not matching:
+            raise ValueError(
+                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob that matches some"
+            )
+        files += sorted(map(os.fspath, matching), key=_natural)
+    return files
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """Return a sort key that orders the numbers in names by value."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]

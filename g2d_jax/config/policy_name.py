@@ -1,0 +1,91 @@
+"""The names of policies, and the one place that takes them apart.
+
+init                       the pretrained model, or random parameters
+STAGE, STAGE@STEP          the policy that a stage of this run ends with, or has at a step
+run:WORKDIR#STAGE[@STEP]   that of another run's stage
+hf:PATH                    a Hugging Face folder, or a hub id
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+INIT, OF_STAGE, OF_RUN, OF_MODEL = "init", "", "run:", "hf:"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyName:
+    """The parts of a policy's name. str() gives the name back.
+
+    origin: INIT, OF_STAGE, OF_RUN or OF_MODEL. place: the other run's work directory, or the model's path or hub id.
+    stage: of this run or the other, "" where no stage made it. step: the text behind "@", None for the stage's end.
+    Whether there is such a stage, and whether the step is a number, is for `number` and the caller to say.
+    """
+
+    origin: str
+    place: str = ""
+    stage: str = ""
+    step: str | None = None
+
+    @classmethod
+    def parse(cls, name: str) -> PolicyName:
+        """Take a name apart."""
+        if name == INIT:
+            return cls(INIT)
+        if name.startswith(OF_MODEL):
+            return cls(OF_MODEL, name.removeprefix(OF_MODEL))
+        if name.startswith(OF_RUN):
+            # The last "#": a work directory may have one in its own name.
+            place, _, last = name.removeprefix(OF_RUN).rpartition("#")
+            return cls(OF_RUN, place, *_stage_and_step(last))
+        return cls(OF_STAGE, "", *_stage_and_step(name))
+
+    @property
+    def is_model(self) -> bool:
+        """Whether its weights are a model's, and no checkpoint's."""
+        return self.origin in (INIT, OF_MODEL)
+
+    @property
+    def is_external(self) -> bool:
+        """Whether it is from outside this run."""
+        return self.origin in (OF_RUN, OF_MODEL)
+
+    @property
+    def own_stage(self) -> str:
+        """The stage of this run that makes it, "" for none."""
+        return self.stage if self.origin == OF_STAGE else ""
+
+    @property
+    def number(self) -> int | None:
+        """The step as a number, None for the stage's end. Raises ValueError for a step that is no number."""
+        if self.step is None:
+            return None
+        if not self.step.isdecimal():
+            raise ValueError(f"policy {str(self)!r}: write the step after @ as a number, as in {self.stage}@20")
+        return int(self.step)
+
+    def without_place(self) -> PolicyName:
+        """Return the name with what identifies it wherever its run or model lies."""
+        return replace(self, place="")
+
+    def __str__(self) -> str:
+        if self.origin in (INIT, OF_MODEL):
+            return f"{self.origin}{self.place}"
+        hash_sign = "#" if self.origin == OF_RUN else ""
+        at_step = "" if self.step is None else f"@{self.step}"
+        return f"{self.origin}{self.place}{hash_sign}{self.stage}{at_step}"
+
+
+def _stage_and_step(text: str) -> tuple[str, str | None]:
+    stage, at, step = text.partition("@")
+    return stage, step if at else None
+
+
+def own_stage(name: str) -> str:
+    """Return the stage of this run that makes the policy of this name, "" for none."""
+    return PolicyName.parse(name).own_stage
+
+
+def is_external(name: str) -> bool:
+    """Return whether the policy of this name is from outside this run."""
+    return PolicyName.parse(name).is_external

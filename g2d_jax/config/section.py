@@ -1,0 +1,176 @@
+"""Settings as frozen records: names, defaults, types, choices and bounds in one place, checked where one is made.
+
+class Sampling(Section):
+    temperature: Annotated[float, Bounds(least=0)] = 1.0
+
+editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► record(Sampling, …)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+S = TypeVar("S", bound="Section")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a number: at least, more than, at most, less than these. why: of a bound that is not plain."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    why: str = ""
+
+    @property
+    def _limits(self) -> dict[str, tuple[Any, float | None]]:
+        """Return what each bound is called, how a value is compared with it, and the bound."""
+        return {
+            "at least": (operator.ge, self.least),
+            "more than": (operator.gt, self.above),
+            "at most": (operator.le, self.most),
+            "less than": (operator.lt, self.below),
+        }
+
+    def __str__(self) -> str:
+        """Return the bounds for a message: "at least 1 and at most 90"."""
+        told = []
+        for words, (_, limit) in self._limits.items():
+            if limit is not None:
+                told.append(f"{words} {limit:,}" if isinstance(limit, int) else f"{words} {limit:g}")
+        return " and ".join(told)
+
+    def hold(self, value: float) -> bool:
+        """Return whether a value keeps to the bounds; NaN keeps to none."""
+        return all(within(value, limit) for within, limit in self._limits.values() if limit is not None)
+
+
+NotNegative = Annotated[int, Bounds(least=0)]
+Positive = Annotated[int, Bounds(least=1)]
+Share = Annotated[float, Bounds(least=0, most=1)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The mark of a text setting that may name a file or folder; places.py reads it.
+
+    kind: "path" is always one. "model" may be a hub id, "problems" a data set's name, "policy" a stage's or "init",
+    "rollouts" and "preferences" a stage's name.
+    """
+
+    kind: Literal["path", "model", "problems", "policy", "rollouts", "preferences"]
+
+
+class FieldError(ValueError):
+    """The error that a field's value cannot be used. path: of the field, dotted; what: "must be …"."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path} {what}")
+        self.path, self.what = path, what
+
+
+class Hint(NamedTuple):
+    """The meaning of a field's annotation: its values' plain type, whether it may be None, choices, bounds, and
+    what a text leads to."""
+
+    kind: type
+    optional: bool = False
+    choices: tuple[Any, ...] = ()
+    bounds: Bounds = Bounds()
+    place: Place | None = None
+
+
+def _read(annotation: Any) -> Hint:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _read(next(kind for kind in arguments if kind is not type(None)))._replace(optional=True)
+    if origin is Annotated:
+        hint, mark = _read(arguments[0]), arguments[1]
+        return hint._replace(place=mark) if isinstance(mark, Place) else hint._replace(bounds=mark)
+    if origin is Literal:
+        return Hint(type(arguments[0]), choices=arguments)
+    return Hint(origin or annotation)
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the settings: classes made from it are frozen dataclasses, their fields given by name.
+
+    Making one raises FieldError, or ValueError where several fields do not fit.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        for name, hint in self.hints().items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if hint.choices and value not in hint.choices:
+                choices = ", ".join(choice or repr(choice) for choice in hint.choices)
+                raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
+            if not hint.bounds.hold(value):
+                why = f": {hint.bounds.why}" if hint.bounds.why else ""
+                raise FieldError(name, f"must be {hint.bounds}, got {value!s:.40}{why}")
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError where fields do not go together; a section with such rules has its own."""
+
+    @classmethod
+    @functools.cache
+    def hints(cls) -> dict[str, Hint]:
+        """Return what the annotation of every field says, by name."""
+        annotations = typing.get_type_hints(cls, include_extras=True)
+        return {field.name: _read(annotations[field.name]) for field in dataclasses.fields(cls)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as a dictionary, sections within it as such too."""
+        return dataclasses.asdict(self)
+
+
+def editable(section: Section) -> ConfigDict:
+    """Return a section as the ConfigDict that users change; a field that may be None keeps its type when it is set."""
+    config = ConfigDict()
+    for name, hint in section.hints().items():
+        value = getattr(section, name)
+        if hint.optional:
+            config[name] = placeholder(hint.kind)
+        is_open = isinstance(value, Mapping)
+        config[name] = editable(value) if isinstance(value, Section) else ConfigDict(value) if is_open else value
+    return config
+
+
+def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) -> S:
+    """Return the checked record of a ConfigDict that `editable` made. path: the section's own, for messages.
+
+    fields: records that stand in place of some of the values. Values that the record has no field for are left out.
+    Raises FieldError or ValueError naming the full path.
+    """
+    prefix = f"{path}." if path else ""
+    for name, hint in section.hints().items():
+        if name in fields:
+            continue
+        value = values[name]
+        if issubclass(hint.kind, Section):
+            value = record(hint.kind, value, f"{prefix}{name}")
+        fields[name] = value.to_dict() if isinstance(value, ConfigDict) else value
+    try:
+        return section(**fields)
+    except FieldError as error:
+        raise FieldError(f"{prefix}{error.path}", error.what) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path else str(error)) from error

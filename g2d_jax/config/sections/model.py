@@ -1,0 +1,61 @@
+"""The model, its adapters and its tokenizer."""
+
+from __future__ import annotations
+
+import math
+
+from g2d_jax.config.choices import Dtype, ModelPath
+from g2d_jax.config.section import FieldError, NotNegative, Section
+
+
+class Model(Section):
+    """The model that a run starts from."""
+
+    path: ModelPath = ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+    revision: str | None = None
+    family: str = "qwen2"
+    hidden_size: int = 96
+    num_hidden_layers: int = 3
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 24
+    intermediate_size: int = 256
+    tie_word_embeddings: bool = True
+    rope_theta: float = 10_000.0
+    init_std: float = 0.02
+
+    def check(self) -> None:
+        """Refuse a spread of random parameters that is none."""
+        if not 0 < self.init_std < math.inf:
+            raise FieldError("init_std", f"must be positive, got {self.init_std}")
+
+
+class Lora(Section):
+    """Low-rank adapters beside the model's linear layers; only they are trained."""
+
+    rank: NotNegative = 0  # 0: none, all parameters are trained
+    alpha: float = 16.0  # their product is scaled by alpha / rank
+    rslora: bool = False  # by alpha / sqrt(rank) instead
+    dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)
+    targets: tuple[str, ...] = ("all-linear",)  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
+    base_dtype: Dtype = "float32"  # of the parameters that are not trained: "bfloat16" halves their memory
+    quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
+
+    def check(self) -> None:
+        """Refuse what belongs to adapters where there are none."""
+        if not self.rank and self.dropout:
+            raise FieldError("dropout", "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
+        if not self.rank and self.quantise:
+            raise FieldError("quantise", "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
+
+
+class Tokenizer(Section):
+    """The tokenizer and its templates."""
+
+    path: ModelPath = ""  # "" is the model's own
+    revision: str | None = None
+    chat: bool | None = None  # unset: the chat template if the tokenizer has one
+    prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
+    system: str | None = None  # unset: no system block; "default": what the template inserts
+    date: str | None = None  # unset: the fixed date of data/template.py
+    enable_thinking: bool | None = None

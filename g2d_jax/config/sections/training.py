@@ -1,0 +1,79 @@
+"""The optimiser, sampling and probes of stages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from g2d_jax.config.choices import Dtype, NotNegativeFloat
+from g2d_jax.config.section import Bounds, FieldError, NotNegative, Positive, Section, Share
+from g2d_jax.records import SamplingParams, check_stop
+
+
+class Optimizer(Section):
+    """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after
+    warmup_steps."""
+
+    kind: Literal["adamw", "adafactor"] = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    moment_dtype: Dtype = "float32"  # of AdamW's moments
+    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(default=1e-6, kw_only=False)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NotNegative = 0
+    min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
+    b1: Annotated[float, Bounds(least=0, below=1)] = 0.9
+    b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
+    eps: NotNegativeFloat = 1e-8
+    weight_decay: NotNegativeFloat = 0.0
+    max_grad_norm: float = 1.0  # L2 over all parameters; 0: no clipping
+
+    def check(self) -> None:
+        """Refuse settings of what the optimiser or schedule does not have."""
+        if self.min_lr_ratio and self.schedule == "constant":
+            raise FieldError(
+                "min_lr_ratio",
+                f"is what a linear or cosine schedule ends at, got {self.min_lr_ratio} with schedule='constant'",
+            )
+        if self.kind == "adafactor" and self.moment_dtype != "float32":
+            raise FieldError(
+                "moment_dtype", "is of AdamW's moments, and Adafactor has none of that size: leave it at float32"
+            )
+
+
+def check_warmup(optimizer: Optimizer, steps: int) -> None:
+    """Refuse a learning rate that would only rise; a stage of no steps has none."""
+    if steps and optimizer.warmup_steps >= steps:
+        raise FieldError(
+            "optimizer.warmup_steps",
+            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): lower it or train longer",
+        )
+
+
+class Sampling(Section):
+    """Settings of sampling: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
+
+    max_new_tokens: Positive = field(default=256, kw_only=False)
+    temperature: NotNegativeFloat = 1.0
+    top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    top_k: NotNegative = 0
+    stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
+
+    def check(self) -> None:
+        """Refuse stop strings that cannot end a response."""
+        try:
+            check_stop(self.stop)
+        except ValueError as error:
+            raise FieldError("stop", str(error).removeprefix("stop ")) from error
+
+    def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
+        """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the section's fields."""
+        return SamplingParams(**{**self.to_dict(), "stop_ids": stop_ids, **changes})
+
+
+class Probe(Section):
+    """Fresh samples of the policy in training, every so many updates (0: none), on the first prompts of a split."""
+
+    every: NotNegative = 0
+    prompts: Positive = 64
+    num_generations: Positive = 1
+    split: Literal["train", "dev", "test"] = "dev"

@@ -1,0 +1,144 @@
+"""All settings of a run, and what its sections do not allow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, TypeVar
+
+from ml_collections import ConfigDict
+
+from g2d_jax.config.choices import Dtype
+from g2d_jax.config.gone import refuse
+from g2d_jax.config.section import FieldError, Section, record
+from g2d_jax.config.sections.engine import Engine
+from g2d_jax.config.sections.machine import Checkpoint, Compute, Faults, Logging, Mesh
+from g2d_jax.config.sections.model import Lora, Model, Tokenizer
+from g2d_jax.config.sections.problems import Data
+from g2d_jax.config.sections.rewards import Reward, Task
+from g2d_jax.config.stages.stage import STAGES, Stage
+
+StageT = TypeVar("StageT", bound=Stage)
+
+RUNTIME = (
+    *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
+    "reward.folder",
+    *(f"reward.judge.{name}" for name in ("url", "api_key_env", "timeout", "retries", "concurrency")),
+    *(f"engine.{name}" for name in ("url", "model", "sync", "folder", "api_key_env", "timeout", "retries")),
+    "engine.concurrency",
+)
+"""Top-level sections and fields that do not change what is computed, beyond rounding."""
+
+LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
+"""Settings that came later, by their last two names, and the value with which everything is as it was before them: with
+it they are no part of an identity, so that runs of earlier versions continue."""
+
+RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
+"""Words that mean something else where the name of a stage or a task could stand: policies, rollouts, tasks, and the
+function that a run is given from Python."""
+
+
+class Config(Section):
+    """The settings of a run. tasks: further tasks of a mixed run, by name. stages: by name, in no order."""
+
+    name: str = "run"
+    seed: int = 0
+    dtype: Dtype = "float32"  # of activations; parameters are float32
+    model: Model = Model()
+    lora: Lora = Lora()
+    tokenizer: Tokenizer = Tokenizer()
+    data: Data = Data()
+    reward: Reward = Reward()
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    mesh: Mesh = Mesh()
+    compute: Compute = Compute()
+    engine: Engine = Engine()
+    logging: Logging = Logging()
+    checkpoint: Checkpoint = Checkpoint()
+    faults: Faults = Faults()
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> Config:
+        """Return the checked settings of a user's config; what makes a study of it (`sweep`) is left out.
+
+        Raises ValueError naming the field, with its full path, or the stage; also for a setting that is gone.
+        """
+        refuse(config.to_dict())
+        tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
+        stages = {name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()}
+        return record(cls, config, tasks=tasks, stages=stages)
+
+    @property
+    def all_tasks(self) -> dict[str, Task]:
+        """Every task by name: "main", of the sections data and reward, and the further ones."""
+        data = self.data
+        main = Task(train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward)
+        return {"main": main, **self.tasks}
+
+    def stage(self, name: str, kind: type[StageT]) -> StageT:
+        """Return a stage that is known to be of this kind. Raises TypeError otherwise."""
+        stage = self.stages[name]
+        if not isinstance(stage, kind):
+            raise TypeError(f"stages.{name} is of kind {stage.kind}, not {kind.kind}")
+        return stage
+
+    def stages_of(self, kind: type[StageT]) -> dict[str, StageT]:
+        """Return the stages of a kind by name."""
+        return {name: stage for name, stage in self.stages.items() if isinstance(stage, kind)}
+
+    def check(self) -> None:
+        """Refuse what sections and stages do not allow each other; what stages read of each other is in graph.py."""
+        weights = [task.weight for task in self.all_tasks.values()]
+        if not sum(weights):
+            raise ValueError("data.weight and all tasks.*.weight are 0: one of them must be positive")
+        self._check_attention()
+        self._check_profile()
+        if self.engine.is_server:
+            self._check_engine()
+        for name, stage in self.stages.items():
+            if self.tasks and stage.filters:
+                raise ValueError(
+                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other prompts, of whatever task, "
+                    "in place of those they skip, and so change the ratio of the tasks of a mixed run: leave them off"
+                )
+
+    def _check_attention(self) -> None:
+        """Refuse cuDNN where it cannot serve on any devices; models/kernels.py says the rest."""
+        if self.compute.attention == "cudnn" and self.dtype == "float32":
+            raise ValueError(
+                "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to bfloat16, or auto"
+            )
+
+    def _check_engine(self) -> None:
+        """Refuse what a server cannot do: to follow a policy update by update, or to hold several without sync."""
+        drawn: set[str] = set()
+        for name, stage in self.stages.items():
+            try:
+                stage.check_served()
+            except ValueError as error:
+                raise ValueError(f"stages.{name}: with engine.kind='server' {error}") from error
+            drawn |= stage.policies_sampled(name)
+        if self.engine.sync == "none" and len(drawn) > 1:
+            raise FieldError(
+                "engine.sync",
+                f"is 'none', so the server holds one policy, and stages sample from {', '.join(sorted(drawn))}: set it "
+                "to 'folder' or 'adapter'",
+            )
+        if self.engine.sync == "adapter" and not self.lora.rank:
+            raise FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
+
+    def _check_profile(self) -> None:
+        """Refuse a window of updates that cannot come."""
+        window = self.logging.window
+        if window is None:
+            return
+        training = [name for name, stage in self.stages.items() if stage.trains]
+        if window.stage not in training:
+            raise FieldError(
+                "logging.profile",
+                f"is {self.logging.profile!r}: the stages with updates are {', '.join(training) or 'none'}",
+            )
+        steps = getattr(self.stages[window.stage], "steps", None)  # those of an offline stage are known later
+        if steps is not None and window.last > steps:
+            raise FieldError("logging.profile", f"is {self.logging.profile!r}, but {window.stage} has {steps} updates")

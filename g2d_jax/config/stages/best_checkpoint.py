@@ -1,0 +1,77 @@
+"""The settings of choosing a checkpoint."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from g2d_jax.config.build import stage_of
+from g2d_jax.config.choices import Policy, Split
+from g2d_jax.config.section import Positive
+from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.stages.online import Online
+from g2d_jax.config.stages.stage import Stage, Stages
+
+
+class BestCheckpoint(Stage):
+    """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
+
+    steps: which of the kept ones, () for all. length_normalise: a mean reward that is no accuracy is divided by
+    the mean length.
+    """
+
+    kind: Literal["best_checkpoint"] = "best_checkpoint"
+    policy: Policy = "train"
+    steps: tuple[int, ...] = ()
+    num_generations: Positive = 1
+    sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
+    length_normalise: bool = True
+
+    is_policy = True
+    split: ClassVar[Split] = "dev"
+    greedy: ClassVar[bool] = False
+
+    def policies_read(self) -> tuple[str, ...]:
+        """Return the policy whose checkpoints it compares."""
+        return (self.policy,)
+
+    def policy_count(self, stages: Stages) -> int:
+        """Count the policies that it compares, 1 where their steps are not known yet."""
+        return len(self.steps or stages[self.policy].kept_steps()) or 1
+
+    def splits_read(self) -> tuple[str, ...]:
+        """Return dev."""
+        return ("dev",)
+
+    def samplings(self) -> tuple[Sampling, ...]:
+        """Return the settings of the answers that it compares by."""
+        return (self.sampling,)
+
+    def policies_sampled(self, name: str) -> set[str]:
+        """Return its policy's checkpoints."""
+        return {f"{name}'s", "its later ones"}
+
+    def check_step(self, reader: str, policy: str, step: str) -> None:
+        """Raise ValueError: it chooses the step itself."""
+        raise ValueError(f"{reader} reads {policy!r}, but a best_checkpoint stage chooses the step: leave out @{step}")
+
+    def check_beside(self, name: str, stages: Stages) -> None:
+        """Raise ValueError for a policy that no stage here trains, and for steps that it does not keep."""
+        source = stages.get(self.policy)
+        if source is None or not source.trains:
+            raise ValueError(
+                f"policy is {self.policy!r}: name a stage of this run that trains, without a step; `steps` says which"
+            )
+        if not self.steps:
+            return
+        steps = []
+        if isinstance(source, Online):
+            if source.stop != "steps":
+                raise ValueError(f"steps is {self.steps}, but {self.policy} may end before: leave it at () for all")
+            steps = source.kept_steps()
+        unknown = sorted(set(self.steps) - set(steps))
+        if unknown:
+            listed = ", ".join(map(str, steps)) or "its last step alone: leave steps at ()"
+            raise ValueError(f"steps has {unknown[0]}, but {self.policy} keeps {listed}")
+
+
+best_checkpoint = stage_of(BestCheckpoint)

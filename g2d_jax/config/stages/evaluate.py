@@ -1,0 +1,80 @@
+"""The settings of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from g2d_jax.config.build import stage_of
+from g2d_jax.config.choices import Policies, Split
+from g2d_jax.config.section import FieldError, Positive
+from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.stages.stage import Stage, Stages
+
+
+class Evaluate(Stage):
+    """Accuracy of policies on held-out problems."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    policies: Policies = ("sft", "warmup", "dpo")
+    split: Split = "test"  # which of data.dev and data.test
+    num_generations: Positive = 4
+    sampling: Sampling = Sampling()
+    pass_at: tuple[int, ...] = (1, 2, 4)
+    greedy: bool = True
+
+    def check(self) -> None:
+        """Refuse an evaluation of nothing."""
+        if not self.policies:
+            raise FieldError("policies", "is empty: name at least one policy")
+
+    @property
+    def told_at(self) -> tuple[int, ...]:
+        """The k of pass_at that so many answers tell. Of the default some may go; of others that is refused."""
+        return tuple(k for k in self.pass_at if k <= self.num_generations)
+
+    comes_last = True
+
+    def policies_read(self) -> tuple[str, ...]:
+        """Return the policies that it compares."""
+        return self.policies
+
+    def with_policies(self, rename: Callable[[str], str]) -> Evaluate:
+        """Return it with other names for the policies that it compares, each once."""
+        return replace(self, policies=tuple(dict.fromkeys(map(rename, self.policies))))
+
+    def policy_count(self, stages: Stages) -> int:
+        """Count the policies that it compares."""
+        return len(self.policies)
+
+    def splits_read(self) -> tuple[str, ...]:
+        """Return the split whose problems are answered."""
+        return (self.split,)
+
+    def samplings(self) -> tuple[Sampling, ...]:
+        """Return the settings of its answers."""
+        return (self.sampling,)
+
+    def policies_sampled(self, name: str) -> set[str]:
+        """Return the policies that it compares."""
+        return {*self.policies}
+
+    def check_beside(self, name: str, stages: Stages) -> None:
+        """Raise ValueError for a pass@k of fewer than one answer, or of more than are sampled.
+
+        The default is nobody's wish: of it those are told that can be.
+        """
+        few = [k for k in self.pass_at if k < 1]
+        if few:
+            raise ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
+        many = [k for k in self.pass_at if k not in self.told_at]
+        if many and self.pass_at != Evaluate().pass_at:
+            raise ValueError(
+                f"pass_at has {many[0]}, and num_generations is {self.num_generations}: pass@{many[0]} takes at least "
+                f"{many[0]} answers to a problem. Set pass_at to {self.told_at}, or num_generations to {max(many)} or "
+                "more"
+            )
+
+
+evaluate = stage_of(Evaluate)

@@ -1,0 +1,76 @@
+"""The settings of offline DPO."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from g2d_jax.config.build import stage_of
+from g2d_jax.config.choices import Policy, Preferences
+from g2d_jax.config.section import Positive
+from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
+from g2d_jax.config.stages.dpo import DPOLoss
+from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
+
+
+class Offline(DPOLoss, TrainingStage):
+    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
+
+    diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
+    same without.
+    """
+
+    kind: Literal["offline"] = "offline"
+    policy: Policy = "warmup"
+    preferences: Preferences = "collect"
+    epochs: Positive = 1
+    batch_size: Positive = 64
+    shuffle: bool = True  # False takes the pairs in the order in which they were collected
+    max_length: Positive | None = None  # of prompt and response, of a set without token ids; longer pairs are left out
+    probe: Probe = Probe()
+    probe_sampling: Sampling = Sampling()
+    diagnose: bool = True
+    optimizer: Optimizer = Optimizer(eps=1e-4)
+
+    @property
+    def probes_compare(self) -> bool:
+        """True: its probes are compared with the policy that it starts from."""
+        return True
+
+    @property
+    def probes_use_sampler_params(self) -> bool:
+        """False: the sampler holds no policy between probes."""
+        return False
+
+    @property
+    def sampling_of_probes(self) -> Sampling:
+        """The settings of its probes."""
+        return self.probe_sampling
+
+    def stages_read(self, stages: Stages) -> tuple[str, ...]:
+        """Return the collect stage whose pairs it trains on."""
+        return (self.preferences,) if self.preferences in stages else ()
+
+    def splits_read(self) -> tuple[str, ...]:
+        """Return the split of its probes."""
+        return (self.probe.split,) if self.probe.every else ()
+
+    def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
+        """Return the preference set that it trains on, of files."""
+        if self.preferences in stages or self.preferences.startswith("hub:"):
+            return ()
+        collecting = ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
+        refusal = f"preferences is neither a collect stage ({collecting}) nor hub:owner/name, and {{error}}"
+        return (NeededFiles(self.preferences, refusal),)
+
+    def policies_sampled(self, name: str) -> set[str]:
+        """Return its policy and the later ones, of probes."""
+        return {f"{name}'s", "its later ones"} if self.probe.every else set()
+
+    def check_beside(self, name: str, stages: Stages) -> None:
+        """Raise ValueError for pairs of a stage that collects none."""
+        source = stages.get(self.preferences)
+        if source is not None and source.kind != "collect":
+            raise ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
+
+
+offline = stage_of(Offline)

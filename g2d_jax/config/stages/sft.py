@@ -1,0 +1,40 @@
+"""The settings of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from g2d_jax.config.build import stage_of
+from g2d_jax.config.choices import Policy
+from g2d_jax.config.section import Bounds, NotNegative, Positive
+from g2d_jax.config.sections.problems import Source
+from g2d_jax.config.sections.training import Optimizer, check_warmup
+from g2d_jax.config.stages.stage import TrainingStage
+
+
+class Sft(TrainingStage):
+    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations; it has
+    to be named."""
+
+    kind: Literal["sft"] = "sft"
+    policy: Policy = "init"
+    data: Source = Source()
+    steps: NotNegative = 2000
+    batch_size: Positive = 64
+    max_length: Annotated[int, Bounds(least=2)] = 512
+    optimizer: Optimizer = Optimizer(learning_rate=2e-5, schedule="cosine", warmup_steps=50)
+
+    def examples_path(self) -> str:
+        """Return where the demonstrations are from."""
+        return self.data.path
+
+    def kept_steps(self) -> list[int]:
+        """Return its last step."""
+        return [self.steps]
+
+    def check(self) -> None:
+        """Refuse a warm-up longer than the stage."""
+        check_warmup(self.optimizer, self.steps)
+
+
+sft = stage_of(Sft)

@@ -1,0 +1,132 @@
+"""What every kind of stage says of itself, so that nobody asks which kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from g2d_jax.config.choices import Policy
+from g2d_jax.config.section import Section
+from g2d_jax.config.sections.training import Optimizer, Sampling
+
+STAGES: dict[str, type[Stage]] = {}
+"""The kinds of stages, by name."""
+
+
+class NeededFiles(NamedTuple):
+    """A path of the settings that has to lead to a file, a folder of files, or a glob of some.
+
+    refusal: the message where it does not, with {place} for the path and {error} for the reason.
+    """
+
+    path: str
+    refusal: str
+
+
+class Stage(Section):
+    """A stage's settings. A kind of stage is a class made from it, registered under its `kind`.
+
+    The attributes below are a kind's own, and no settings. trains: it makes checkpoints. is_policy: its name is that of
+    a policy. comes_last: it waits for all stages that could run.
+    """
+
+    kind = ""
+    trains = False
+    is_policy = False
+    comes_last = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.kind:
+            STAGES[cls.kind] = cls
+
+    # What it reads
+
+    def policies_read(self) -> tuple[str, ...]:
+        """Return the names of the policies that it reads."""
+        return ()
+
+    def with_policies(self, rename: Callable[[str], str]) -> Stage:
+        """Return it with other names for the policies that it reads, where they may be another's of the same run."""
+        return self
+
+    def stages_read(self, stages: Stages) -> tuple[str, ...]:
+        """Return the stages that it reads, beside those of its policies."""
+        return ()
+
+    def splits_read(self) -> tuple[str, ...]:
+        """Return the splits of whose problems it samples responses."""
+        return ()
+
+    def examples_path(self) -> str | None:
+        """Return where its examples are from, "" where no setting says so; None without any."""
+        return None
+
+    def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
+        """Return the files made elsewhere that it reads. One on the hub is not looked up."""
+        return ()
+
+    # What it samples
+
+    def samplings(self) -> tuple[Sampling, ...]:
+        """Return the settings with which it draws responses."""
+        return ()
+
+    def policies_sampled(self, name: str) -> set[str]:
+        """Return the policies that a server would have to hold for it, in words. name: the stage's own."""
+        return set()
+
+    @property
+    def filters(self) -> bool:
+        """True if other prompts take the place of some that are skipped."""
+        return False
+
+    @property
+    def has_fixed_reference(self) -> bool:
+        """True if a reference that stays the same lies beside the policy while it samples."""
+        return False
+
+    # What it makes
+
+    def kept_steps(self) -> list[int]:
+        """Return the steps whose checkpoints it keeps, ascending; [] where its data decide the last one."""
+        return []
+
+    def check_step(self, reader: str, policy: str, step: str) -> None:
+        """Raise ValueError where another stage cannot read its policy at a step. reader: that stage's setting."""
+        steps = self.kept_steps()
+        if not step.isdecimal() or int(step) not in steps:
+            listed = ", ".join(map(str, steps)) or "of their end alone"
+            raise ValueError(f"{reader} reads {policy!r}, but that stage keeps steps {listed}: add it to its keep")
+
+    # What does not go together
+
+    def check_beside(self, name: str, stages: Stages) -> None:
+        """Raise ValueError where it does not fit the settings of others. name: the stage's own."""
+
+    def check_served(self) -> None:
+        """Raise ValueError where it needs more of sampling than a server gives."""
+        if getattr(self, "sampling_weights", ""):
+            raise ValueError("sampling_weights must be empty: the server says in what form it holds weights")
+
+
+class TrainingStage(Stage):
+    """The settings of a stage that trains a policy from another one."""
+
+    policy: Policy = "init"
+    optimizer: Optimizer = Optimizer()
+
+    trains = True
+    is_policy = True
+
+    def policies_read(self) -> tuple[str, ...]:
+        """Return the policy that it starts from."""
+        return (self.policy,)
+
+    def with_policies(self, rename: Callable[[str], str]) -> TrainingStage:
+        """Return it with another name for the policy that it starts from."""
+        return replace(self, policy=rename(self.policy))
+
+
+Stages = Mapping[str, Stage]

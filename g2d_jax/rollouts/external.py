@@ -1,0 +1,331 @@
+"""Rollouts made elsewhere: dumps of any format of `data.dumps`, as groups for a collect or an online stage.
+
+With token ids they are exact: what the policy saw and sampled. Text alone is tokenised here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from etils import epath
+
+from g2d_jax.config import Online, Reward
+from g2d_jax.data.dumps import DumpRow, by_step, read_dump
+from g2d_jax.data.fields import BrokenRow
+from g2d_jax.data.problems import plain_answer
+from g2d_jax.data.splits import problem_id
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.rollouts.generate import Draws, Groups, Sampled, graded_texts, on_disk, read_sampled, write_sampled
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalRow:
+    """A row of a dump, tokenised. rollout: sample 0 of visit 0. score: None if the dump gives no reward.
+
+    where, step, prompt_key: as of the dump's row.
+    """
+
+    where: str
+    step: int | None
+    prompt_key: str
+    rollout: Rollout
+    text: str
+    score: Score | None
+
+
+@dataclass(frozen=True)
+class ExternalBatches:
+    """The batches of an online stage from a dump: its groups in the order of their steps, then of the file."""
+
+    session: Session
+    problems: Mapping[str, Problem]
+    draws: Draws
+    groups: Sequence[Sequence[ExternalRow]]
+    prompts: int  # of a batch
+    without_logprobs: int  # rows that a loss with a ratio of policies trains on unweighed
+    rows: int
+
+    @property
+    def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The token ids of each prompt and its response."""
+        return [(row.rollout.prompt_ids, row.rollout.token_ids) for group in self.groups for row in group]
+
+    def batch(self, number: int, shard: epath.Path) -> Sampled:
+        """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
+        part = slice(number * self.prompts, (number + 1) * self.prompts)
+        draws = self.draws[part]
+        if not on_disk(self.session, [shard]):
+            with self.session.track_cost(cost := Cost()):
+                groups = _score(self.session, self.problems, draws, self.groups[part])
+            sampled = Sampled(draws, groups, cost.part())
+            processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
+        return read_sampled(self.session, shard)
+
+
+def external_batches(session: Session, name: str, stage: Online) -> ExternalBatches | None:
+    """Read the batches of an online stage from stage.rollouts; None if it samples its own.
+
+    Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
+    on, if there are too few groups for its steps, and if log-probabilities are there that importance_cap=0 would leave
+    unused.
+    """
+    if stage.rollouts == "sample":
+        return None
+    problems, rows = read(session, stage.rollouts, stage.reward_column)
+    unweighed = _unweighed(name, stage, rows)
+    for row in rows:
+        if reason := _unfit(session, stage, row):
+            raise ValueError(f"{row.where}: {reason}")
+    groups: list[list[ExternalRow]] = []
+    for same in by_step(rows):
+        if len(same) % stage.num_generations:
+            raise ValueError(
+                f"{same[0].where}: its prompt has {len(same)} responses{'' if same[0].step is None else ' at its step'}"
+                f", and stages.{name}.num_generations is {stage.num_generations}: set that to the size of the groups"
+            )
+        groups += [same[i : i + stage.num_generations] for i in range(0, len(same), stage.num_generations)]
+    updates = len(groups) // stage.prompts_per_step * stage.num_iterations
+    if updates < stage.steps:
+        raise ValueError(
+            f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates of prompts_per_step="
+            f"{stage.prompts_per_step}: set stages.{name}.steps to {updates} or less, got {stage.steps}"
+        )
+    visits: dict[str, int] = {}
+    draws: Draws = []
+    for group in groups:
+        identifier = group[0].rollout.problem_id
+        draws.append((session.train[identifier], visits.get(identifier, 0)))
+        visits[identifier] = visits.get(identifier, 0) + 1
+    return ExternalBatches(session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows))
+
+
+def external_groups(session: Session, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
+    """Read and score a dump of responses, grouped by prompt; verdicts are kept like our own. reward: its column.
+
+    A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
+    the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
+    the dump has none. Raises ValueError naming file and line of a broken row.
+    """
+    problems, by_prompt = read_groups(session, path, reward)
+    draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
+    if not on_disk(session, [shard]):
+        scored = _score(session, problems, draws, list(by_prompt.values()))
+        processes.on_leader(lambda: write_rollouts(shard, [row for group in scored for row in group]))
+    groups: dict[str, list[ScoredRollout]] = {}
+    for kept in read_rollouts(shard):
+        groups.setdefault(kept.rollout.problem_id, []).append(kept)
+    return draws, [groups[problem.id] for problem, _ in draws]
+
+
+def read_groups(
+    session: Session, path: str, reward: str | None = None
+) -> tuple[dict[str, Problem], dict[str, list[ExternalRow]]]:
+    """Read problems by id, and the rows of each, whatever their step, to make pairs of.
+
+    Raises ValueError as `read`, and where no prompt has two responses.
+    """
+    problems, rows = read(session, path, reward)
+    by_prompt: dict[str, list[ExternalRow]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.rollout.problem_id, []).append(row)
+    if max(map(len, by_prompt.values())) < 2:
+        raise ValueError(
+            f"{path} has one response to each of its {len(by_prompt)} prompts, and a preference pair takes two, one "
+            "better than the other: take rollouts with several responses to a prompt"
+        )
+    return problems, by_prompt
+
+
+def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
+    """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
+
+    Says how many rows have other prompt ids than the template here gives, or other text than their ids, or
+    the beginning of it: the ids count;
+    and how many are of training problems that are left out, as they are too.
+    """
+    left_out = {problem.id for problem in session.left_out["train"]}
+    problems: dict[str, Problem] = {}
+    rows: list[ExternalRow] = []
+    first_prompts: dict[str, tuple[str, np.ndarray]] = {}
+    by_text = functools.cache(partial(_by_text, session))
+    prompts_differ = texts_differ = texts_shorter = texts_compared = skipped = 0
+    for row in read_dump(path, reward):
+        try:
+            problem = _problem(row, path, session, by_text)
+            if problem.id in session.held_out_ids:
+                raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
+            if problem.id in left_out:
+                skipped += 1
+                continue
+            score = _given(row, session.tasks[problem.task].reward)
+            if score is None and problem.answer is None:
+                raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
+            ours = session.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
+            rollout = _rollout(session, problem, row, ours)
+        except ValueError as error:  # BrokenRow is one
+            raise ValueError(f"{row.where}: {error}") from error
+        first = first_prompts.setdefault(problem.id, (row.where, rollout.prompt_ids))
+        if not np.array_equal(rollout.prompt_ids, first[1]):
+            raise ValueError(f"{row.where}: its prompt_ids are not those of the same prompt in {first[0]}")
+        prompts_differ += not np.array_equal(rollout.prompt_ids, ours)
+        text = row.completion if row.completion is not None else session.tokenizer.decode(rollout.token_ids)
+        if row.completion_ids is not None and row.completion is not None:
+            decoders = session.tokenizer.decode, session.tokenizer.decode_raw
+            decoded = [decode(rollout.token_ids).strip() for decode in decoders]
+            spelt = text.strip()
+            is_begun = any(whole.startswith(spelt) for whole in decoded)
+            texts_compared += bool(spelt)  # an empty text tells nothing of the tokenizer
+            texts_differ += not is_begun
+            texts_shorter += is_begun and spelt not in decoded
+        problems.setdefault(problem.id, problem)
+        rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
+    if skipped:
+        session.say_once(
+            f"{path}: {skipped} rows left out, whose problems data.train goes without: the verifier cannot read their "
+            "reference answers"
+        )
+    if not rows:
+        raise ValueError(f"{path} holds no responses{' but these' if skipped else ''}")
+    if texts_differ and texts_differ == texts_compared:
+        raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
+    if texts_differ:
+        session.say_once(
+            f"{path}: {texts_differ} of {len(rows)} completions are not the text of their ids, which count"
+        )
+    if texts_shorter:
+        session.say_once(
+            f"{path}: {texts_shorter} of {len(rows)} completions end before the text of their ids does, as where a "
+            "stop string is cut off: they are graded as they are, and all of their ids are trained on"
+        )
+    if prompts_differ:
+        session.say_once(
+            f"{path}: {prompts_differ} of {len(rows)} prompts have other ids than the template here gives. Theirs are "
+            "used, what the policy saw; evaluation here uses the template's"
+        )
+    return problems, rows
+
+
+def _by_text(session: Session) -> dict[str, Problem]:
+    """Return all problems by their prompt after the template, with its special tokens and without them; also those left
+    out."""
+    tokenizer, texts = session.tokenizer, dict[str, Problem]()
+    sources = (session.left_out, session.problems)
+    for problem in (p for source in sources for split in ("dev", "test", "train") for p in source[split]):
+        for text in (tokenizer.render(problem), tokenizer.decode(tokenizer.encode_prompt(problem))):
+            texts[text.strip()] = problem
+    return texts
+
+
+def _problem(row: DumpRow, path: str, session: Session, by_text: Callable[[], dict[str, Problem]]) -> Problem:
+    """Return the row's problem: that of data.train where the row brings no answer of its own. Raises BrokenRow."""
+    if row.prompt is None or row.rendered:
+        text = row.prompt if row.prompt_ids is None else session.tokenizer.decode(row.prompt_ids)
+        if isinstance(text, str) and (problem := by_text().get(text.strip())):
+            return problem
+        raise BrokenRow(
+            "the dump has prompts behind a chat template only, and this one is of no problem in data.train: give the "
+            f"problems, the tokenizer and the template of the run that wrote it. It begins {text!r:.80}"
+        )
+    identifier = problem_id(row.prompt)
+    if row.answer is None and identifier in session.train:
+        return session.train[identifier]
+    answer = row.answer
+    if answer is not None and session.reward is None and session.tasks["main"].reward.function == "verify":
+        answer = plain_answer(answer)
+    return Problem(identifier, row.prompt, answer, source=path)
+
+
+def _given(row: DumpRow, settings: Reward) -> Score | None:
+    """Return the score of the reward that a row gives, None without one. settings: those of its problem's task."""
+    if not row.has_reward:
+        return None
+    if row.reward is None:
+        return Score(None, Verdict.UNSCORABLE)
+    if not settings.is_verifiable:
+        return Score(row.reward, Verdict.SCORED)
+    return Score(row.reward, Verdict.CORRECT if row.reward > settings.correct_above else Verdict.INCORRECT)
+
+
+def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.ndarray) -> Rollout:
+    """Make a rollout of the row's ids, or of its text. prompt_ids: those of the template here. Raises ValueError.
+
+    A dump without finish_reason tells it by the last id. Text that the limit cut is followed by no stop token.
+    """
+    tokenizer, finish = session.tokenizer, row.finish_reason
+    for name, ids in (("prompt_ids", row.prompt_ids), ("completion_ids", row.completion_ids)):
+        if ids is not None and ids.max() >= tokenizer.id_limit:
+            last = tokenizer.id_limit - 1
+            raise BrokenRow(f"{name} has {ids.max()}, and the ids of the tokenizer and the model end at {last}")
+    if row.completion_ids is not None:
+        token_ids = row.completion_ids
+        finish = finish or ("stop" if token_ids[-1] in tokenizer.eos_ids else "length")
+    else:
+        assert row.completion is not None  # a row has one of both
+        token_ids, finish = tokenizer.encode_completion(row.completion), finish or "stop"
+        token_ids = token_ids[:-1] if finish == "length" else token_ids
+    if not len(token_ids):
+        raise BrokenRow("its completion has no tokens")
+    unknown = np.full(len(token_ids), np.nan, np.float32)
+    logprobs = unknown if row.logprobs is None else row.logprobs
+    prompt = prompt_ids if row.prompt_ids is None else row.prompt_ids
+    return Rollout(problem.id, 0, 0, prompt, token_ids, logprobs, unknown, finish)
+
+
+def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
+    """Count the rows without log-probabilities that a loss with a ratio of policies takes for the policy's own.
+
+    Raises ValueError where all rows have them and importance_cap is 0: the rule is that of a server and of int8.
+    """
+    if not stage.has_ratio or stage.importance_cap:
+        return 0
+    without = sum(bool(np.isnan(row.rollout.logprobs[0])) for row in rows)
+    if not without:
+        raise ValueError(
+            f"{stage.rollouts} has the logprobs of the policy that wrote it, and with importance_cap=0 a GRPO loss "
+            f"would train on its responses as if the policy here had drawn them: set stages.{name}.importance_cap, to "
+            "2 say, which weighs each token by the ratio of the two; rollout_corr/kl then shows how far apart they are"
+        )
+    return without
+
+
+def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:
+    """Return why an online stage cannot train on a row, None if it can."""
+    rollout, longest = row.rollout, session.config.data.max_prompt_length
+    if rollout.problem_id not in session.train:
+        return "its prompt is not in data.train, whose problems an online stage trains on: add it, or collect and pair"
+    if len(rollout.prompt_ids) > longest:
+        return f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, {longest}"
+    if len(rollout.token_ids) > stage.sampling.max_new_tokens:
+        limit = stage.sampling.max_new_tokens
+        return f"its completion has {len(rollout.token_ids)} tokens: raise the stage's sampling.max_new_tokens, {limit}"
+    if stage.importance_cap and np.isnan(rollout.logprobs[0]):
+        return "importance_cap weighs by the sampler's logprobs, which it lacks: set importance_cap to 0"
+    return None
+
+
+def _score(
+    session: Session, problems: Mapping[str, Problem], draws: Draws, groups: Sequence[Sequence[ExternalRow]]
+) -> Groups:
+    """Score the responses whose reward the dump does not give. problems: with the answers that the dump gives."""
+    rows = [
+        (row, replace(row.rollout, visit=visit, sample=sample))
+        for (_, visit), group in zip(draws, groups, strict=True)
+        for sample, row in enumerate(group)
+    ]
+    unscored = [row for row, _ in rows if row.score is None]
+    questions = [problems[row.rollout.problem_id] for row in unscored]
+    texts = graded_texts(session, questions, [row.text for row in unscored])
+    computed = iter(session.scorer(questions, texts, [row.rollout.token_ids for row in unscored]))
+    scored = iter(
+        ScoredRollout(rollout, row.text, next(computed) if row.score is None else row.score, "external")
+        for row, rollout in rows
+    )
+    return [[next(scored) for _ in group] for group in groups]

@@ -1,0 +1,80 @@
+"""The numbers of a training stage that its checkpoints hold beside parameters and optimiser."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from g2d_jax.data.curriculum import History
+from g2d_jax.session.cost import Cost
+
+
+@dataclass
+class Cursor:
+    """A position in the order of prompts, and the prompts up to it: those drawn, and those skipped, by reason."""
+
+    position: int = 0
+    drawn: int = 0
+    retired: int = 0
+    outside: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """The number of prompts that were skipped."""
+        return self.retired + self.outside
+
+
+@dataclass
+class ExtraState:
+    """The numbers of a stage that resume with it; those of rollouts and of early stopping are of an online stage.
+
+    costs: step -> the cost at every kept step, the fields of `Cost.manifest`
+    skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last in a row
+    warnings: alerts that were shown, see `alerts.say`
+    series: kind -> metric -> the first and the last values that alerts compare
+    rewards: the mean reward of every update
+    probes: the figures of every probe, with its step; probe_cost: of all of them
+    ended: the rule that ended the stage before its last step, if one did
+    without_signal: updates in a row whose batch taught nothing
+    usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the batches
+    window: the first update of the sync window that was drawn last; before, after: positions around it
+    history: what prompts got so far, for choosing among them
+    """
+
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped_updates: int = 0
+    skipped_in_row: int = 0
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    series: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    probe_cost: Cost = field(default_factory=Cost)
+    ended: dict[str, Any] | None = None
+    without_signal: int = 0
+    usage: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    window: int = -1
+    before: Cursor = field(default_factory=Cursor)
+    after: Cursor = field(default_factory=Cursor)
+    history: History = field(default_factory=History)
+
+    def count_update(self, skipped: bool) -> bool:
+        """Count one more update; return whether it is the first of a row that was skipped."""
+        self.skipped_updates += skipped
+        self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
+        return self.skipped_in_row == 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        return {**dataclasses.asdict(self), "history": self.history.state()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ExtraState:
+        """Restore the state that `to_json` wrote, also that of an older version, which had fields that are gone."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        state = cls(**{name: value for name, value in record.items() if name in known})
+        state.probe_cost, state.history = Cost(**record["probe_cost"]), History.from_state(record["history"])
+        state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
+        return state

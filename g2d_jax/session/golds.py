@@ -1,0 +1,136 @@
+"""Reference answers ("golds") that the verifier cannot read: found out as problems are loaded, and kept with the run.
+
+    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out, or graded by equal text
+              └► else the workers of the verifier, and kept ────┘
+
+What a run began with holds: a verifier of another version, which reads more or less, changes no problem of a run under
+way. Of several processes, one finds out and all are told; a study has one file for all of its points.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from etils import epath
+
+from g2d_jax.config import Reward
+from g2d_jax.records import Problem
+from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.rewards.verify import can_be_read
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.lock import awaited
+from g2d_jax.runtime.tracking import Progress, Tracker
+from g2d_jax.session.reward_manager import RewardManager
+from g2d_jax.workdir import LINKS, absolute, stage_folders
+
+FOLDER = "golds"  # of the file, and of its lock
+FILE = "read.jsonl"  # [key, whether it can be read] of each gold
+AT_ONCE = 1024  # golds that workers read between two writes: what is lost where that is interrupted
+
+
+def unreadable(
+    problems: Sequence[Problem],
+    scorer: RewardManager,
+    tracker: Tracker,
+    workdir: epath.Path,
+    follows: epath.Path | None = None,
+) -> set[str]:
+    """Return the ids of problems whose reference answer the verifier cannot read. All processes call it, with the same.
+
+    problems: with an answer, of tasks that the verifier scores. The scorer takes over what was found out. follows:
+    the work directory whose answers hold, None for `workdir`, which keeps new ones. Raises as `VerifierPool.read`.
+    """
+    found = processes.on_leader(lambda: _find_out(problems, scorer, tracker, workdir, follows or workdir))
+    if found is None:
+        return set()
+    ids = set(found)
+    for task, own in _by_task(problems).items():
+        scorer.verifier(task).know({str(problem.answer): problem.id not in ids for problem in own})
+    return ids
+
+
+def _find_out(
+    problems: Sequence[Problem], scorer: RewardManager, tracker: Tracker, workdir: epath.Path, follows: epath.Path
+) -> list[str] | None:
+    """Return the ids as `unreadable` does; None for a run that was begun with all of its problems."""
+    kept = _kept(follows)
+    if kept is None and follows.exists() and stage_folders(follows):
+        tracker.say(
+            f"{follows} was begun by a version that left no problem out for its reference answer: all stay, and "
+            "responses to those that the verifier cannot read are unscorable"
+        )
+        return None
+    found = kept or {}
+    keys = {problem.id: _key(problem, scorer.rewards[problem.task]) for problem in problems}
+    if kept is None or any(key not in kept for key in keys.values()):
+        with awaited(_home(workdir) / FOLDER):
+            found |= _kept(workdir) or {}  # another process of a study may have been first
+            _keep(workdir, found)
+            for task, own in _by_task(problems).items():
+                golds = {keys[problem.id]: str(problem.answer) for problem in own if keys[problem.id] not in found}
+                for read in _answers(golds, scorer.verifier(task), tracker):
+                    found |= read
+                    _keep(workdir, found)
+    return [problem.id for problem in problems if not found[keys[problem.id]]]
+
+
+def _answers(golds: Mapping[str, str], pool: VerifierPool, tracker: Tracker) -> Iterator[dict[str, bool]]:
+    """Yield by key whether golds can be read, part by part. golds: by key."""
+    hard: dict[str, str] = {}
+    for key, gold in golds.items():
+        processes.check_stop()
+        if can_be_read(gold) is None:
+            hard[key] = gold
+    keys = list(hard)
+    if keys:
+        with tracker.progress("reading reference answers", len(keys)) as bar:
+            for first in range(0, len(keys), AT_ONCE):
+                part = keys[first : first + AT_ONCE]
+                read = pool.read([hard[key] for key in part], partial(_advance, bar, first))
+                yield {key: read[hard[key]] for key in part}
+    if len(hard) < len(golds):
+        read = pool.read(golds.values())
+        yield {key: read[gold] for key, gold in golds.items()}
+
+
+def _advance(bar: Progress, first: int, done: int) -> None:
+    bar.update(first + done)
+
+
+def _by_task(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
+    """Group problems by their task."""
+    tasks: dict[str, list[Problem]] = {}
+    for problem in problems:
+        tasks.setdefault(problem.task, []).append(problem)
+    return tasks
+
+
+def _key(problem: Problem, reward: Reward) -> str:
+    """Name a gold, with the limits that it was read under."""
+    return storage.fingerprint([problem.answer, reward.cpu_seconds, reward.memory_mb])
+
+
+def _home(workdir: epath.Path) -> epath.Path:
+    """Return the folder that keeps what was found out: of a study's point it is the study's."""
+    return absolute(workdir / "../../..") if (workdir / LINKS).exists() else workdir
+
+
+def _kept(workdir: epath.Path) -> dict[str, bool] | None:
+    """Read what was found out, by key; None where nothing was. Raises ValueError for a damaged file."""
+    file = _home(workdir) / FOLDER / FILE
+    if not file.exists():
+        return None
+    try:
+        return {str(key): bool(read) for key, read in map(json.loads, storage.read_bytes(file).splitlines())}
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file} is damaged: {error}. Put back a copy of it. Without one, of a run that has not begun: delete it"
+        ) from error
+
+
+def _keep(workdir: epath.Path, found: Mapping[str, bool]) -> None:
+    """Write what was found out."""
+    lines = "".join(f"{json.dumps([key, read])}\n" for key, read in found.items())
+    storage.write_bytes(_home(workdir) / FOLDER / FILE, lines.encode())

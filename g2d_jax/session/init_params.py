@@ -1,0 +1,181 @@
+"""The initial parameters of a run: a model, random or loaded, and fresh adapters beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from jax.sharding import Mesh
+
+from g2d_jax import keys
+from g2d_jax.config import Config, Model, places
+from g2d_jax.config import Lora as Adapters
+from g2d_jax.config.io import to_dict
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
+from g2d_jax.models import decoder, hf, lora, quantise
+from g2d_jax.models.config import LINEAR, Lora, ModelConfig
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.table import Param
+from g2d_jax.runtime import storage
+from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
+
+
+def adapters(settings: Adapters) -> dict[str, Any]:
+    """Return the fields of a ModelConfig for the section lora.*: its adapters, and the codes of the frozen parameters.
+
+    Raises ValueError for values out of range, and ImportError where the package that quantises is not installed.
+    """
+    if not settings.rank:
+        return {}
+    targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
+    quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
+    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    return {"lora": low_rank, "quantise": settings.quantise}
+
+
+def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
+    """Return the shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError
+    naming its field."""
+    sizes = {name: value for name, value in settings.to_dict().items() if name not in ("path", "revision", "init_std")}
+    try:
+        return ModelConfig(**sizes, vocab_size=vocab_size, **adapters)
+    except ValueError as error:
+        raise ValueError(f"model.{error}") from error
+
+
+def base_dtype(config: Config) -> jnp.dtype:
+    """Return the dtype of the model's parameters. Trained ones are float32; frozen ones beside adapters may be
+    narrower, and quantised ones are not of this type."""
+    return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
+
+
+def rest_bytes(config: Config, shape: ModelConfig) -> int:
+    """Count the bytes of all frozen parameters, on all devices together."""
+    _, rest = lora.partition(decoder.abstract(shape, base_dtype(config)))
+    return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
+
+
+def base(config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
+    """Load a model on the mesh from a folder, or make a random one; with adapters its frozen part (`lora.frozen`)."""
+    if folder is None:
+        return random(config, shape, mesh)
+    return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise)
+
+
+def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
+    """Draw random parameters on the mesh; of a shape with adapters the frozen part."""
+    key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
+    if not shape.quantise:
+        draw = jax.jit(_parameters, static_argnums=(1, 2, 3), out_shardings=decoder.shardings(shape.base, mesh))
+        model = draw(key, shape.base, std, dtype)
+        return lora.frozen(model, shape) if shape.lora else model
+    where = decoder.shardings(shape, mesh)
+
+    def make(name: str, row: Param) -> Any:  # a program each: no two exist unquantised
+        if row.adapter:
+            return None
+        draw = jax.jit(_parameter, static_argnums=(1, 2, 3, 4), out_shardings=decoder.parameter(where, name))
+        return draw(key, name, row, std, dtype)
+
+    return decoder.build(shape, make)
+
+
+# Functions of the module, so that a policy that is loaded again compiles nothing.
+
+
+def _parameters(key: jax.Array, shape: ModelConfig, std: float, dtype: jnp.dtype) -> Decoder:
+    return decoder.cast(decoder.init(shape, key, std), dtype)
+
+
+def _parameter(key: jax.Array, name: str, row: Param, std: float, dtype: jnp.dtype) -> Any:
+    weight = decoder.fresh(name, row, key, std).astype(dtype)
+    return quantise.encode(row, weight) if row.quantised else weight
+
+
+def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
+    """Add fresh adapters, on the mesh, to the frozen part of a policy (`lora.frozen`)."""
+    where, _ = lora.partition(decoder.shardings(shape, mesh))
+    draw = jax.jit(lora.adapters, static_argnums=0, out_shardings=where)
+    return lora.combine(draw(shape, keys.key(seed, "lora")), frozen)
+
+
+BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`
+
+
+def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
+    """Follow a policy to the model that it was trained from, which adapters stand beside: "init", or "hf:PATH".
+
+    folders: stage -> its folder; a stage that has begun knows its base, wherever it came from. "hf:" alone, without
+    adapters only: random parameters of another run. Raises ValueError for a policy of another run
+    ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's settings.
+    """
+    policy = _beginning(config, policy, folders)
+    policy = places.decided(policy, "policy", places.here())
+    name = PolicyName.parse(policy)
+    if name.origin != OF_RUN:
+        return policy
+    other = epath.Path(name.place).expanduser()
+    if not (other / "config.json").exists():
+        raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
+    content = storage.read_json(other / "config.json")
+    theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
+    base = base_policy(theirs, name.stage, stage_folders(other))
+    # What lay there is compared where it is kept (session/kept_inputs.py); the place stands for it where it is not.
+    inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
+    places_count = base_setting(theirs, name.stage) not in inputs
+    if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(config, base, places_count):
+        raise ValueError(
+            f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
+            "lora.*, or export that policy and use hf:FOLDER"
+        )
+    same = base != INIT or theirs.model.path == config.model.path
+    return base if same or config.lora.rank else str(PolicyName(OF_MODEL, theirs.model.path))
+
+
+def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
+    """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is written down."""
+    for _ in range(len(config.stages) + 1):
+        stage = own_stage(policy)
+        if stage not in config.stages:
+            return policy
+        folder = folders.get(stage)
+        if folder is not None and (folder / BASE).exists():
+            base = str(storage.read_json(folder / BASE))
+            if not places.missing(base, "policy"):
+                return base
+            # It has moved with the work directory, whose settings name its new place.
+        (policy,) = config.stages[stage].policies_read()
+    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
+
+
+def base_setting(config: Config, policy: str) -> str:
+    """Name the input that is the model which a policy's adapters stand beside: "model.path", "stages.NAME.policy" for
+    one of "hf:", "stages.NAME.policy.base" for that of another run's policy; without "stages.NAME." for the policy
+    itself."""
+    setting = "policy"
+    for _ in range(len(config.stages) + 1):
+        name = PolicyName.parse(policy)
+        if name.origin == OF_RUN:
+            return f"{setting}.base"
+        if name.origin == OF_MODEL:
+            return setting
+        if name.stage not in config.stages:
+            return "model.path"
+        (policy,) = config.stages[name.stage].policies_read()
+        setting = f"stages.{name.stage}.policy"
+    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
+
+
+def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
+    """List the settings that adapters and their base depend on. places_count: whether path and revision do."""
+    settings = to_dict(config)
+    adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # it is of training
+    if base != INIT:
+        return [adapters]
+    model = settings["model"]
+    seed = None if model["path"] else settings["seed"]  # random parameters
+    shape = {name: value for name, value in model.items() if places_count or name not in ("path", "revision")}
+    return [adapters, shape, seed]

@@ -1,0 +1,318 @@
+"""The inputs that a run reads from outside: a reader of the content of each, by the setting that names it.
+
+settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─► kept_inputs.py
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from etils import epath
+
+from g2d_jax import contents
+from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer, places
+from g2d_jax.config.places import data_files
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config_load import beside
+from g2d_jax.contents import Content
+from g2d_jax.data.arithmetic import SLIPS
+from g2d_jax.data.dumps import by_step, read_dump
+from g2d_jax.data.examples import load_examples
+from g2d_jax.data.problems import open_rows
+from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.models import hf
+from g2d_jax.runtime import storage
+from g2d_jax.scoring import reward_model
+from g2d_jax.session.init_params import base_policy
+from g2d_jax.session.policies import followed, stage_of_run
+from g2d_jax.session.problems import Reading, gives_columns, read_source, reading, setting_of
+from g2d_jax.session.session import Session, open_tokenizer
+from g2d_jax.training.checkpoint import Checkpoints
+
+
+class Reader(NamedTuple):
+    """An input that a setting names. place: a path, or a name on the hub. kind: of the setting, as `places.parts` has
+    it. read: what reads its content."""
+
+    place: str
+    kind: str
+    read: Callable[[], Content]
+    revision: str | None = None
+
+    def content(self) -> Content:
+        """Read the content, with its place."""
+        return replace(self.read(), place=self.place)
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it lies on the hub, so that it may not be on this machine yet."""
+        found = _parts(self.place, self.kind)
+        if found is None:
+            return self.kind == "problems" and not self.is_embedded  # a data set by its name
+        return not found.sure and storage.is_local(found.place) and not os.path.isabs(found.place)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is of an embedded task."""
+        return self.place.startswith("procedural:")
+
+
+def _parts(place: str, kind: str) -> places.Parts | None:
+    """Take a place apart, its path absolute; None where it names none."""
+    return places.parts(places.decided(place, kind, places.here()), kind)
+
+
+Readers = dict[str, Reader]
+"""Setting -> the input that it names. Nothing is read before it is asked for."""
+
+
+# What a run reads
+
+
+def readers(config: Config, problems: Callable[[str], Content], tokenizer: Callable[[], PromptTokenizer]) -> Readers:
+    """Return all inputs of a config. problems: from "data.train", … to its content."""
+    model, tokens = config.model, config.tokenizer
+    own = (tokens.path, tokens.revision) if tokens.path else (model.path or SLIPS.name, model.revision)
+    found = {"tokenizer": Reader(own[0], "model", lambda: contents.tokens(tokenizer()), own[1])}
+    if model.path:
+        found["model.path"] = _model(model.path, model.revision)
+    for name, task in config.all_tasks.items():
+        for split in ("train", "dev", "test"):
+            source: Source = getattr(task, split)
+            if source.path:
+                setting = setting_of(name, split)
+                found[setting] = Reader(source.path, "problems", functools.partial(problems, setting), source.revision)
+        found |= _of_reward(task.reward, "" if name == "main" else f"tasks.{name}.")
+    for name, stage in config.stages.items():
+        found |= _of_stage(config, name, stage)
+    return found
+
+
+def of_run(session: Session) -> Readers:
+    """Return all inputs of a run. Raises ValueError as `bases`."""
+    return {**named(session), **bases(session.config, session.folders)}
+
+
+def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
+    """Return the models that adapters of other runs stand beside. folders: stage -> its folder.
+
+    Raises ValueError, as `base_policy`, for another run that is gone, or whose adapters do not fit these settings.
+    """
+    found: Readers = {}
+    if not config.lora.rank:
+        return found
+    for name, stage in config.stages.items():
+        policies = stage.policies_read()
+        for number, policy in enumerate(policies):
+            if PolicyName.parse(policy).origin != OF_RUN:
+                continue
+            # A stage that has begun knows its base.
+            base = base_policy(config, name if len(policies) == 1 else policy, folders)
+            if reader := base_model(config, base):
+                found[f"{policy_setting(name, policies, number)}.base"] = reader
+    return found
+
+
+def base_model(config: Config, base: str) -> Reader | None:
+    """Return the model that `base_policy` names, None for random parameters."""
+    name = PolicyName.parse(base)
+    if name.origin != INIT:
+        return _model(name.place, None)
+    return _model(config.model.path, config.model.revision) if config.model.path else None
+
+
+def named(session: Session) -> Readers:
+    """Return the inputs that the settings of a run name themselves."""
+    return readers(session.config, lambda setting: session.problem_contents[setting], lambda: session.tokenizer)
+
+
+def _of_reward(reward: Reward, prefix: str) -> Readers:
+    """Return a reward model with its tokenizer, or the file of a user's own function."""
+    if reward.function == "model":
+        model, tokenizer = reward.model, reward.model.tokenizer
+        source, revision = (tokenizer, None) if tokenizer else (model.path, model.revision)
+        read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
+        return {
+            f"{prefix}reward.model.path": _model(model.path, model.revision),
+            f"{prefix}reward.model.tokenizer": Reader(source, "model", read_tokens, revision),
+        }
+    file = _function_file(reward)
+    if file is None:
+        return {}
+    return {f"{prefix}reward.function": Reader(str(file), "path", lambda: contents.files([str(file)]))}
+
+
+def _function_file(reward: Reward) -> Path | None:
+    """Return the file of a user's reward function, None where it is none or lies in no file of its own."""
+    if not gives_columns(reward):
+        return None
+    if reward.folder is not None and (file := beside(reward.function, Path(reward.folder))):
+        return file
+    module = sys.modules.get(reward.function.partition(":")[0])
+    name = getattr(module, "__file__", None)
+    return Path(name) if name else None
+
+
+def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
+    """Return a stage's examples, rollouts and pairs of others, and policies of others."""
+    found: Readers = {}
+    data = getattr(stage, "data", None)
+    if data is not None and not data.path.startswith("procedural:"):
+        source = json.dumps(data.to_dict())
+        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path, "problems"))
+        found[f"stages.{name}.data"] = Reader(data.path, "problems", read, data.revision)
+    for key in ("rollouts", "preferences"):
+        path = getattr(stage, key, "sample")
+        if path in ("sample", "archive", *config.stages):
+            continue
+        read = functools.partial(_files, path)
+        online = config.stages_of(Online).get(name)
+        if online is not None:
+            # Its dump may grow: it goes by rows, in the order that the stage takes them.
+            read = functools.partial(_rollouts, path, online.reward_column)
+        found[f"stages.{name}.{key}"] = Reader(path, key, read)
+    policies = stage.policies_read()
+    for number, policy in enumerate(policies):
+        setting = policy_setting(name, policies, number)
+        named_policy = PolicyName.parse(policy)
+        if named_policy.origin == OF_MODEL:
+            found[setting] = _model(named_policy.place, None)
+        elif named_policy.origin == OF_RUN:
+            found[setting] = Reader(policy, "policy", functools.partial(_checkpoint, policy))
+    return found
+
+
+def policy_setting(name: str, policies: tuple[str, ...], number: int) -> str:
+    """Name the setting of a stage's policy."""
+    return f"stages.{name}.policy" if len(policies) == 1 else f"stages.{name}.policies.{number}"
+
+
+def _model(path: str, revision: str | None) -> Reader:
+    return Reader(path, "model", lambda: weights(hf.resolve(path, revision=revision)), revision)
+
+
+def weights(folder: epath.Path) -> Content:
+    """Return the content of a model's folder, as `contents.weights`; a local one is read again only if it changed."""
+    if not storage.is_local(folder):
+        return contents.weights(folder)
+    return _weights(str(folder), _stamp(str(folder), "path"))
+
+
+def _files(path: str) -> Content:
+    """Return the content of a dump's or a preference set's files, of the hub of its rows."""
+    if path.startswith("hub:"):
+        return contents.rows(row.values for row in open_rows(path)[1])
+    return contents.files(data_files(path))
+
+
+def _rollouts(path: str, reward: str | None) -> Content:
+    """Return the content of an online stage's dump. reward: the column of its rewards, as of `read_dump`."""
+    return _rows_of_dump(path, reward, tuple(map(contents.stamp, data_files(path))))
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of_dump(path: str, reward: str | None, stamps: tuple[str, ...]) -> Content:
+    """Read a dump. stamps: of its files, so that it is read again when one changes."""
+    return contents.rollouts(by_step(read_dump(path, reward)))
+
+
+def _checkpoint(policy: str) -> Content:
+    """Return the content of another run's checkpoint: the checksums of its arrays."""
+    chosen = followed(policy, stage_of_run(policy))
+    step = PolicyName.parse(chosen).number
+    with Checkpoints(stage_of_run(chosen) / "checkpoints") as checkpoints:
+        number = max(checkpoints.steps()) if step is None else step
+        arrays = checkpoints.checksums(number)
+    return contents.content("arrays", {name: f"{arrays[name]:08x}" for name in sorted(arrays)})
+
+
+def contents_of(every: Readers) -> dict[str, Content]:
+    """Read inputs."""
+    return {name: reader.content() for name, reader in every.items()}
+
+
+def digests(found: Mapping[str, Content]) -> dict[str, str]:
+    """Return what fingerprints have of inputs. A reward function's file is not in them: see the top."""
+    return {name: item.digest for name, item in found.items() if not name.endswith("reward.function")}
+
+
+# Of a config alone, for studies, which name their stages before they open a run
+
+
+def of_config(config: Config) -> dict[str, Content]:
+    """Read the inputs of a config, but those of embedded tasks, which its settings say, and those on the hub.
+
+    What was read before in this process is read again only where its files have another time or size.
+    """
+    sources = {
+        setting_of(name, split): (getattr(task, split), reading(task.reward))
+        for name, task in config.all_tasks.items()
+        for split in ("train", "dev", "test")
+    }
+
+    def problems(setting: str) -> Content:
+        source, how = sources[setting]
+        return _problems(json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path, "problems"))
+
+    def tokenizer() -> PromptTokenizer:
+        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path, "model"))
+
+    found = {**readers(config, problems, tokenizer), **bases(config, {})}
+    read = {name: reader for name, reader in found.items() if not (reader.is_on_hub or reader.is_embedded)}
+    return contents_of(read)
+
+
+def on_hub(config: Config) -> dict[str, list[str | None]]:
+    """Return place and revision of the inputs of a config that lie on the hub, by setting."""
+
+    def unread(*_: str) -> NoReturn:
+        raise AssertionError("only places are asked for")
+
+    found = {**readers(config, unread, unread), **bases(config, {})}
+    return {name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub}
+
+
+@functools.lru_cache(maxsize=64)
+def _problems(source: str, seed: int, how: Reading, stamp: Stamp) -> Content:
+    """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when that changes."""
+    return read_source(Source(**json.loads(source)), seed, how)[2]
+
+
+@functools.lru_cache(maxsize=64)
+def _examples(source: str, seed: int, stamp: Stamp) -> Content:
+    """Read a source of examples, as `_problems`."""
+    return contents.records(load_examples(Source(**json.loads(source)), seed)[0])
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(settings: Tokenizer, model: Model, stamp: Stamp) -> PromptTokenizer:
+    """Load a tokenizer. stamp: of its files."""
+    return open_tokenizer(settings, model)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(folder: str, stamp: Stamp) -> Content:
+    """Read a local model's folder. stamp: of its files."""
+    return contents.weights(folder)
+
+
+Stamp = tuple[tuple[str, int, int], ...]
+"""The name, time and size of each file."""
+
+
+def _stamp(place: str, kind: str) -> Stamp:
+    """Return the stamp of a local file, or of all files in a local folder; () for what is no such."""
+    found = _parts(place, kind)
+    if found is None or not os.path.isabs(found.place):
+        return ()
+    path = Path(found.place)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    statuses = [(str(file), file.stat()) for file in files if file.exists()]
+    return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)

@@ -1,0 +1,227 @@
+"""The inputs of a run, kept by content in its work directory and compared at every start.
+
+    inputs.py: setting -> Content ─┬─► WORKDIR/inputs.json, WORKDIR/inputs/SETTING.jsonl
+                                   └─► compared with what earlier starts kept ─► refused
+
+Places are free: what lies elsewhere with the same content is the same. A reward function's file is only warned about:
+mending one that failed must not end a run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from etils import epath
+
+from g2d_jax import contents
+from g2d_jax.config import Config, Online
+from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.contents import Content, difference
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.lock import awaited
+from g2d_jax.session.init_params import base_setting
+from g2d_jax.session.inputs import base_model, contents_of, named, of_run, policy_setting
+from g2d_jax.session.policies import base_of
+from g2d_jax.session.session import Session
+from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
+
+MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
+PARTS = "inputs"  # folder of the parts' digests
+
+
+def check(
+    workdir: epath.Path,
+    found: Mapping[str, Content],
+    say: Callable[[str], None],
+    settings: Config,
+    begun: bool | None = None,
+) -> None:
+    """Compare the inputs of a run with those that its work directory keeps, or keep them. For one process.
+
+    begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with what differs and what
+    to do.
+    """
+    kept = read(workdir)
+    begun = bool(stage_folders(workdir)) if begun is None else begun
+    compare(workdir, found, say, settings, begun)
+    if begun and kept is None:
+        say(
+            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and what it reads "
+            "(problems, tokenizer, weights, files of others) is compared from now on"
+        )
+    if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
+        keep(workdir, {**(kept or {}), **found} if begun else found)
+
+
+def compare(
+    workdir: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config, begun: bool
+) -> None:
+    """Raise ValueError as `check` does; write nothing."""
+    _check_bases_of_others(found, settings)
+    kept = read(workdir)
+    if not begun or kept is None:
+        return
+    changed = list(_differences(workdir, kept, found, settings, say))
+    if changed:
+        raise ValueError(refusal(workdir, changed))
+
+
+def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
+    """Raise ValueError where adapters of another run would stand beside another model than they were trained with."""
+    for name, stage in settings.stages.items():
+        policies = stage.policies_read()
+        for number, policy in enumerate(policies):
+            setting = policy_setting(name, policies, number)
+            if f"{setting}.base" in found:
+                _check_base_of_other(setting, policy, found[f"{setting}.base"])
+
+
+def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
+    """Raise ValueError where a base is not the model that another run's adapters were trained with, which it keeps."""
+    named_policy = PolicyName.parse(policy)
+    other = absolute(named_policy.place)
+    theirs = Config.of(settings_of(other, storage.read_json(other / "config.json"), finished=True)[0])
+    name = base_setting(theirs, named_policy.stage)
+    kept = (read(other) or {}).get(name)
+    if kept is not None and difference(kept, base):
+        raise ValueError(
+            f"{setting}: the adapters of {policy} stand beside another model than {base.place} now holds: "
+            f"{difference(_with_parts(other, name, kept), base)}. Put back the model that they were trained with, or "
+            "export that policy and use hf:FOLDER"
+        )
+
+
+def check_hub(root: epath.Path, session: Session) -> None:
+    """Compare what a study reads from the hub with what its directory keeps of it, by name and revision, or keep it.
+
+    The names of a study's stages have no more of it than that, for it may not have been here when they were made.
+    """
+    every = of_run(session).items()
+    found = contents_of({f"{name} {at.place}@{at.revision or ''}": at for name, at in every if at.is_on_hub})
+    if found:
+        check_shared(root, found, session.tracker.say, session.config)
+
+
+def check_shared(root: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config) -> None:
+    """Compare contents with those that the directory of a study keeps, or keep them, one process at a time."""
+    with awaited(root / PLANS):
+        check(root, found, say, settings, begun=read(root) is not None)
+
+
+def refusal(workdir: epath.Path, changed: list[str]) -> str:
+    """Return the message for inputs that are not what a run began with."""
+    return "\n  ".join([f"{workdir} was made with other inputs:", *changed]) + (
+        "\nPut them back as they were (where they lie does not matter: settings may name another place, and with "
+        "revision= a commit of the hub), or choose another --workdir"
+    )
+
+
+def _differences(
+    workdir: epath.Path,
+    kept: Mapping[str, Content],
+    found: Mapping[str, Content],
+    settings: Config,
+    say: Callable[[str], None],
+) -> Iterator[str]:
+    """Yield a line for each input that is not as it was; of a reward function's file it is only said."""
+    for name, new in found.items():
+        if name not in kept or not difference(kept[name], new):
+            continue
+        old = _with_parts(workdir, name, kept[name])
+        line = f"{name}{f' ({new.place})' if new.place else ''}: {difference(old, new)}"
+        if name.endswith("reward.function"):
+            say(f"warning: {line}. Rewards from now on may not be those of earlier stages")
+        elif not _has_grown(name, old, new, settings):
+            yield line
+
+
+def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
+    """Return whether a dump of an online stage goes on behind what it was: later updates take what is added."""
+    is_dump = name.endswith(".rollouts") and name.split(".")[1] in settings.stages_of(Online)
+    return is_dump and contents.grown(old, new)
+
+
+def _entry(item: Content | None) -> dict[str, object]:
+    """Return what inputs.json has of an input."""
+    if item is None:
+        return {}
+    values = {"kind": item.kind, "digest": item.digest, "count": item.count, "commit": item.commit, "place": item.place}
+    return {key: value for key, value in values.items() if value != ""}
+
+
+def keep(workdir: epath.Path, found: Mapping[str, Content]) -> None:
+    """Write inputs.json, and before it the digests of parts."""
+    for name, item in found.items():
+        if item.parts and len(item.parts) <= MOST_PARTS:
+            lines = "".join(f"{json.dumps([part, digest])}\n" for part, digest in item.parts.items())
+            storage.write_bytes(_parts_file(workdir, name), lines.encode())
+    storage.write_json(workdir / INPUTS, {name: _entry(item) for name, item in found.items()})
+
+
+def _parts_file(workdir: epath.Path, name: str) -> epath.Path:
+    return workdir / PARTS / f"{re.sub(r'[^A-Za-z0-9_.@-]', '_', name)}.jsonl"
+
+
+def read(workdir: epath.Path) -> dict[str, Content] | None:
+    """Read what a work directory keeps of its inputs, without their parts; None where it keeps nothing."""
+    file = workdir / INPUTS
+    if not file.exists():
+        return None
+    try:
+        return {name: Content(**entry) for name, entry in storage.read_json(file).items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{file} is damaged: {error}. Delete it, and contents are kept anew") from error
+
+
+def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
+    """Return an input with the digests of its parts, where they are kept and belong to it."""
+    file = _parts_file(workdir, name)
+    if not file.exists():
+        return item
+    lines = storage.read_bytes(file).decode().splitlines()
+    whole = contents.content(item.kind, dict(json.loads(line) for line in lines))
+    return replace(item, parts=whole.parts) if whole.digest == item.digest else item
+
+
+# Commands on a run
+
+
+def verify(session: Session, policy: str, *settings: str) -> None:
+    """Compare the tokenizer, what a policy is made of and some further inputs with what the run keeps of them.
+
+    Raises ValueError where they differ: adapters beside another base, for one, would be another policy.
+    """
+    kept = read(session.workdir) or {}
+    every = named(session)
+    wanted = ["tokenizer", *settings, *_under(session, policy)]
+    if session.config.lora.rank and (base := base_model(session.config, base_of(session, policy))):
+        if PolicyName.parse(policy).origin == OF_RUN:
+            _check_base_of_other("policy", policy, base.content())
+        wanted.append(base_setting(session.config, policy))
+        every.setdefault(wanted[-1], base)
+    found = {name: every[name].content() for name in dict.fromkeys(wanted) if name in kept and name in every}
+    changed = list(_differences(session.workdir, kept, found, session.config, session.tracker.say))
+    if changed:
+        raise ValueError(refusal(session.workdir, changed))
+
+
+def _under(session: Session, policy: str) -> Iterator[str]:
+    """Yield the settings of the weights that loading a policy reads beside the run's own checkpoints."""
+    loaded = {_normal(session, policy)}
+    if session.config.lora.rank:
+        loaded.add(base_of(session, policy))
+    if "init" in loaded:
+        yield "model.path"
+    for name, stage in session.config.stages.items():
+        policies = stage.policies_read()
+        for number, other in enumerate(policies):
+            if _normal(session, other) in loaded:
+                yield policy_setting(name, policies, number)
+
+
+def _normal(session: Session, policy: str) -> str:
+    """Return a policy's name with the path of a model as `base_of` gives it."""
+    return base_of(session, policy) if PolicyName.parse(policy).origin == OF_MODEL else policy

@@ -1,0 +1,169 @@
+"""The policies of a run, by name: "init", "STAGE", "STAGE@K", "run:WORKDIR#STAGE[@K]" of another run, "hf:PATH"."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+from etils import epath
+
+from g2d_jax.accounting import POLICIES
+from g2d_jax.config import places
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.models import decoder, hf, lora
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.runtime import processes, storage
+from g2d_jax.session import init_params
+from g2d_jax.session.session import Session
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.training.step import make_cast
+from g2d_jax.workdir import check_place, stage_folders
+
+
+def load_policy(session: Session, name: str) -> Decoder:
+    """Load the parameters of a policy, by name, on the mesh.
+
+    "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint. "STAGE@K": that of
+    its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run. "hf:PATH": a Hugging Face folder.
+    A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
+    """
+    if PolicyName.parse(name).is_model:
+        if (rest := frozen_params(session, base_of(session, name))) is None:
+            return _load_base(session, name)
+        return init_params.add_lora(rest, session.model_config, session.mesh, session.config.seed)
+    folder, step = checkpoint_of(session, name)
+    rest = frozen_params(session, base_of(session, name))
+    with Checkpoints(folder) as checkpoints:
+        steps = processes.on_leader(checkpoints.steps)
+        chosen = max(steps, default=None) if step is None else step
+        if chosen is None or chosen not in steps:
+            listed = ", ".join(map(str, steps))
+            why = f"of that step in {folder} (there: {listed}); see stages.*.keep" if listed else f"in {folder} yet"
+            raise ValueError(f"policy {name!r}: no checkpoint {why}")
+        like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
+        return lora.combine(checkpoints.restore_params(chosen, like), rest)
+
+
+def load_reference(session: Session, policy: str) -> Decoder:
+    """Load a policy as a fixed reference beside one that is trained, in `reference_dtype`."""
+    params = load_policy(session, policy)
+    if reference_dtype(session) == params.embed.dtype:
+        return params
+    return session.programs.take(make_cast, session.model_config, session.mesh, reference_dtype(session))(params)
+
+
+def reference_dtype(session: Session) -> jnp.dtype:
+    """Return the dtype of a reference's parameters: a forward pass casts them to it, so that it gives the same bits.
+
+    With adapters it is that of their base, which all policies share.
+    """
+    return init_params.base_dtype(session.config) if session.model_config.lora else session.dtype
+
+
+def base_of(session: Session, policy: str) -> str:
+    """Follow a policy to the model that it was trained from: see `init_params.base_policy`."""
+    return init_params.base_policy(session.config, policy, session.folders)
+
+
+def frozen_params(session: Session, base: str) -> Decoder | None:
+    """Return the part of policies that no stage trains, on the mesh: the model `base` of their adapters.
+
+    None without adapters. Policies with one base share its arrays; the last base used is kept.
+    """
+    if session.model_config.lora is None:
+        return None
+    if base not in session.bases:
+        session.bases.clear()
+        session.bases[base] = _load_base(session, base)
+    return session.bases[base]
+
+
+def checkpoint_of(session: Session, name: str) -> tuple[epath.Path, int | None]:
+    """Return the checkpoint folder and step that a policy's name means."""
+    chosen = chosen_policy(session, name)
+    step = PolicyName.parse(chosen).number
+    return _stage_folder(session, chosen) / "checkpoints", session.steps.get(chosen) if step is None else step
+
+
+def chosen_policy(session: Session, name: str) -> str:
+    """Return the policy that a name leads to: of a best_checkpoint stage the one it chose, "STAGE@K", else the name.
+
+    Raises ValueError for a stage that does not exist, or has not chosen yet.
+    """
+    parsed = PolicyName.parse(name)
+    if parsed.is_model:
+        return name
+    folder, stage = _stage_folder(session, name), parsed.own_stage
+    selects = stage in session.config.stages and session.config.stages[stage].kind == "best_checkpoint"
+    if selects and storage.finished(folder) is None:
+        raise ValueError(f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first")
+    return followed(name, folder)
+
+
+def _stage_folder(session: Session, name: str) -> epath.Path:
+    parsed = PolicyName.parse(name)
+    _ = parsed.number  # raises
+    if parsed.origin == OF_RUN:
+        return stage_of_run(name)
+    stage, stages = parsed.stage, session.config.stages
+    trained = [other for other in session.folders if other in stages and stages[other].kind in POLICIES]
+    if stage not in trained:
+        why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
+        raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
+    return session.folders[stage]
+
+
+def base_path(session: Session, policy: str) -> str:
+    """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
+    base = PolicyName.parse(base_of(session, policy))
+    return session.config.model.path if base.origin == INIT else base.place
+
+
+def _load_base(session: Session, name: str) -> Decoder:
+    """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
+    parsed = PolicyName.parse(name)
+    folder = session.model_folder if parsed.origin == INIT else hf.resolve(parsed.place)
+    if parsed.origin != INIT and hf.read_config(folder) != session.model_config.base:
+        raise ValueError(f"policy {name!r} has another shape than this run's model")
+    return init_params.base(session.config, folder, session.model_config, session.mesh)
+
+
+def followed(policy: str, folder: epath.Path) -> str:
+    """Return the policy that a stage's name leads to, `folder` being the stage's: see `chosen_policy`."""
+    manifest = storage.finished(folder) or {}
+    if manifest.get("kind") != "best_checkpoint":
+        return policy
+    name = PolicyName.parse(policy)
+    if name.step is not None:
+        raise ValueError(f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is behind @")
+    chosen = PolicyName.parse(manifest["result"]["policy"])
+    return str(replace(name, stage=chosen.stage, step=chosen.step))
+
+
+def check_elsewhere(policy: str) -> None:
+    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is not looked up."""
+    name = PolicyName.parse(policy)
+    if name.origin == OF_RUN:
+        policy = followed(policy, stage_of_run(policy))
+        step = PolicyName.parse(policy).step
+        steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
+        if not steps or (step is not None and step not in map(str, steps)):
+            raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
+    if name.origin == OF_MODEL and places.is_path(name.place):
+        hf.read_config(hf.resolve(name.place))
+
+
+def stage_of_run(policy: str) -> epath.Path:
+    """Return the folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE[@STEP]" that leads nowhere."""
+    name = PolicyName.parse(policy)
+    workdir, stage = name.place, name.stage
+    if not (workdir and stage):
+        raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
+    check_place(workdir)
+    other = epath.Path(workdir).expanduser()
+    if not (other / "config.json").exists():
+        raise ValueError(f"policy {policy!r}: {places.shown(workdir)} holds no run (no config.json)")
+    folders = stage_folders(other)
+    if stage not in folders:
+        raise ValueError(f"policy {policy!r}: {other} has no stage {stage!r}; it has {', '.join(folders) or 'none'}")
+    return folders[stage]

@@ -1,0 +1,372 @@
+"""The training loop of a stage: state from a checkpoint or a policy, checkpoints, metrics a step late.
+
+An update whose loss or gradient is not finite is skipped and counted; too many in a row stop the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from safetensors.numpy import save
+
+from g2d_jax.accounting import goodput
+from g2d_jax.config import TrainingStage
+from g2d_jax.data.packing import Group, Packed
+from g2d_jax.losses import mean_metrics
+from g2d_jax.models import lora
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.flops import train_flops
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.tracking import Progress
+from g2d_jax.session import init_params
+from g2d_jax.session.cost import Cost
+from g2d_jax.session.extra_state import ExtraState
+from g2d_jax.session.policies import base_of, frozen_params, load_policy
+from g2d_jax.session.profiles import Profiler
+from g2d_jax.session.row_shapes import RowShape, pack_rows
+from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.training_programs import optimizer_of, schedule_of, train_step_of
+from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
+from g2d_jax.training.dropout import with_keys
+from g2d_jax.training.objectives import Objective
+from g2d_jax.training.step import StepNumbers, TrainState, abstract_state, fresh_state, put_batch, put_numbers
+
+
+@dataclass
+class Trainer:
+    """The optimisation side of one stage.
+
+    frozen_params: those of the policy that no update changes. step: updates done, those that were skipped included.
+    cost: cost so far. per: the divisor of the objective's metric sums, "tokens" or "pairs". pinned: steps whose
+    checkpoints stay. rows: the shape of its packed batches. numbers: of `run_step`, on the devices. rate: the learning
+    rate of an update.
+    """
+
+    session: Session
+    name: str
+    total: int
+    per: str
+    rows: RowShape
+    pinned: set[int]
+    state: TrainState
+    frozen_params: Decoder | None
+    step: int
+    cost: Cost
+    extra_state: ExtraState
+    checkpoints: Checkpoints
+    run_step: Jitted
+    numbers: StepNumbers
+    rate: Callable[[int], Any]
+    bar: Progress
+    profiler: Profiler
+    _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
+    _mark: float = field(default_factory=time.perf_counter)  # when the last update was done
+    _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
+    _clocked: dict[str, float] = field(default_factory=dict)  # the clock at _mark
+
+    def __post_init__(self) -> None:
+        self._clocked = self.session.clock.read()
+
+    def goes_on(self) -> bool:
+        """Return whether there are updates to do. Call it before the next begins; raises Preempted if told to stop."""
+        processes.mark(f"{self.name}, step {self.step}")
+        processes.check_stop_together()
+        if message := self.profiler.before(self.step, self.state):
+            self.session.tracker.say(message)
+        return self.step < self.total
+
+    def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        """Do one optimiser step on packed groups; log the step before, whose metrics are ready by now.
+
+        Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
+        """
+        clock = self.session.clock
+        with clock.doing("training"):
+            packed = self._keyed(self.pack(groups))
+            arrays, count = put_batch(packed, self.session.mesh)
+            self.state, sums = self.run_step(self.state, arrays, count, self.numbers, self.frozen_params)
+            clock.launched("training", list(sums.values()))
+            self.cost.trained += packed.used
+            self.cost.flops += train_flops(self.session.model_config, packed.used, packed.attended)
+            self.flush()
+        extra = {
+            "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
+            "num_tokens": float(self.cost.generated + self.cost.prefilled + self.cost.trained),
+        }
+        self.step += 1
+        self._pending = (self.step, sums, {**metrics, **extra})
+        limit = self.session.config.faults.max_skipped
+        if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
+            self.flush()  # the cost of a pinned step then has all of its time, and a dump its state
+        if self.extra_state.skipped_in_row >= limit:
+            self._give_up(packed)
+
+    @property
+    def policy(self) -> Decoder:
+        """The policy as it is now; the next update donates its trained parameters."""
+        return lora.combine(self.state.params, self.frozen_params)
+
+    def finished_policy(self) -> Decoder:
+        """Return the policy, once the update under way is done: else sampling would wait for it in its own time.
+
+        The update is logged: what is sampled now is of the next one's time.
+        """
+        with self.session.track_cost(self.cost), self.session.clock.doing("training"):
+            jax.block_until_ready(self.state.params)
+            self.flush()
+        return self.policy
+
+    def pack(self, groups: Sequence[Group]) -> Packed:
+        """Pack groups for this stage's rows and this mesh."""
+        return pack_rows(self.session, groups, self.rows)
+
+    def _keyed(self, packed: Packed) -> Packed:
+        """Add the keys of its dropout to the batch of the next update."""
+        return with_keys(packed, self.session.model_config, self.session.config.seed, self.name, self.step)
+
+    def flush(self) -> None:
+        """Wait for the last update, fetch and log its metrics; count it if it was skipped."""
+        if self._pending is None:
+            return
+        step, sums, metrics = self._pending
+        with self.session.clock.doing("training"):
+            values = {name: float(value) for name, value in jax.device_get(sums).items()}
+        metrics |= self._time_spent()
+        fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
+        self._pending = None
+        if self.extra_state.count_update(bool(values.pop("skipped"))):
+            self.session.tracker.say(
+                f"{self.name}: update {step} is skipped, it is not finite ({format_loss(**fixed)}): parameters stay as "
+                f"they are; {self.session.config.faults.max_skipped} in a row stop the run"
+            )
+        skipped = {"skipped_updates": float(self.extra_state.skipped_updates)}
+        metrics = self._last = {**metrics, **fixed, **mean_metrics(values, self.per), **skipped}
+        if step % self.session.config.logging.every == 0 or step == self.total:
+            self.session.tracker.log(self.name, step, metrics)
+        self.bar.update(step, metrics)
+
+    def _time_spent(self) -> dict[str, float]:
+        """Return the seconds since the update before was done, or since the stage began to train, and their shares.
+
+        To be called when an update is done, not when the host has launched it: the devices work behind the host.
+        """
+        now, spent = time.perf_counter(), self.session.clock.since(self._clocked)
+        seconds = now - self._mark
+        shared_out = {**spent, "seconds": seconds - spent["checkpointing_seconds"]}
+        self._mark, self._clocked = now, self.session.clock.read()
+        return {"step_time": seconds, **goodput(shared_out)}
+
+    def _give_up(self, packed: Packed) -> None:
+        """Write the batch of the last update with its metrics, and stop the run."""
+        metrics = self._last
+        folder = self.session.folders[self.name] / f"nonfinite-{self.step:06d}"
+        record = {"stage": self.name, "step": self.step, "metrics": metrics}
+        try:
+            processes.on_leader(lambda: write_batch(folder, packed, record))
+            where = f"Its batch and its metrics are in {folder}"
+        except OSError as error:
+            where = f"Its batch could not be written: {error}"
+        raise StopRun(
+            f"{self.name}: {self.extra_state.skipped_in_row} updates in a row were not finite, the last of them number "
+            f"{self.step} ({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning "
+            "rate that is too high, rewards or reference log-probabilities that are not finite, or a model that "
+            "bfloat16 is too coarse for"
+        )
+
+    def checkpoint_if_due(self) -> None:
+        """Save after every checkpoint.every steps, at pinned steps and at the end. Call it after the metered block.
+
+        The cost then holds all of the step; the time that writing takes is not in its seconds.
+        """
+        if self._due():
+            self.save()
+
+    def _due(self) -> bool:
+        return self.step % self.session.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
+
+    def save(self) -> None:
+        """Write one atomic checkpoint: parameters, optimiser, counters, cost so far."""
+        self.flush()
+        self.session.tracker.flush()
+        if self.step in self.pinned:
+            self.extra_state.costs[str(self.step)] = self.cost.manifest()
+        self.session.writer.wait()  # a checkpoint says that what came before it is on disk
+        host = {"cost": dataclasses.asdict(self.cost), "extra_state": self.extra_state.to_json()}
+        with self._writing():
+            self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
+
+    def save_here(self) -> None:
+        """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
+        self.pinned.add(self.step)
+        self.save_if_new()
+
+    def save_if_new(self) -> None:
+        """Save the state unless it is saved already, and wait."""
+        with self._writing():
+            self.checkpoints.wait()
+        if self.step not in processes.on_leader(self.checkpoints.steps):
+            self.save()
+
+    def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Log the last update and wait for its checkpoint, so that the cost is complete; return the manifest's fields.
+
+        counts: of the stage's own. Warnings that come later are in the fields too.
+        """
+        self.flush()
+        with self._writing():
+            self.checkpoints.wait()
+        state = self.extra_state
+        skipped = {"skipped_updates": state.skipped_updates} if state.skipped_updates else {}
+        fields = {**self.cost.manifest(), "counts": {**counts, **skipped}, "warnings": state.warnings}
+        if not state.probes:
+            return fields
+        return {**fields, "dynamics": {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}}
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Count the time of a block as checkpointing, which the next checkpoint stores."""
+        clocked = self.session.clock.read()
+        with self.session.clock.doing("checkpointing"):
+            yield
+        self.cost.checkpointing_seconds += self.session.clock.since(clocked)["checkpointing_seconds"]
+
+
+@contextmanager
+def open_trainer(
+    session: Session, name: str, stage: TrainingStage, objective: Objective, *, total: int, per: str, rows: RowShape
+) -> Iterator[Trainer]:
+    """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other arguments are its fields.
+
+    Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
+    """
+    folder: epath.Path = session.folders[name] / "checkpoints"
+    optimizer, _ = optimizer_of(stage.optimizer, total)
+    offload = session.config.compute.offload_optimizer
+    run_step, numbers = train_step_of(session, name, stage.optimizer, total, objective)
+    pins, existing = {total, *stage.kept_steps()}, Checkpoints(folder)
+    step, cost, extra_state = None, Cost(), ExtraState()
+    like = abstract_state(session.model_config, optimizer, session.mesh, offload)
+    resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, session.tracker.say)
+    if resumed is None:
+        state = fresh_state(load_policy(session, stage.policy), optimizer, session.mesh, offload, session.programs)
+    else:
+        step, trees, host = resumed
+        state = TrainState(trees["params"], trees["opt_state"])
+        cost, extra_state = Cost(**host["cost"]), ExtraState.from_json(host["extra_state"])
+        if step in pins:  # it may not have been pinned when it was saved
+            extra_state.costs.setdefault(str(step), cost.manifest())
+        pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
+        session.tracker.say(f"{name}: continuing after step {step} of {total}")
+    base = base_of(session, stage.policy if step is None else name)
+    processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
+    with (
+        Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
+        session.tracker.progress(name, total, step or 0) as bar,
+        closing(Profiler(session.config.logging.window, name, session.workdir)) as profiler,
+    ):
+        trainer = Trainer(
+            session=session,
+            name=name,
+            total=total,
+            per=per,
+            rows=rows,
+            pinned=pins,
+            state=state,
+            frozen_params=frozen_params(session, base),
+            step=step or 0,
+            cost=cost,
+            extra_state=extra_state,
+            checkpoints=checkpoints,
+            run_step=run_step,
+            numbers=put_numbers(numbers, session.mesh),
+            rate=schedule_of(stage.optimizer, total),
+            bar=bar,
+            profiler=profiler,
+        )
+        if step is None and 0 in pins:
+            trainer.save()
+        try:
+            yield trainer
+        except processes.Preempted:
+            trainer.save_if_new()
+            session.tracker.say(f"{name}: told to stop; saved at step {trainer.step} of {total}")
+            raise
+        trainer.flush()
+        checkpoints.wait()
+
+
+def newest(
+    checkpoints: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
+) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    """Restore step, trees and host's JSON of the newest checkpoint that is whole; None if there is none.
+
+    Damaged ones are moved aside, each with a message to the user. like: as in `Checkpoints.restore`. Whatever else
+    keeps a checkpoint from being read is raised: another model's shapes (ValueError), a file system that fails now
+    (OSError). Several processes call it together, and agree on what is damaged before any of them restores.
+    """
+    aside = ""
+    while (step := processes.on_leader(checkpoints.latest)) is not None:
+        wrong = _damage(checkpoints, step)
+        try:
+            if not wrong:
+                return step, *checkpoints.restore(step, like)
+        except DamagedCheckpoint as error:
+            if processes.count() > 1:
+                raise
+            wrong = str(error)
+        if aside:  # one file system fault damages one
+            raise DamagedCheckpoint(
+                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a row look like "
+                f"another version of Orbax or a file system that fails, not like damage; {aside} has the newer one"
+            )
+        aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
+        before = processes.on_leader(checkpoints.latest)
+        then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
+        why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
+        say(
+            f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
+            f"was moved to {aside}. Continuing {then}; the steps since then are done "
+            "again. Damage like this comes from a failing disk, or from a file changed by hand: look into it"
+        )
+    return None
+
+
+def _damage(checkpoints: Checkpoints, step: int) -> str:
+    """Return the damage of a checkpoint, "" for none. Of several processes each reads a share of the arrays, alone: one
+    that stopped inside `restore` would leave the others waiting. A single process learns of damage by restoring."""
+    if processes.count() == 1:
+        return ""
+    with processes.barrier():
+        mine = checkpoints.damage(step, processes.index(), processes.count())
+    return next((text for text in processes.gather(mine) if text), "")
+
+
+def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -> None:
+    """Write the batch of an update that was not finite, for reading.
+
+    batch.safetensors has the packed rows that count, [N, R, …]; record.json the record, and how many values of each
+    array are not finite (all 0: the policy is to blame, or the loss). Raises OSError.
+    """
+    arrays = {name: array[: packed.count] for name, array in packed.arrays.items()}
+    wrong = {name: int((~np.isfinite(x)).sum()) for name, x in arrays.items() if x.dtype.kind == "f"}
+    storage.write_bytes(folder / "batch.safetensors", save({k: np.ascontiguousarray(x) for k, x in arrays.items()}))
+    storage.write_json(folder / "record.json", {**record, "nonfinite_values": wrong})
+
+
+def format_loss(loss: float, grad_norm: float) -> str:
+    """Format the two numbers that decide whether an update is done, for a message."""
+    return f"loss {_number(loss)}, gradient norm {_number(grad_norm)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
