@@ -106,7 +106,7 @@ _ARRAY = re.compile(r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.{1,500}?)\\end\s*
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _DIGIT_GAP = re.compile(r"(?<=\d) (?=\d)")
 _OF_ANGLES = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _MINUTES = re.compile(r"(\d{1,4})\^\\circ\s*(\d{1,2})'\s*(?:(\d{1,2})\s*'')?")
@@ -143,7 +143,7 @@ def clean(latex: str, *, joined: bool = True) -> str:
 
 def without_text(cleaned: str) -> str:
     r"""Return a cleaned answer without its `\text{ }` marks."""
-    return _TEXT.sub(r"\1", cleaned).strip()
+    return TEXT.sub(r"\1", cleaned).strip()
 
 
 def canonical(cleaned: str) -> str:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards.verify import grade, parses
+from g2d_jax.rewards.grade import grade, parses
 
 _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 13: Verdict.NO_ANSWER}
 """Exit status of a grader -> its verdict."""
