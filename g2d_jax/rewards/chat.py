@@ -135,7 +135,9 @@ class Chat:
 
     def _record(self, name: str, reply: Reply, usage: dict[str, int]) -> None:
         self.counts["sent"] += 1
-        self._lost = self._lost + 1 if reply.failure in NO_REPLY else 0
+        self._lost += 1
+        if reply.failure not in NO_REPLY:
+            self._lost = 0
         if reply.failure:
             self.counts.update(["failed", reply.failure])
             self._journal.append({"request": name, "failure": reply.failure, "detail": reply.detail})
@@ -169,7 +171,9 @@ class Chat:
             reply, usage, pause = self._attempt(messages)
             if reply.failure not in NO_REPLY or attempt == self.endpoint.retries:
                 return reply, usage
-            if stopped.wait(min(PAUSE * 2**attempt, MOST_PAUSE) if pause is None else pause):
+            if pause is None:
+                pause = min(PAUSE * 2**attempt, MOST_PAUSE)
+            if stopped.wait(pause):
                 return reply, usage
             attempt += 1
 
@@ -240,8 +244,10 @@ def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
         raise ValueError(f"the answer is no chat completion: {body[:100]!r}") from error
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
-    usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
-    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    usage = content.get("usage")
+    counts: dict[str, Any] = {}
+    if isinstance(usage, dict):
+        counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     return Reply(text or "", (finish or "")[:100]), {name: n for name, n in counts.items() if _is_count(n)}
 
 

@@ -125,13 +125,14 @@ def _environment() -> dict[str, str]:
     """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
     inherited = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    is_site = any(part in root for part in ("site-packages", "dist-packages"))  # found without help
+    if "site-packages" not in root and "dist-packages" not in root:  # these are found without help
+        inherited.append(root)
     return {
         "PATH": os.defpath,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",  # sympy's order of terms, and so its CPU time, must not vary
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(inherited + ([] if is_site else [root])),
+        "PYTHONPATH": os.pathsep.join(inherited),
         "OMP_NUM_THREADS": "1",
     }
 
@@ -285,17 +286,20 @@ class VerifierPool:
     def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
         """Give the verdict; None where a worker is needed, be it to tell whether the gold can be read."""
         read = self._can_be_read(gold)
-        if not self._by_text and not read:
-            return None if read is None else Verdict.UNSCORABLE
+        if read is None and not self._by_text:
+            return None
+        if not read and not self._by_text:
+            return Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
-        is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
-        is_correct = False if is_overlong else quick_verdict(gold, answer, self._decimal_places)
-        if is_correct is None and read is False:
-            is_correct = False
-        if is_correct is None:
+        if len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold)):
+            return Verdict.INCORRECT
+        is_correct = quick_verdict(gold, answer, self._decimal_places)
+        if is_correct:
+            return Verdict.CORRECT
+        if is_correct is None and read is not False:
             return None
-        return Verdict.CORRECT if is_correct else Verdict.INCORRECT
+        return Verdict.INCORRECT
 
     def _can_be_read(self, gold: str) -> bool | None:
         """Tell whether a gold can be read, None if a worker has to be asked."""
