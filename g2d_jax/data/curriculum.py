@@ -1,4 +1,4 @@
-"""Which prompts an online stage draws, given what it saw: prompts without a signal are skipped where there are others.
+"""Chooses the prompts that an online stage draws: those without a signal are skipped where there are others.
 
     order ─► retired? ─► outside the window? ─► drawn
                 │               └─ now and then drawn all the same
@@ -26,12 +26,12 @@ from g2d_jax.config import Difficulty, DropSolved
 from g2d_jax.data.order import Mixture, Order
 
 _NEW_SHARE = 0.5
-"""Of the last group in the running pass rate: the policy moves, so older groups soon tell little."""
+"""The weight of the last group in the running pass rate: the policy moves, so older groups soon tell little."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of a prompt.
+    """Holds what is known of a prompt.
 
     groups: how many were drawn of it. pass_rate: running share of right responses; None before any was judged.
     same: the one reward of all responses of the last group, None if they differed; times: in how many groups running.
@@ -57,7 +57,7 @@ class Seen:
 
 
 class History:
-    """What the groups of each prompt got, by the prompt's index in the order; prompts never drawn take no room."""
+    """Remembers what each prompt's groups got, by its index in the order; prompts never drawn take no room."""
 
     def __init__(self) -> None:
         self.seen: dict[int, Seen] = {}
@@ -71,16 +71,25 @@ class History:
         """
         seen = self.seen.setdefault(index, Seen())
         seen.groups += 1
-        values, judged = rewards[~np.isnan(rewards)], right[~np.isnan(right)]
+        judged = right[~np.isnan(right)]
         if judged.size:
             mean = float(judged.mean())
-            old = mean if seen.pass_rate is None else seen.pass_rate
-            seen.pass_rate = (1 - _NEW_SHARE) * old + _NEW_SHARE * mean
-        if values.size >= 2 and np.all(values == values[0]):
-            times = seen.times if seen.same == values[0] else 0
-            seen.same, seen.times, seen.step = float(values[0]), times + 1, step
-        elif values.size >= 2:
-            seen.same, seen.times, seen.step = None, 0, 0
+            if seen.pass_rate is None:
+                seen.pass_rate = mean
+            seen.pass_rate = (1 - _NEW_SHARE) * seen.pass_rate + _NEW_SHARE * mean
+        values = rewards[~np.isnan(rewards)]
+        if values.size < 2:
+            return
+        if (values != values[0]).any():
+            seen.same = None
+            seen.times = 0
+            seen.step = 0
+            return
+        if seen.same != values[0]:
+            seen.times = 0
+        seen.same = float(values[0])
+        seen.times += 1
+        seen.step = step
 
     def share_retired(self, step: int, retire: DropSolved, records: int) -> float:
         """Compute the share of all records that are retired at a step."""
@@ -100,7 +109,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn: (index, visit) each, the position to go on from, and how many were skipped and why."""
+    """Holds the draws, (index, visit) each, the position to go on from, and how many were skipped and why."""
 
     draws: list[tuple[int, int]]
     cursor: int
@@ -131,7 +140,9 @@ def draw(
     exactly `wanted` come back, none at the same visit twice. With both filters off they are
     order[cursor] … order[cursor + wanted - 1]. The counts of skipped ones are of those that were not drawn after all.
     """
-    drawn, retired, beyond = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
+    drawn: list[tuple[int, int]] = []
+    retired: list[tuple[int, int]] = []
+    beyond: list[tuple[int, int]] = []
     end = cursor + max(order.count, wanted)
     while len(drawn) < wanted and cursor < end:
         index, visit = order[cursor]

@@ -141,7 +141,7 @@ def dpo_loss(
     )
     margins = chosen_reward - rejected_reward
     terms = scores if loss_type == "simpo" else (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
-    slack = beta * tie_nats(sum(jnp.abs(x) for x in terms))
+    slack = beta * tie_nats(sum(map(jnp.abs, terms)))
     metrics = {
         "rewards/chosen": chosen_reward,
         "rewards/rejected": rejected_reward,

@@ -243,7 +243,9 @@ def project(
     if c.lora and adapted:
         low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
         y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
-    return y + getattr(block, f"{name}_bias")[...][None, None] if hasattr(block, f"{name}_bias") else y
+    if hasattr(block, f"{name}_bias"):
+        return y + getattr(block, f"{name}_bias")[...][None, None]
+    return y
 
 
 def project_qkv(
@@ -357,7 +359,9 @@ def forward(
 
 def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
     """Split x over the mesh by its logical axes; without a mesh it stays as it is."""
-    return x if mesh is None else jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
 
 
 def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:

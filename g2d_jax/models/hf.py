@@ -319,7 +319,9 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
     if adapter or quantise.held(value):
         assert model.config.lora is not None
         return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
-    return value if layer is None else value[layer]  # type: ignore[no-any-return]
+    if layer is None:
+        return value
+    return value[layer]  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnames="scale")

@@ -41,7 +41,9 @@ def frozen(base: Decoder, config: ModelConfig) -> Decoder:
         if row.adapter:
             return None
         value = parameter(base, name)
-        return quantise.encode(row, value) if row.quantised else value
+        if row.quantised:
+            return quantise.encode(row, value)
+        return value
 
     return build(config, make)
 
@@ -101,7 +103,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
         views = {name: _viewed(rows[name], value, dtype) for name, value in layer.items()}
         layers.append({name: jax.tree.map(lambda x: x[0], view) for name, view in views.items()})
     outer = {name: parameter(model, name).astype(dtype) for name in outer_params(config)}
-    return Decoder(config, outer, nnx.List([Block(layer) for layer in layers]))
+    return Decoder(config, outer, nnx.List(list(map(Block, layers))))
 
 
 def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
@@ -110,7 +112,9 @@ def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
         if value.qtype == row.quantised:
             return value
         value = quantise.decode(value, jnp.dtype(jnp.float32) if row.quantised else dtype)
-    return quantise.encode(row, value) if row.quantised else value.astype(dtype)
+    if row.quantised:
+        return quantise.encode(row, value)
+    return value.astype(dtype)
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:

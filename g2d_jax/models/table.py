@@ -34,7 +34,9 @@ class Param:
     @property
     def stacked(self) -> tuple[int, ...]:
         """The dimension of the layers, [L], or none."""
-        return (self.layers,) if self.layers else ()
+        if not self.layers:
+            return ()
+        return (self.layers,)
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -44,7 +46,9 @@ class Param:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape in which Hugging Face stores it, of one layer."""
-        return self.shape if self.flat is None else self.flat[::-1]
+        if self.flat is None:
+            return self.shape
+        return self.flat[::-1]
 
     @property
     def inputs(self) -> int:
@@ -107,7 +111,9 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
 
 def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
     """Return the weights of a norm that multiplies by 1."""
-    return "zeros" if c.traits.unit_offset else "ones"
+    if c.traits.unit_offset:
+        return "zeros"
+    return "ones"
 
 
 def outer_params(c: ModelConfig) -> dict[str, Param]:

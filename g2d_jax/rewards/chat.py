@@ -45,7 +45,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of one request. finish: the server's finish_reason. failure: why there is no reply, else "".
+    """Holds the outcome of one request. finish: the server's finish_reason. failure: why there is no reply, else "".
 
     detail: the error's text, shortened, without the key.
     """
@@ -101,7 +101,7 @@ class Chat:
         A request that failed after all retries is a Reply with a failure. Raises ConnectionError when the server is
         down, ValueError when it rejects the key or the url, or all that was sent.
         """
-        named = [self._named(conversation) for conversation in conversations]
+        named = list(map(self._named, conversations))
         missing = {name: messages for name, messages in named if name not in self._replies}
         self.counts["journal"] += len(named) - len(missing)
         failed = self._send(missing)

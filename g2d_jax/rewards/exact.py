@@ -78,7 +78,7 @@ def sets_equal(gold: Any, answer: Any) -> bool | None:
 
 def _different(numbers: FiniteSet) -> list[Any] | None:
     """Return the elements of a set in order, of equal ones the first; None if one is no plain number."""
-    values: list[Any] = [_number(element) for element in numbers.args]
+    values: list[Any] = list(map(_number, numbers.args))
     if None in values:
         return None
     values.sort(key=lambda value: default_sort_key(value.evalf(30)))

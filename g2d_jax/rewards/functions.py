@@ -161,7 +161,7 @@ def _prompt_as_in_trl(prompt: Prompt) -> str | list[dict[str, Any]]:
     """Copy a prompt, whose messages a reward may change."""
     if isinstance(prompt, str):
         return prompt
-    return [dict(message) for message in prompt]
+    return list(map(dict, prompt))
 
 
 def _completion_as_in_trl(problem: Problem, text: str) -> str | list[dict[str, Any]]:

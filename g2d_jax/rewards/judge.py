@@ -63,7 +63,7 @@ class JudgeScorer:
         """
         asked = [self._question(problem, text) for problem, text in zip(problems, texts, strict=True)]
         replies = self._chat.ask(asked)
-        scores = [self._score(reply) for reply in replies]
+        scores = list(map(self._score, replies))
         self.rated += sum(score.reward is not None for score in scores)
         unrated = [reply.text for reply in replies if not reply.failure]
         if not self.rated and len(unrated) >= PATIENCE:

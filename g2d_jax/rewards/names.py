@@ -62,7 +62,7 @@ def is_name(text: str) -> bool:
         return False
     bare = _BARS.sub(lambda found: found[1] or found[2] or found[3], _INDEX.sub("", text))
     bare = _ARGUMENTS.sub("", bare)
-    return all(_NAME.fullmatch(part) for part in _SETS.split(_BEFORE.sub("", bare)))
+    return all(map(_NAME.fullmatch, _SETS.split(_BEFORE.sub("", bare))))
 
 
 def assignment(text: str) -> tuple[str, str] | None:

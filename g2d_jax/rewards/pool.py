@@ -38,7 +38,7 @@ REWARDS: Mapping[Verdict, float | None] = {
     Verdict.UNSCORABLE: None,
 }
 START_SECONDS = 300.0
-"""How long a worker may take to import math-verify on a machine that is busy compiling."""
+"""Seconds that a worker may take to import math-verify, on a machine that is busy compiling."""
 MAX_ANSWER_CHARS = 10_000
 READ_AT_ONCE = 128
 """Golds that a worker is asked about at a time."""

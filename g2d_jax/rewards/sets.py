@@ -53,7 +53,7 @@ _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 _Set: TypeAlias = tuple[str, bool, str]
 """The variable, whether a set-builder binds it, and the intervals."""
 _Bound: TypeAlias = tuple[str, bool]
-"""Where it is, and whether the place itself belongs to the set."""
+"""An end of an interval, and whether it belongs to the set."""
 
 
 @dataclass
@@ -340,7 +340,7 @@ def _integers(ranges: Sequence[_Range]) -> str:
             raise _Unread
         first = math.ceil(low) if part.low[1] else math.floor(low) + 1
         last = math.floor(high) if part.high[1] else math.ceil(high) - 1
-        elements |= {*range(first, last + 1)} - {_number(value) for value in part.without}
+        elements |= {*range(first, last + 1)} - set(map(_number, part.without))
     if not elements:
         return r"\emptyset"
     return f"\\{{{','.join(map(str, sorted(elements)))}\\}}"

@@ -77,7 +77,7 @@ def can_be_read(gold: str) -> bool | None:
         return False
     if sets.can_be_read(gold) or shapes.cases(text):
         return True
-    read = {_value_can_be_read(value) for value in lists.elements(text) or [text]}
+    read = set(map(_value_can_be_read, lists.elements(text) or [text]))
     if False in read:
         return False
     return None not in read or None

@@ -36,7 +36,7 @@ from g2d_jax.rewards.grade import grade, parses
 _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 13: Verdict.NO_ANSWER}
 """Exit status of a grader -> its verdict."""
 _MARKS = {Verdict.UNSCORABLE: 1, Verdict.CORRECT: 2}
-"""What a grader marks a gold with; 0 marks one that it did not come to."""
+"""Marks of golds by what the grader found; 0 is of one that it did not come to."""
 
 # Graded once before the first fork: imports, parser tables and caches that every grader then inherits.
 _WARM_UP = (

@@ -138,8 +138,9 @@ class Checked:
         if entry is None:
             return None, False
         content = entry[_DIGEST:]
-        whole = entry[:_DIGEST] == _digest(key, content)
-        return (content, False) if whole else (None, True)
+        if entry[:_DIGEST] != _digest(key, content):
+            return None, True
+        return content, False
 
 
 _DIGEST = hashlib.sha256().digest_size

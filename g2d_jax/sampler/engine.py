@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class Usage:
 
 
 class Engine(Protocol):
-    """What draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
+    """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
 
     view: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler.view`.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they finish, each of them in
@@ -102,8 +102,13 @@ class Sampler:
         sizes = {"max_num_seqs": max_num_seqs, "chunk": chunk, "prefill_rows": prefill_rows}
         if wrong := {name: size for name, size in sizes.items() if size < 1}:
             raise ValueError(f"sizes of the sampler must be positive, got {wrong}")
-        self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
-        self.max_num_seqs, self.chunk, self.prefill_rows = max_num_seqs, chunk, prefill_rows
+        self.config = config
+        self.mesh = mesh
+        self.seed = seed
+        self.dtype = dtype
+        self.max_num_seqs = max_num_seqs
+        self.chunk = chunk
+        self.prefill_rows = prefill_rows
         self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
@@ -146,17 +151,21 @@ class Sampler:
         On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
         to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
         """
-        ways, cpu = meshes.row_ways(self.mesh), self.platform == "cpu"
-        enough = max(_power(samples) // (4 if cpu else 1), FEWEST)
-        rows = min(most_rows or self.max_num_seqs, _power(samples), enough)
-        columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
+        ways = meshes.row_ways(self.mesh)
+        is_cpu = self.platform == "cpu"
+        rows = min(most_rows or self.max_num_seqs, _power(samples))
+        if is_cpu:
+            rows = min(rows, max(_power(samples) // 4, FEWEST))
+        column_step = LANES if self.kernel == "splash" else 16
+        columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
         widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:
-            widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
+            step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
+            widths: tuple[int, ...] = (round_up(widest, step),)
         else:
             narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
-            share = 4 if cpu else 2  # a CPU copies a narrow part before it reads it
+            share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
@@ -178,7 +187,9 @@ class Sampler:
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
         """List the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
-        return [shapes.widths] if self.platform == "cpu" else [(width,) for width in shapes.widths]
+        if self.platform == "cpu":
+            return [shapes.widths]
+        return [(width,) for width in shapes.widths]
 
     def generate(
         self, view: Decoder, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
@@ -341,9 +352,9 @@ class _Session:
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
                     continue
-                self.tokens[row].append(tuple(array[row - first, : counts[row]] for array in arrays))
-                end = self.watches[row].add(self.tokens[row][-1][0]) if row in self.watches else None
-                if end is not None:
+                tokens, *others = (array[row - first, : counts[row]] for array in arrays)
+                self.tokens[row].append((tokens, *others))
+                if row in self.watches and (end := self.watches[row].add(tokens)) is not None:
                     ends[row] = end
         if self.has_stops:
             ends = self._agree(ends)
@@ -374,8 +385,10 @@ class _Session:
         """Make a rollout of a row's tokens. end: how many of them are its response, None: all."""
         arrays = (np.concatenate(parts)[:end] for parts in zip(*self.tokens.pop(row), strict=True))
         tokens, logprobs, entropies = arrays
-        request, names = sample.request, (sample.request.problem_id, sample.request.visit, sample.number)
-        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, "stop" if stopped else "length")
+        request = sample.request
+        names = request.problem_id, request.visit, sample.number
+        reason: Literal["stop", "length"] = "stop" if stopped else "length"
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -390,11 +403,14 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
 
 def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
     """Return the program of a sampler's `view`, of this config."""
-    stacked = platform_of(mesh) == "tpu"
-    layout = decoder.shardings if stacked else decoder.unstacked_shardings
+    layout = decoder.unstacked_shardings
+    convert = lora.unstacked
+    if platform_of(mesh) == "tpu":
+        layout = decoder.shardings
+        convert = lora.viewed
 
     def view(model: Decoder) -> Decoder:
-        return (lora.viewed if stacked else lora.unstacked)(model, dtype, config.quantise)
+        return convert(model, dtype, config.quantise)
 
     return Jitted(view, out_shardings=layout(config, mesh))
 
@@ -421,7 +437,9 @@ def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
     shorter a second one is for those."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
-    return (most, longest) if 2 * most <= longest else (longest,)
+    if 2 * most <= longest:
+        return most, longest
+    return (longest,)
 
 
 def _power(size: int) -> int:

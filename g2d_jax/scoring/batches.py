@@ -72,7 +72,7 @@ class BatchScorer:
         for rows, result in waiting:
             processes.mark("scoring by a reward model")
             scores[rows] = np.asarray(result)[: len(rows)]
-        self._count([len(ids) for ids in sequences])
+        self._count(list(map(len, sequences)))
         return scores
 
     def _batches(self, sequences: Sequence[Ids]) -> Iterator[list[int]]:

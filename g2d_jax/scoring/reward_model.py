@@ -65,7 +65,9 @@ class RewardModel:
             return None
         whole = self.read_out.complete(ids)
         scored = self.read_out.scored_part(whole)
-        return scored if len(scored) and len(whole) <= self.max_length else None
+        if len(scored) and len(whole) <= self.max_length:
+            return scored
+        return None
 
 
 def check(settings: Settings) -> Conversations:

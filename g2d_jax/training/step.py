@@ -55,7 +55,9 @@ def abstract_state(
     params, _ = lora.partition(abstract_on(config, mesh))
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST)) if offload and x.ndim else x
+        if offload and x.ndim:
+            return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST))
+        return x
 
     return TrainState(params, jax.tree.map(place, abstract_opt_state(optimizer, params, mesh)))
 

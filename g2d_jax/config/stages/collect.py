@@ -60,17 +60,21 @@ class Collect(Stage):
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
         other = self.rollout_source(stages)
-        return () if other is None else (other,)
+        if other is None:
+            return ()
+        return (other,)
 
     def rollout_source(self, stages: Stages) -> str | None:
         """Return the collect stage whose rollouts it reads, None if it has its own. A stage wins over a file."""
-        if self.rollouts in ("sample", "archive"):
+        if self.rollouts in ("sample", "archive") or not isinstance(stages.get(self.rollouts), Collect):
             return None
-        return self.rollouts if isinstance(stages.get(self.rollouts), Collect) else None
+        return self.rollouts
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train, of rollouts that it draws."""
-        return ("train",) if self.rollouts == "sample" else ()
+        if self.rollouts != "sample":
+            return ()
+        return ("train",)
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the dump that it takes rollouts from."""
@@ -84,7 +88,9 @@ class Collect(Stage):
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policy that it draws from."""
-        return {self.policy} if self.rollouts == "sample" else set()
+        if self.rollouts == "sample":
+            return {self.policy}
+        return set()
 
     def check_beside(self, name: str, stages: Stages) -> None:
         """Raise ValueError for rollouts of nothing, of another policy, or without the entropies that it goes by."""
@@ -112,7 +118,9 @@ class Collect(Stage):
             raise ValueError(
                 f'rollouts="archive" needs a policy that is an online stage of this run, got {self.policy!r}'
             )
-        steps = online.steps if source.number is None else source.number
+        steps = source.number
+        if steps is None:
+            steps = online.steps
         if steps == 0:
             raise ValueError(f'rollouts="archive" finds none before {self.policy!r}, which is 0 steps on: use sample')
 

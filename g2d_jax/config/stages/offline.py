@@ -48,11 +48,15 @@ class Offline(DPOLoss, TrainingStage):
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose pairs it trains on."""
-        return (self.preferences,) if self.preferences in stages else ()
+        if self.preferences not in stages:
+            return ()
+        return (self.preferences,)
 
     def splits_read(self) -> tuple[str, ...]:
         """Return the split of its probes."""
-        return (self.probe.split,) if self.probe.every else ()
+        if not self.probe.every:
+            return ()
+        return (self.probe.split,)
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the preference set that it trains on, of files."""
@@ -64,7 +68,9 @@ class Offline(DPOLoss, TrainingStage):
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones, of probes."""
-        return {f"{name}'s", "its later ones"} if self.probe.every else set()
+        if self.probe.every:
+            return {f"{name}'s", "its later ones"}
+        return set()
 
     def check_beside(self, name: str, stages: Stages) -> None:
         """Raise ValueError for pairs of a stage that collects none."""
