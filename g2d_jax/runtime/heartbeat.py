@@ -59,7 +59,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             processes.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
         raise
     finally:  # not at the start: a command may have been told to stop before it came so far
-        processes.forget()
+        processes.reset_stop()
 
 
 # Signals

@@ -464,7 +464,7 @@ def ask(cause: str) -> None:
         state.cause = cause
 
 
-def forget() -> None:
+def reset_stop() -> None:
     """Take back that this run was told to stop: it has ended."""
     state.cause = ""
 
