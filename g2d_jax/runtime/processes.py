@@ -529,17 +529,17 @@ def check_stop() -> None:
 
 def check_stop_together() -> None:
     """Raise Preempted on all processes, which are at one place, if any was told to stop."""
-    heed(max(gather(notice())))
+    raise_if_stopped(max(gather(stop_code())))
 
 
-def notice() -> int:
-    """Return whether this process was told to stop, as a number for `heed`: programs can carry it to all processes."""
+def stop_code() -> int:
+    """Return whether this process was told to stop, as a number that programs can carry to all processes."""
     check_interrupted()
     return _CAUSES.index(state.cause)
 
 
-def heed(number: int) -> None:
-    """Raise Preempted for the largest `notice` of all processes, unless it is 0."""
+def raise_if_stopped(number: int) -> None:
+    """Raise Preempted for the largest `stop_code` of all processes, unless it is 0."""
     if number:
         raise Preempted(_CAUSES[number])
 

@@ -256,7 +256,7 @@ class _Session:
                 break
             self._widen(max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running))
             static = {"filtered": self.shapes.filtered, "widths": next(w for w in self.widths if self.width in w)}
-            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._notices(), **static)
+            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._stop_codes(), **static)
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from finished
             started = time.perf_counter()
@@ -333,17 +333,17 @@ class _Session:
         values = tuple(resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values)
         return Cache(keys, values, column, columns_used)
 
-    def _notices(self) -> jax.Array:
-        """Put this process's notice on its devices: see `processes.notice`."""
+    def _stop_codes(self) -> jax.Array:
+        """Put this process's stop_code on its devices: see `processes.stop_code`."""
         where = meshes.sharding(self.mesh, ("devices",), (self.mesh.size,))
-        mine = np.full(self.mesh.size, processes.notice(), np.int32)
+        mine = np.full(self.mesh.size, processes.stop_code(), np.int32)
         return meshes.put(mine, where)
 
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
-        counts, stopped, notice = jax.device_get((emitted.counts, emitted.stopped, emitted.notice))
+        counts, stopped, stop_code = jax.device_get((emitted.counts, emitted.stopped, emitted.stop_code))
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
-        processes.heed(int(notice))
+        processes.raise_if_stopped(int(stop_code))
         self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows

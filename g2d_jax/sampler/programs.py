@@ -88,7 +88,7 @@ class Prompts:
 class Emitted(NamedTuple):
     """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
 
-    stopped: bool [S], a stop token was drawn. notice: int32 scalar, the largest of the processes' notices. The last
+    stopped: bool [S], a stop token was drawn. stop_code: int32 scalar, the largest of all processes'. The last
     three are on every device.
     """
 
@@ -97,7 +97,7 @@ class Emitted(NamedTuple):
     entropies: jax.Array
     counts: jax.Array
     stopped: jax.Array
-    notice: jax.Array
+    stop_code: jax.Array
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
 def decode_chunk(
     params: Decoder,
     state: State,
-    notices: jax.Array,
+    stop_codes: jax.Array,
     *,
     chunk: int,
     filtered: bool,
@@ -319,14 +319,14 @@ def decode_chunk(
 ) -> tuple[State, Emitted]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
-    notices: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
+    stop_codes: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
     head = head_matrix(params, dtype)
     floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
-    emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(notices))
+    emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes))
 
     def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
         step, state, _ = carry
