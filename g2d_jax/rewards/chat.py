@@ -121,7 +121,7 @@ class Chat:
         )
         waiting = dict(zip(futures, requests, strict=True))
         try:
-            for done, future in enumerate(processes.patiently_completed(waiting), 1):
+            for done, future in enumerate(processes.completed_interruptible(waiting), 1):
                 reply, usage = future.result()
                 self._record(waiting[future], reply, usage)
                 if reply.failure:

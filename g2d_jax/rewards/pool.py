@@ -217,7 +217,7 @@ class VerifierPool:
         scores = []
         for answer, item in begun:
             with _open_pool():
-                verdict = processes.patiently(item) if isinstance(item, Future) else item
+                verdict = processes.wait_interruptible(item) if isinstance(item, Future) else item
             scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
         return scores
 
@@ -237,7 +237,7 @@ class VerifierPool:
         done = len(wanted) - len(unknown)
         try:
             with _open_pool():
-                for part in processes.patiently_completed(reading):
+                for part in processes.completed_interruptible(reading):
                     part.result()
                     done += reading[part]
                     told(done)

@@ -564,12 +564,12 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
 
 
-def patiently(future: Future[T]) -> T:
+def wait_interruptible(future: Future[T]) -> T:
     """Return a future's result; raises Preempted if this run is told to stop before it is there."""
-    return next(patiently_completed([future])).result()
+    return next(completed_interruptible([future])).result()
 
 
-def patiently_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
+def completed_interruptible(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
     """Yield futures as they are done; raises Preempted if this run is told to stop before all are."""
     left = set(futures)
     while left:

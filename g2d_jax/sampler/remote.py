@@ -165,7 +165,7 @@ class Remote:
             }
             try:
                 while waiting:
-                    future = next(processes.patiently_completed(waiting))
+                    future = next(processes.completed_interruptible(waiting))
                     waiting.remove(future)
                     yield self._rollout(*future.result())
                     waiting |= {
