@@ -255,7 +255,7 @@ def export(
     run_stages.check_joined()
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
-        processes.mark("export")
+        processes.note_progress("export")
         processes.on_leader(lambda: _check_free(target))
         with processes.barrier():
             config = read_config(absolute(workdir))

@@ -302,12 +302,12 @@ def gather(value: Any) -> list[Any]:
     client = store()
     number = state.gathers
     state.gathers += 1
-    mark(state.place)
+    note_progress(state.place)
     client.key_value_set(f"{PREFIX}/{state.run}/gather/{number}/{index()}", json.dumps(value))
     values = [json.loads(_wait(f"{PREFIX}/{state.run}/gather/{number}/{peer}", peer)) for peer in range(count())]
     if number:  # all have come this far, so all have read the one before
         client.key_value_delete(f"{PREFIX}/{state.run}/gather/{number - 1}/{index()}")
-    mark(state.place)
+    note_progress(state.place)
     return values
 
 
@@ -354,7 +354,7 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
         client.key_value_delete(key.format(number - 1, index()))
     with _MEETING:
         state.met += 1
-    mark(state.place)
+    note_progress(state.place)
 
 
 def _wait(key: str, peer: int, late: str = "") -> str:
@@ -578,11 +578,11 @@ def completed_interruptible(futures: Iterable[Future[T]]) -> Iterator[Future[T]]
             check_stop()
             done, left = wait(left, SLICE, FIRST_COMPLETED)
         if done:
-            mark(state.place)
+            note_progress(state.place)
         yield from done
 
 
-def mark(place: str) -> None:
+def note_progress(place: str) -> None:
     """Tell that this process is getting on, and where it is."""
     state.place = place
     state.marks += 1

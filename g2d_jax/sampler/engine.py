@@ -248,7 +248,7 @@ class _Session:
         """
         finished: list[Rollout] = []
         while True:
-            processes.mark(f"sampling {self.purpose}")
+            processes.note_progress(f"sampling {self.purpose}")
             started = time.perf_counter()
             self._refill()
             running = [sample for sample in self.schedule.rows if sample is not None]
