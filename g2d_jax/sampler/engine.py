@@ -124,7 +124,7 @@ class Sampler:
         self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
-        self.programs = self._programs.take(_jitted, *settings)
+        self.programs = self._programs.get_or_make(_jitted, *settings)
 
     def view(self, model: Decoder, weights: str = "") -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh. Once per policy.
@@ -135,7 +135,7 @@ class Sampler:
 
     def viewing(self, weights: str = "") -> Jitted:
         """Return the program of `view`."""
-        return self._programs.take(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
+        return self._programs.get_or_make(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
 
     def shapes(
         self,

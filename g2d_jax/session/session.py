@@ -33,7 +33,7 @@ from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.program_cache import Ahead, Programs
+from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker, run_id
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
@@ -97,7 +97,7 @@ class Session:
     follows: epath.Path | None = None
     asks: bool = True
     clock: Clock = field(default_factory=Clock)
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
@@ -317,7 +317,7 @@ class Session:
         chosen = {name: getattr(self.config.compute, name) for name in names}
         settings = {name: value for name, value in chosen.items() if value is not None}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs, "decode": self.decode}
-        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
+        sampler = self.programs.get_or_make(Sampler, self.model_config, self.sampling_mesh, **settings)
         self.say_once(f"attention over prompts: {sampler.kernel}")
         return sampler
 
@@ -400,7 +400,7 @@ class Session:
         cost.scored += packed.used
         cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
-            score = self.programs.take(make_scorer, self.compute)
+            score = self.programs.get_or_make(make_scorer, self.compute)
             logprobs, _ = score(params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh))
             self.clock.settle()
             return np.asarray(logprobs)

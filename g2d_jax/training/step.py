@@ -77,7 +77,7 @@ def fresh_state(
     programs: Programs | None = None,
 ) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
-    start = (programs or Programs()).take(make_fresh_state, policy.config, optimizer, mesh, offload)
+    start = (programs or Programs()).get_or_make(make_fresh_state, policy.config, optimizer, mesh, offload)
     return start(lora.partition(policy)[0])
 
 
