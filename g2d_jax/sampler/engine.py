@@ -35,14 +35,14 @@ from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule
 
-FEWEST = 32
+MIN_ROWS = 32
 """Fewest rows that keep a CPU's arithmetic busy."""
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix units busy, and each
 takes memory in all of a layer's arrays that the cache could have."""
 
-NARROWEST = 64
+MIN_CACHE_WIDTH = 64
 """Fewest cache columns that are worth a width of their own."""
 
 
@@ -155,7 +155,7 @@ class Sampler:
         is_cpu = self.platform == "cpu"
         rows = min(most_rows or self.max_num_seqs, _power(samples))
         if is_cpu:
-            rows = min(rows, max(_power(samples) // 4, FEWEST))
+            rows = min(rows, max(_power(samples) // 4, MIN_ROWS))
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
@@ -164,7 +164,7 @@ class Sampler:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
         else:
-            narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
+            narrow = {round_up(max(widest // part, columns[-1] + self.chunk, MIN_CACHE_WIDTH), 16) for part in (16, 4)}
             share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
