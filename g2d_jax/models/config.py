@@ -257,7 +257,7 @@ class ModelConfig:
         """The same config without adapters, and with weights in place of codes."""
         return dataclasses.replace(self, lora=None, quantise="")
 
-    def held(self, quantise: str) -> ModelConfig:
+    def with_quantisation(self, quantise: str) -> ModelConfig:
         """Return the same config with the linear layers as codes of this kind; empty: with weights."""
         return dataclasses.replace(self, quantise=quantise)
 

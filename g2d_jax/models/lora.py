@@ -81,7 +81,7 @@ def merge(model: Decoder) -> Decoder:
 @partial(jax.jit, static_argnames=("dtype", "weights"))
 def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
-    config = model.config.held(weights)
+    config = model.config.with_quantisation(weights)
     return build(config, lambda name, row: _viewed(row, parameter(model, name), dtype))
 
 
@@ -90,7 +90,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 
     Layer after layer where there are codes, so that beside the result no more than one layer exists in float32.
     """
-    config = model.config.held(weights)
+    config = model.config.with_quantisation(weights)
     if not (model.config.quantise or weights):
         return unstack(cast(model, dtype))
     rows = block_params(config)
@@ -108,7 +108,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 
 def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is those already."""
-    if quantise.held(value):
+    if quantise.is_quantised(value):
         if value.qtype == row.quantised:
             return value
         value = quantise.decode(value, jnp.dtype(jnp.float32) if row.quantised else dtype)
@@ -128,7 +128,7 @@ def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Arra
 
     value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it is, codes decoded.
     """
-    if quantise.held(value):
+    if quantise.is_quantised(value):
         value = quantise.decode(value, jnp.dtype(jnp.float32))
     if not adapter:
         return value  # type: ignore[no-any-return]

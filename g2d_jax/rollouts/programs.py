@@ -139,6 +139,10 @@ def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int])
 
 def _weights(session: Session, weights: str) -> float:
     """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler.view`."""
-    mesh, model, itemsize = session.sampler().mesh, session.model_config.held(weights), session.dtype.itemsize
+    mesh, model, itemsize = (
+        session.sampler().mesh,
+        session.model_config.with_quantisation(weights),
+        session.dtype.itemsize,
+    )
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

@@ -135,7 +135,9 @@ class Sampler:
 
     def viewing(self, weights: str = "") -> Jitted:
         """Return the program of `view`."""
-        return self._programs.get_or_make(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
+        return self._programs.get_or_make(
+            _viewing, self.config.with_quantisation(weights), self.mesh, jnp.dtype(self.dtype)
+        )
 
     def shapes(
         self,

@@ -361,7 +361,7 @@ class Session:
         if not rows:
             longest, memory = max(sampling.max_new_tokens for sampling in params), self.device_memory
             shapes, mesh = sampler.shapes(*call, 1), self.sampling_mesh
-            model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
+            model, ways = self.model_config.base.with_quantisation(weights), mesh.size // mesh.shape["data"]
             split = capacity.Split(model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             beside = self.state_bytes(stage) + meshes.device_bytes(prefilled)

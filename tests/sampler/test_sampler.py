@@ -341,7 +341,7 @@ def rounded(model: decoder.Decoder) -> decoder.Decoder:
         value = decoder.parameter(model, name)
         return quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32)) if row.quantised else value
 
-    near = decoder.build(CONFIG.held("int8"), make)
+    near = decoder.build(CONFIG.with_quantisation("int8"), make)
     return decoder.Decoder(CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks)
 
 
@@ -367,9 +367,9 @@ def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
     np.testing.assert_array_equal(view.embed[...], model.embed[...])
     assert len(view.blocks) == CONFIG.num_hidden_layers
     for layer, block in enumerate(view.blocks):
-        for name, row in block_params(CONFIG.held("int8")).items():
+        for name, row in block_params(CONFIG.with_quantisation("int8")).items():
             value, wide = getattr(block, name).get_value(), jnp.dtype(jnp.float32)
-            assert quantise.held(value) == (name in ("q", "k", "v", "o", "gate", "up", "down"))
+            assert quantise.is_quantised(value) == (name in ("q", "k", "v", "o", "gate", "up", "down"))
             found = quantise.decode(value, wide) if row.quantised else value
             np.testing.assert_array_equal(found, getattr(near.blocks, name)[layer], err_msg=name)
 
