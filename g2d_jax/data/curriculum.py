@@ -1,6 +1,6 @@
 """Chooses the prompts that an online stage draws: those without a signal are skipped where there are others.
 
-    order ─► retired? ─► outside the window? ─► drawn
+    order ─► dropped? ─► outside the window? ─► drawn
                 │               └─ now and then drawn all the same
                 └─ drawn again after a while
 
@@ -30,7 +30,7 @@ _NEW_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class Seen:
+class PromptStats:
     """Holds what is known of a prompt.
 
     groups: how many were drawn of it. pass_rate: running share of right responses; None before any was judged.
@@ -44,12 +44,12 @@ class Seen:
     times: int = 0
     step: int = 0
 
-    def retired(self, step: int, retire: DropSolved) -> bool:
+    def is_dropped(self, step: int, retire: DropSolved) -> bool:
         """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until its next group."""
         rests = retire.revisit == 0 or step - self.step < retire.revisit
         return 0 < retire.after <= self.times and rests
 
-    def outside(self, difficulty: Difficulty) -> bool:
+    def is_out_of_window(self, difficulty: Difficulty) -> bool:
         """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above bounds nothing."""
         low, high = difficulty.window
         rate = self.pass_rate
@@ -60,7 +60,7 @@ class History:
     """Remembers what each prompt's groups got, by its index in the order; prompts never drawn take no room."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, PromptStats] = {}
 
     def update(self, index: int, rewards: np.ndarray, right: np.ndarray, step: int) -> None:
         """Take in one group. rewards: [G], NaN for responses that could not be scored; step: the update it serves.
@@ -69,7 +69,7 @@ class History:
         then half the old rate and half the new mean. A group with fewer than two scored responses says nothing of
         whether they differ: what is known of that stays.
         """
-        seen = self.seen.setdefault(index, Seen())
+        seen = self.seen.setdefault(index, PromptStats())
         seen.groups += 1
         judged = right[~np.isnan(right)]
         if judged.size:
@@ -93,7 +93,7 @@ class History:
 
     def share_retired(self, step: int, retire: DropSolved, records: int) -> float:
         """Compute the share of all records that are retired at a step."""
-        return sum(seen.retired(step, retire) for seen in self.seen.values()) / records
+        return sum(seen.is_dropped(step, retire) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
         """Write the history for JSON: {index: [groups, pass rate, same, times, step]}."""
@@ -103,7 +103,7 @@ class History:
     def from_state(cls, state: Mapping[str, Sequence[Any]]) -> History:
         """Restore the history that `state` was taken of; {} is a new one."""
         history = cls()
-        history.seen = {int(index): Seen(*values) for index, values in state.items()}
+        history.seen = {int(index): PromptStats(*values) for index, values in state.items()}
         return history
 
 
@@ -147,10 +147,13 @@ def draw(
     while len(drawn) < wanted and cursor < end:
         index, visit = order[cursor]
         cursor += 1
-        seen = history.seen.get(index, Seen())
-        if seen.retired(step, retire):
+        seen = history.seen.get(index, PromptStats())
+        if seen.is_dropped(step, retire):
             retired.append((index, visit))
-        elif seen.outside(difficulty) and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside:
+        elif (
+            seen.is_out_of_window(difficulty)
+            and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside
+        ):
             beyond.append((index, visit))
         else:
             drawn.append((index, visit))
