@@ -369,7 +369,7 @@ def sample(
             raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
         kept_inputs.verify(session, chosen, *_scored_by(session, "test" if prompts is None else None))
         params = samplings[0].params(session.stop_ids, temperature=temperature)
-        view = session.sampler().view(load_policy(session, chosen))
+        view = session.sampler().to_sampler_params(load_policy(session, chosen))
         if prompts is None:
             return _answers(session, chosen, view, params, session.problems["test"][:count], 1)
         texts = []

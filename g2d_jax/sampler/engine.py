@@ -62,12 +62,12 @@ class Usage:
 class Engine(Protocol):
     """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
 
-    view: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler.view`.
+    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler`.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they finish, each of them in
     one of the processes. Random numbers are named by seed, purpose, problem id, visit and sample index.
     """
 
-    def view(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
+    def to_sampler_params(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
         self, view: Any, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
     ) -> Iterator[Rollout]: ...
@@ -126,17 +126,17 @@ class Sampler:
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
         self.programs = self._programs.get_or_make(_jitted, *settings)
 
-    def view(self, model: Decoder, weights: str = "") -> Decoder:
+    def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh. Once per policy.
 
         weights: the kind of codes that the layers' linear weights become, see models/quantise.py; empty: in dtype.
         """
-        return self.viewing(weights)(model)
+        return self.to_sampler_params_program(weights)(model)
 
-    def viewing(self, weights: str = "") -> Jitted:
-        """Return the program of `view`."""
+    def to_sampler_params_program(self, weights: str = "") -> Jitted:
+        """Return the program of `to_sampler_params`."""
         return self._programs.get_or_make(
-            _viewing, self.config.with_quantisation(weights), self.mesh, jnp.dtype(self.dtype)
+            _to_sampler_params, self.config.with_quantisation(weights), self.mesh, jnp.dtype(self.dtype)
         )
 
     def shapes(
@@ -198,9 +198,9 @@ class Sampler:
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
-        All processes make the call, with the same requests. view: see `view`. purpose: names the randomness together
-        with the seed, problem id, visit and sample index. shapes: what the programs are compiled for, which several
-        calls share; without it the call's own requests decide.
+        All processes make the call, with the same requests. view: see `to_sampler_params`. purpose: names the
+        randomness together with the seed, problem id, visit and sample index. shapes: what the programs are compiled
+        for, which several calls share; without it the call's own requests decide.
         Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or
         what the shapes are too small for; Preempted if any process was told to stop.
         """
@@ -403,15 +403,15 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
             yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
 
 
-def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
-    """Return the program of a sampler's `view`, of this config."""
+def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+    """Return the program of a sampler's `to_sampler_params`, of this config."""
     layout = decoder.unstacked_shardings
     convert = lora.unstacked
     if platform_of(mesh) == "tpu":
         layout = decoder.shardings
         convert = lora.viewed
 
-    def view(model: Decoder) -> Decoder:
+    def view(model: Decoder) -> Decoder:  # plans and records of compiling know the program by this name
         return convert(model, dtype, config.quantise)
 
     return Jitted(view, out_shardings=layout(config, mesh))

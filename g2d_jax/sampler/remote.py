@@ -1,7 +1,7 @@
 """An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of `engine.*`.
 
-    view:      policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
-    generate:  requests ─► POST /completions, one for each sample with its seed, `concurrency` at a time ─► rollouts
+    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
+    generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
 
 The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an EngineError, and the
 call's rollouts are drawn again when the run is continued. Only a connection that fails is tried again.
@@ -123,7 +123,7 @@ class Remote:
         except (LookupError, TypeError, AttributeError) as error:
             raise self._wrong("/models lists no models", "check that engine.url is the base of the API") from error
 
-    def view(self, model: Decoder, weights: str = "") -> Served:
+    def to_sampler_params(self, model: Decoder, weights: str = "") -> Served:
         """Have the server load a policy; all processes make the call. With sync="none" it is taken to hold it.
 
         weights: "" only. Raises EngineError if it cannot be loaded.
@@ -149,9 +149,9 @@ class Remote:
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: this process's share of the requests.
 
-        All processes make the call, with the same requests. view: of `view`. purpose: names the randomness, as in
-        `Sampler.generate`; the shapes are the sampler's. entropies are NaN, as are log-probabilities where the
-        server's are not those of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
+        All processes make the call, with the same requests. view: of `to_sampler_params`. purpose: names the
+        randomness as in `Sampler.generate`; the shapes are the sampler's. entropies are NaN, as are log-probabilities
+        where the server's are not those of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))

@@ -378,8 +378,8 @@ class Session:
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
     def sampler_params(self, policy: Decoder, weights: str = "") -> Any:
-        """Convert a policy to the form that the engine reads: see `Engine.view`. All processes make the call."""
-        return self.engine.view(policy, weights)
+        """Convert a policy to the form that the engine reads: see `Engine`. All processes make the call."""
+        return self.engine.to_sampler_params(policy, weights)
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:

@@ -48,7 +48,7 @@ def sampled(session: Session, tmp_path: Path) -> tuple[Draws, Groups]:
     stage = session.config.stages["warmup"]
     draws, params = [(problem, 0) for problem in session.problems["train"][:6]], stage.sampling.params(session.stop_ids)
     workload = Workload(params, 4, session.sampling_shapes(stage, 6, 4, params), "test")
-    sampler_params = partial(session.sampler().view, load_policy(session, "init"))
+    sampler_params = partial(session.sampler().to_sampler_params, load_policy(session, "init"))
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
     return draws, sampled_groups(session, sampler_params, parts, workload, policy="init", cost=Cost())
 
