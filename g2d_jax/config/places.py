@@ -295,9 +295,7 @@ def without_folders(config: ConfigDict) -> ConfigDict:
 
 def last_part(path: str) -> str:
     """Return the last part of an absolute path; anything else as it is."""
-    if os.path.isabs(path):
-        return os.path.basename(path)
-    return path
+    return os.path.basename(path) if os.path.isabs(path) else path
 
 
 # After a work directory has moved

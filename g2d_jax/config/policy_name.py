@@ -53,9 +53,7 @@ class PolicyName:
     @property
     def own_stage(self) -> str:
         """The stage of this run that makes it, "" for none."""
-        if self.origin != OF_STAGE:
-            return ""
-        return self.stage
+        return self.stage if self.origin == OF_STAGE else ""
 
     @property
     def number(self) -> int | None:

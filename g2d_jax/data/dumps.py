@@ -260,9 +260,7 @@ def _verl_answer(value: Any) -> Any:
 
 def _single(value: Any) -> Any:
     """Return the value of a NeMo-RL column, which is a list of one: rows are batches of one there."""
-    if isinstance(value, list) and len(value) == 1:
-        return value[0]
-    return value
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _nemo_rl(values: dict[str, Any]) -> dict[str, Any]:

@@ -190,9 +190,7 @@ class Template:
         if not self.is_chat:
             return ""
         _, answer, end = self.apply((_user(_USER), _ANSWERED), generation=False).rpartition(_ANSWER)
-        if not answer:
-            return ""
-        return end
+        return end if answer else ""
 
     def check(self) -> None:
         """Raise ValueError for a chat template whose prompts leave out a text or lack the assistant's header."""

@@ -67,9 +67,7 @@ def choose(
     obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout)
     if obstacle and setting != "auto":
         raise ValueError(f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto")
-    if obstacle:
-        return "xla"
-    return kernel
+    return "xla" if obstacle else kernel
 
 
 def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> str:

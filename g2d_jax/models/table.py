@@ -34,9 +34,7 @@ class Param:
     @property
     def stacked(self) -> tuple[int, ...]:
         """The dimension of the layers, [L], or none."""
-        if not self.layers:
-            return ()
-        return (self.layers,)
+        return (self.layers,) if self.layers else ()
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -111,9 +109,7 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
 
 def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
     """Return the weights of a norm that multiplies by 1."""
-    if c.traits.unit_offset:
-        return "zeros"
-    return "ones"
+    return "zeros" if c.traits.unit_offset else "ones"
 
 
 def outer_params(c: ModelConfig) -> dict[str, Param]:

@@ -200,7 +200,7 @@ def _last_answer_line(text: str) -> tuple[int, str]:
         return _NOTHING
     below = text[cue.end() + len(line) : cue.end() + len(line) + _FINAL_WINDOW]
     separator = _SEPARATOR.match(below)
-    is_list = separator is not None and _FINAL_VALUE.match(below, separator.end()) is not None
+    is_list = separator and _FINAL_VALUE.match(below, separator.end())
     if is_list or _goes_on(below, {form(clean(said))}):
         return _NOTHING
     return cue.start(), said
@@ -260,7 +260,7 @@ def _listed(tail: str) -> list[re.Match[str]]:
     """Match the values that a text begins with, separated by commas, semicolons, "and" or "or"."""
     values = []
     value = _FINAL_VALUE.match(tail)
-    while value is not None:
+    while value:
         values.append(value)
         separator = _SEPARATOR.match(tail, value.end())
         value = separator and _FINAL_VALUE.match(tail, separator.end())

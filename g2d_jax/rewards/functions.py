@@ -223,9 +223,7 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5,
             return Verdict.UNSCORABLE
         if correct_above is None:
             return Verdict.SCORED
-        if reward > correct_above:
-            return Verdict.CORRECT
-        return Verdict.INCORRECT
+        return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
 
     def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
         rewards = call_reward(function, problems, texts, token_ids)

@@ -145,9 +145,7 @@ def rating(text: str, pattern: re.Pattern[str]) -> float | None:
         value = float(matches[-1][1])
     except (TypeError, ValueError):  # the group took no part in the match, or is no number
         return None
-    if not is_reward(value):
-        return None
-    return value
+    return value if is_reward(value) else None
 
 
 def conversation_text(prompt: Prompt) -> str:

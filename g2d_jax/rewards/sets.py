@@ -117,7 +117,7 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
     parts = []
     for part in _CUP.split(text.strip()):
         found = _INTERVAL.fullmatch(part)
-        if found is not None and found[2].count("(") == found[2].count(")"):
+        if found and found[2].count("(") == found[2].count(")"):
             parts.append((found[1] + found[4], found[2].strip(), found[3].strip()))
         elif part.startswith("\\{") and part.endswith("\\}"):
             parts.append(("{}", part, ""))
@@ -142,7 +142,7 @@ def _read(text: str) -> _Set | None:
         cleaned = f"x {cleaned}"  # "> 3", of whatever it is
     builder = _BUILDER.fullmatch(cleaned)
     try:
-        if builder is not None and builder["condition"].count("\\{"):
+        if builder and "\\{" in builder["condition"]:
             return _united(cleaned)
         if builder is None:
             name, written = _conditions(cleaned, bound="")

@@ -330,9 +330,7 @@ def _fields(content: bytes) -> dict[str, Any]:
         fields = json.loads(content)
     except ValueError:
         return {}
-    if not isinstance(fields, dict):
-        return {}
-    return fields
+    return fields if isinstance(fields, dict) else {}
 
 
 def _owner(content: bytes) -> str:

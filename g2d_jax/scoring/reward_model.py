@@ -65,9 +65,7 @@ class RewardModel:
             return None
         whole = self.read_out.complete(ids)
         scored = self.read_out.scored_part(whole)
-        if len(scored) and len(whole) <= self.max_length:
-            return scored
-        return None
+        return scored if len(scored) and len(whole) <= self.max_length else None
 
 
 def check(settings: Settings) -> Conversations:

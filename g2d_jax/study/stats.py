@@ -134,16 +134,12 @@ def t_quantile(count: float, level: float = 0.95) -> float:
 
 def mean(values: NDArray[Any]) -> float:
     """Compute the mean, in float64; NaN for no values."""
-    if len(values):
-        return float(values.mean(dtype=np.float64))
-    return math.nan
+    return float(values.mean(dtype=np.float64)) if len(values) else math.nan
 
 
 def std(values: NDArray[np.float64]) -> float:
     """Compute the standard deviation (N - 1); NaN for fewer than two values."""
-    if len(values) > 1:
-        return float(values.std(ddof=1))
-    return math.nan
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
 def _sem(values: NDArray[np.float64]) -> float:

@@ -60,9 +60,7 @@ class Collect(Stage):
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
         other = self.rollout_source(stages)
-        if other is None:
-            return ()
-        return (other,)
+        return () if other is None else (other,)
 
     def rollout_source(self, stages: Stages) -> str | None:
         """Return the collect stage whose rollouts it reads, None if it has its own. A stage wins over a file."""
@@ -72,9 +70,7 @@ class Collect(Stage):
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train, of rollouts that it draws."""
-        if self.rollouts != "sample":
-            return ()
-        return ("train",)
+        return ("train",) if self.rollouts == "sample" else ()
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the dump that it takes rollouts from."""
@@ -88,9 +84,7 @@ class Collect(Stage):
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policy that it draws from."""
-        if self.rollouts == "sample":
-            return {self.policy}
-        return set()
+        return {self.policy} if self.rollouts == "sample" else set()
 
     def check_beside(self, name: str, stages: Stages) -> None:
         """Raise ValueError for rollouts of nothing, of another policy, or without the entropies that it goes by."""

@@ -48,15 +48,11 @@ class Offline(DPOLoss, TrainingStage):
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose pairs it trains on."""
-        if self.preferences not in stages:
-            return ()
-        return (self.preferences,)
+        return (self.preferences,) if self.preferences in stages else ()
 
     def splits_read(self) -> tuple[str, ...]:
         """Return the split of its probes."""
-        if not self.probe.every:
-            return ()
-        return (self.probe.split,)
+        return (self.probe.split,) if self.probe.every else ()
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the preference set that it trains on, of files."""
