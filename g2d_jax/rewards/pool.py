@@ -78,7 +78,7 @@ class Worker:
                 ) from error
 
     def ask(self, request: list[Any], wall_seconds: float) -> tuple[Verdict, float]:
-        """Get a verdict and its CPU seconds. request: the arguments of `verify.grade`.
+        """Get a verdict and its CPU seconds. request: the arguments of `grade.grade`.
 
         Raises WorkerDied, after which the worker is of no more use.
         """
@@ -155,7 +155,7 @@ class VerifierPool:
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
     wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
     may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
-    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places: see `verify.grade`.
+    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places: see `grade.grade`.
     cpu_seconds: of workers on answers and golds since it was made.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
