@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, processes.on_interrupt)
     continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
     if continues:
-        processes.forget()
+        processes.reset_stop()
         stack.enter_context(processes.hearing_stops())  # before JAX is imported, which takes seconds
     try:
         return int(arguments.command(arguments, overrides) or 0)

@@ -255,7 +255,7 @@ def export(
     run_stages.check_joined()
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
-        processes.mark("export")
+        processes.note_progress("export")
         processes.on_leader(lambda: _check_free(target))
         with processes.barrier():
             config = read_config(absolute(workdir))
@@ -370,7 +370,7 @@ def sample(
             raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
         kept_inputs.verify(session, chosen, *_scored_by(session, "test" if prompts is None else None))
         params = samplings[0].params(session.stop_ids, temperature=temperature)
-        view = session.sampler().view(load_policy(session, chosen))
+        view = session.sampler().to_sampler_params(load_policy(session, chosen))
         if prompts is None:
             return _answers(session, chosen, view, params, session.problems["test"][:count], 1)
         texts = []

@@ -98,7 +98,7 @@ def _answers(
             file = folder / f"part-{start // PART:05d}.parquet"
             before = file.exists()
             if not before:
-                view = view or session.sampler().view(load_policy(session, policy))
+                view = view or session.sampler().to_sampler_params(load_policy(session, policy))
                 write_rollouts(file, _drawn(session, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
             show = bar.skip if before else bar.update

@@ -198,7 +198,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     again: go on with a stage that is finished already, and replace its manifest at the end.
     """
     folder, stage = session.folders[name], session.config.stages[name]
-    processes.mark(name)
+    processes.note_progress(name)
     processes.check_interrupted()
     done = processes.on_leader(lambda: storage.finished(folder))
     if done is not None and not again:

@@ -269,7 +269,7 @@ def _rows(
     with processes.barrier():
         if session.server is None:  # which checks its own, and may have no log-probabilities
             check_rollouts([answer.rollout for answer in answers], policy)
-        processes.mark(f"scoring {policy}")
+        processes.note_progress(f"scoring {policy}")
         with session.clock.doing("verification"):
             scores = session.scorer.apart(
                 [answer.problem for answer in answers],

@@ -45,7 +45,14 @@ def rollouts(
     if not viewed:
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
-        yield Program(name, view, session.sampler().viewing(workload.weights), fixed(params), work, resident=beside)
+        yield Program(
+            name,
+            view,
+            session.sampler().to_sampler_params_program(workload.weights),
+            fixed(params),
+            work,
+            resident=beside,
+        )
     yield from _generation(session, name, workload, prefix, view, (*meanwhile, rest))
 
 
@@ -138,7 +145,11 @@ def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int])
 
 
 def _weights(session: Session, weights: str) -> float:
-    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler.view`."""
-    mesh, model, itemsize = session.sampler().mesh, session.model_config.held(weights), session.dtype.itemsize
+    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler`."""
+    mesh, model, itemsize = (
+        session.sampler().mesh,
+        session.model_config.with_quantisation(weights),
+        session.dtype.itemsize,
+    )
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

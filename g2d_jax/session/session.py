@@ -33,7 +33,7 @@ from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.program_cache import Ahead, Programs
+from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker, run_id
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
@@ -97,7 +97,7 @@ class Session:
     follows: epath.Path | None = None
     asks: bool = True
     clock: Clock = field(default_factory=Clock)
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
@@ -322,7 +322,7 @@ class Session:
         chosen = {name: getattr(self.config.compute, name) for name in names}
         settings = {name: value for name, value in chosen.items() if value is not None}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs, "decode": self.decode}
-        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
+        sampler = self.programs.get_or_make(Sampler, self.model_config, self.sampling_mesh, **settings)
         self.say_once(f"attention over prompts: {sampler.kernel}")
         return sampler
 
@@ -365,7 +365,7 @@ class Session:
         if not rows:
             longest, memory = max(sampling.max_new_tokens for sampling in params), self.device_memory
             shapes, mesh = sampler.shapes(*call, 1), self.sampling_mesh
-            model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
+            model, ways = self.model_config.base.with_quantisation(weights), mesh.size // mesh.shape["data"]
             split = capacity.Split(model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             beside = self.state_bytes(stage) + meshes.device_bytes(prefilled)
@@ -382,8 +382,8 @@ class Session:
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
     def sampler_params(self, policy: Decoder, weights: str = "") -> Any:
-        """Convert a policy to the form that the engine reads: see `Engine.view`. All processes make the call."""
-        return self.engine.view(policy, weights)
+        """Convert a policy to the form that the engine reads: see `Engine`. All processes make the call."""
+        return self.engine.to_sampler_params(policy, weights)
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
@@ -404,7 +404,7 @@ class Session:
         cost.scored += packed.used
         cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
-            score = self.programs.take(make_scorer, self.compute)
+            score = self.programs.get_or_make(make_scorer, self.compute)
             logprobs, _ = score(params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh))
             self.clock.settle()
             return np.asarray(logprobs)

@@ -79,7 +79,7 @@ class Trainer:
 
     def goes_on(self) -> bool:
         """Return whether there are updates to do. Call it before the next begins; raises Preempted if told to stop."""
-        processes.mark(f"{self.name}, step {self.step}")
+        processes.note_progress(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         if message := self.profiler.before(self.step, self.state):
             self.session.tracker.say(message)

@@ -274,7 +274,7 @@ def score(session: Session, params: Decoder, examples: list[Group], row_length: 
     scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
     for first in range(0, len(examples), SCORED_AT_ONCE):
         processes.check_stop_together()
-        processes.mark(f"scoring {len(examples)} examples from {first}")
+        processes.note_progress(f"scoring {len(examples)} examples from {first}")
         packed = pack_rows(session, examples[first : first + SCORED_AT_ONCE], rows)
         sides = packed.unpack(session.score_logprobs(params, packed, cost))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))

@@ -215,7 +215,9 @@ def test_codes_to_sample_from_are_planned_at_their_size():
         config.stages.warmup.probe.every = 2
         with planned_on(1, config) as context:
             found.append({program.name: program for program in programs_of(context, "warmup")})
-            rows = [row for row in block_params(context.model_config.held("int8")).values() if row.quantised]
+            rows = [
+                row for row in block_params(context.model_config.with_quantisation("int8")).values() if row.quantised
+            ]
     plain, coded = found
     saved = sum(3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows)  # of one layer
     assert plain["decode"].work.moved - coded["decode"].work.moved == 4 * saved  # steps of a chunk
