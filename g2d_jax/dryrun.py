@@ -16,7 +16,7 @@ from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
-from g2d_jax.config.graph import Plan, made_from_ends, plan
+from g2d_jax.config.graph import Plan, dependents_of_final, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
@@ -58,7 +58,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                check_claim(settings, place, {}, made_from_ends(settings, order))
+                check_claim(settings, place, {}, dependents_of_final(settings, order))
             _check(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
@@ -200,7 +200,7 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
     texts = [text for _, _, text in tried]
     tried_problems = [problem for problem, _, _ in tried]
-    scores = session.scorer.apart(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
+    scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
         [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
         for (problem, kind, text), score in zip(tried, scores, strict=True)

@@ -54,6 +54,14 @@ class Problem:
     task: str = "main"
 
 
+def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
+    """Map each task to the indices of its problems."""
+    by_task: dict[str, list[int]] = {}
+    for index, problem in enumerate(problems):
+        by_task.setdefault(problem.task, []).append(index)
+    return by_task
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One supervised example: the completion follows the prompt and only the completion carries loss."""
@@ -143,6 +151,11 @@ class Rollout:
     logprobs: np.ndarray  # [T] float32
     entropies: np.ndarray  # [T] float32
     stop_reason: Literal["stop", "length"]
+
+    @property
+    def length(self) -> int:
+        """The tokens of the response."""
+        return len(self.token_ids)
 
 
 class Verdict(enum.StrEnum):

@@ -16,7 +16,7 @@ from etils import epath
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Reward, places
-from g2d_jax.config.graph import Plan, check_inputs, check_names, made_from_ends, plan
+from g2d_jax.config.graph import Plan, check_inputs, check_names, dependents_of_final, plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
@@ -112,7 +112,7 @@ def open_session(
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until, "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
-        ends = made_from_ends(config, order)
+        ends = dependents_of_final(config, order)
         token = processes.on_leader(lambda: _take(config, folder, own_functions, ends))
         with processes.barrier():
             check_token(folder, token)

@@ -77,7 +77,7 @@ def say(session: Session, name: str, step: int, alerts: Iterable[Alert], warning
         session.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
-def alarm(trainer: Trainer, alerts: Iterable[Alert]) -> None:
+def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
@@ -98,7 +98,7 @@ def watch(
             values.append(value)
             del values[window:-window]
     latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
-    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
+    report(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
@@ -108,7 +108,7 @@ def watch(
 def conclude(trainer: Trainer, stage: Online | Offline) -> None:
     """Warn of what only the whole of an online stage shows."""
     state = trainer.extra_state
-    alarm(trainer, silent(state.without_signal, trainer.step, state.rewards))
+    report(trainer, silent(state.without_signal, trainer.step, state.rewards))
     _judge_rise(trainer, stage)
 
 
@@ -127,7 +127,7 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
             f"{trainer.name}: that the reward has hardly risen, as was said before, no longer holds"
         )
     if "signal" not in causes:  # that warning gives the reason
-        alarm(trainer, alerts)
+        report(trainer, alerts)
 
 
 def check_positions(
@@ -145,7 +145,7 @@ def check_positions(
 # Rules
 
 
-def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
+def too_few_problems(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
     """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each step from."""
     what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[kind]
     visits = steps * batch / count
@@ -295,7 +295,7 @@ def _rise(values: Sequence[float]) -> tuple[float, float]:
     return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
-def displaced(change: float, stage: Online | Offline) -> list[Alert]:
+def chosen_logps_fell(change: float, stage: Online | Offline) -> list[Alert]:
     """Warn if an offline stage has made even the chosen responses much less likely. This is likelihood displacement
     (arXiv 2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
     if not change < -DISPLACED:

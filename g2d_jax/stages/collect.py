@@ -18,13 +18,13 @@ from etils import epath
 
 from g2d_jax.config import Collect, Online
 from g2d_jax.config.policy_name import PolicyName
-from g2d_jax.config.stages.collect import drawn_by
+from g2d_jax.config.stages.collect import rollout_origin
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
-from g2d_jax.rollouts.buffer import read_rounds, together
+from g2d_jax.rollouts.buffer import concat_rounds, read_rounds
 from g2d_jax.rollouts.external import external_groups, read_groups
 from g2d_jax.rollouts.generate import Draws, Groups, describe, grouped, sampled_groups
 from g2d_jax.rollouts.programs import rollouts
@@ -99,7 +99,7 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
     Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
     ValueError for rollouts on disk that are not those of this run's problems.
     """
-    drawn = drawn_by(name, session.config.stages)
+    drawn = rollout_origin(name, session.config.stages)
     stage = session.config.stage(drawn, Collect)
     if stage.rollouts == "archive":
         return _archive(session, stage)
@@ -146,7 +146,7 @@ def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
     rounds = [sampled for number in numbers for sampled in read_rounds(session, session.folders[source], number)]
     if not rounds:
         raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
-    return together(rounds)
+    return concat_rounds(rounds)
 
 
 def _steps_done(session: Session, source: str) -> int:
@@ -159,7 +159,7 @@ def _steps_done(session: Session, source: str) -> int:
 def sampler_settings(session: Session, name: str) -> dict[str, Any]:
     """Return the settings the rollouts were really drawn with; of a dump only its path is known."""
     config = session.config
-    source = drawn_by(name, config.stages)
+    source = rollout_origin(name, config.stages)
     collect = config.stage(source, Collect)
     drawn: Collect | Online = collect
     if collect.rollouts == "archive":

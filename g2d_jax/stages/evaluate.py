@@ -12,7 +12,7 @@ import numpy as np
 
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
-from g2d_jax.records import Problem
+from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
@@ -20,7 +20,7 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import chosen_policy
 from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
-from g2d_jax.stages.held_out import HeldOut, indices_by_task, task_results, write_problems
+from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.study import informativeness, stats

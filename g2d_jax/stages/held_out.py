@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
-from g2d_jax.records import Problem
+from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.rollouts.generate import Draws, Groups, correct, rewards, sampled_groups
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import Workload
@@ -112,14 +112,6 @@ def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
     """Write the problems beside the answers: FOLDER/problems.json."""
     texts = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems]
     processes.on_leader(lambda: storage.write_json(folder / "problems.json", texts))
-
-
-def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
-    """Map each task to the indices of its problems."""
-    by_task: dict[str, list[int]] = {}
-    for index, problem in enumerate(problems):
-        by_task.setdefault(problem.task, []).append(index)
-    return by_task
 
 
 def task_results(

@@ -73,8 +73,8 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     with open_trainer(session, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count))
-        alerts.alarm(trainer, positions_exceeded(session, stage, pairs))
+        alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
+        alerts.report(trainer, positions_exceeded(session, stage, pairs))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(session, stage.policy))
         probe()
         while trainer.goes_on():
@@ -91,7 +91,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         with session.track_cost(diagnosis):
             trained = score(session, trainer.policy, examples, row_length, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
-        alerts.alarm(trainer, alerts.displaced(float(change), stage))
+        alerts.report(trainer, alerts.chosen_logps_fell(float(change), stage))
     result = {
         "before": before,
         "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),

@@ -92,9 +92,9 @@ def programs(
         name,
         workload,
         prefix="probe ",
-        viewed=stage.probes_use_sampler_params,
-        beside=(state.opt_state, *reference),
-        meanwhile=(state, *reference),
+        has_sampler_params=stage.probes_use_sampler_params,
+        resident_during_view=(state.opt_state, *reference),
+        resident_during_generation=(state, *reference),
     )
     if not stage.probes_compare:
         return
