@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -437,11 +438,9 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     chosen = [arguments.study] if arguments.study else names
     screen = Screen()
     rates = _rates(arguments, chosen, screen.say)
-    written = [
-        path
-        for name in chosen
-        for path in write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
-    ]
+    written: list[str] = []
+    for name in chosen:
+        written += write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
     for path in written or write_run(arguments.workdir):
         _print(path)
 
@@ -483,7 +482,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
     screen = Screen()
     for line in report.warnings:
         screen.say(line)
-    for part in (part for section in report.sections for part in section.shown):
+    for part in itertools.chain.from_iterable(section.shown for section in report.sections):
         if isinstance(part, page.Note):
             screen.say(part.text)
         elif isinstance(part, page.Table):
@@ -563,7 +562,9 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
     labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
     points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
-    stages = {folder: stage for point in points.values() for stage, folder in point.items()}
+    stages: dict[epath.Path, str] = {}
+    for folders in points.values():
+        stages |= {folder: stage for stage, folder in folders.items()}
     described = {folder: _state(stage, folder, folder, bool(holder(folder))) for folder, stage in stages.items()}
     states = {folder: state for folder, (state, _) in described.items()}
     rows = []
@@ -640,7 +641,9 @@ def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> 
         error = f"last stopped with: {str(records[-1].get('text', '')).removeprefix(f'{name}: ')}"
     step = max((record["step"] for record in records), default=0)
     files = len(list((folder / "rollouts").glob("*.parquet")))
-    far = f"at step {step}" if step else f"with {files} files of rollouts" if files else ""
+    far = f"with {files} files of rollouts" if files else ""
+    if step:
+        far = f"at step {step}"
     if running:
         return f"running {far}".rstrip(), error
     if not far and not folder.exists():

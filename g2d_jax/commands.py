@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -362,7 +363,7 @@ def sample(
     needs = ["model", "tokenizer", *(["data", "tasks"] if prompts is None else [])]
     with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
         chosen = policy or last_policy(session.config)
-        samplings = [sampling for stage in session.config.stages.values() for sampling in stage.samplings()]
+        samplings = list(itertools.chain.from_iterable(stage.samplings() for stage in session.config.stages.values()))
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         if prompts is None and not session.problems["test"]:

@@ -12,6 +12,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def show(content: Mapping[str, Any], screen: Screen) -> None:
     probes, collected = content["probes"], content["collected"]
     columns = [_column(probe, collected) for probe in probes]
     heads = ["at the start", *(f"after {probe['step']} steps" for probe in probes[1:])]
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    rows = [[name, *map(itemgetter(name), columns)] for name in columns[0]]
     title = f"{content['config']}: policy {content['policy']}, {probes[0]['prompts']} prompts x {RESPONSES}"
     screen.table(title, ["", *heads], rows)
     if content["change"] is not None:

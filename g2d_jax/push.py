@@ -138,8 +138,11 @@ def _staging(target: str | None) -> Iterator[epath.Path]:
 
 def _secrets() -> dict[str, str]:
     """Return what must not be published, by name: the hub's token, and variables named like a secret."""
+    secrets = secret_variables()
     token = get_token()
-    return {**secret_variables(), **({"the hub's token": token} if token else {})}
+    if token:
+        secrets["the hub's token"] = token
+    return secrets
 
 
 def _refuse_secrets(files: dict[str, Path]) -> None:
@@ -147,11 +150,12 @@ def _refuse_secrets(files: dict[str, Path]) -> None:
     secrets = _secrets()
     for name, path in files.items():
         for part in _parts(path):
-            if held := [secret for secret, value in secrets.items() if any(part.find(x) >= 0 for x in _forms(value))]:
-                raise ValueError(
-                    f"{name} would hold the value of {held[0]}, so nothing is uploaded: look for it in the settings, "
-                    "the data and the model's answers; a variable that is no secret can be unset"
-                )
+            for secret, value in secrets.items():
+                if any(part.find(form) >= 0 for form in _forms(value)):
+                    raise ValueError(
+                        f"{name} would hold the value of {secret}, so nothing is uploaded: look for it in the "
+                        "settings, the data and the model's answers; a variable that is no secret can be unset"
+                    )
 
 
 def _forms(secret: str) -> set[bytes]:

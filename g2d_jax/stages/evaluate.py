@@ -13,7 +13,7 @@ import numpy as np
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem, indices_by_task
-from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.cost import Cost
@@ -39,7 +39,9 @@ class Answers(NamedTuple):
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
     problems = session.problems[stage.split]
-    cost, policies, answers = Cost(), [], {}
+    cost = Cost()
+    policies: list[dict[str, Any]] = []
+    answers: dict[str, Answers] = {}
     warnings: list[dict[str, Any]] = []
     write_problems(session.folders[name], problems)
     alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
@@ -53,17 +55,19 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
             metrics = _metrics(entry)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
             session.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
-            limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
-            alerts.say(session, name, number, alerts.sampled(answers[policy].described, limit, whose), warnings)
+            described = answers[policy].described
+            found = alerts.sampled(described, stage.sampling.max_new_tokens, f"the responses of {policy}")
+            alerts.say(session, name, number, found, warnings)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
+    paired = []
+    for before, after in pairs:
+        differences = _paired(session, problems, answers[before], answers[after])
+        paired.append({"before": before, "after": after, **differences})
     result = {
         "policies": policies,
-        "paired": [
-            {"before": before, "after": after, **_paired(session, problems, answers[before], answers[after])}
-            for before, after in pairs
-        ],
+        "paired": paired,
         "problems": len(problems),
         "samples": stage.num_generations,
         "split": stage.split,
@@ -93,7 +97,7 @@ def evaluate_policy(
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
         "rollouts": os.path.relpath(held_out.file(), session.folders[name]),
-        "verdicts": dict(Counter(row.score.verdict.value for group in groups for row in group)),
+        "verdicts": dict(Counter(row.score.verdict.value for row in rows_of(groups))),
         "mean_length": described["completions/mean_length"],
         "entropy": described["entropy"],
         "truncated": described["completions/clipped_ratio"],
