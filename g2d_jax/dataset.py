@@ -20,8 +20,8 @@ from g2d_jax.config import Collect, Config
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.records import Problem, Prompt
-from g2d_jax.rollouts.generate import Draws, Groups, rows_of
+from g2d_jax.records import Problem, Prompt, by_id
+from g2d_jax.rollouts.generate import Draws, Groups, problems_of, rows_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import write_columns, write_completions
 from g2d_jax.session.cost import Cost
@@ -69,16 +69,18 @@ def _write(
     template = session.tokenizer.template.pinned
     if template:
         storage.write_bytes(folder / CHAT_TEMPLATE, template.encode())
-    problems = {problem.id: problem for problem, _ in draws}
+    problems = by_id(problems_of(draws))
     write_columns(folder / PROBLEMS, _columns(list(problems.values()), _scored_by(session.config, own)))
 
 
 def _columns(problems: Sequence[Problem], scored_by: Mapping[str, str]) -> dict[str, list[str] | np.ndarray]:
     """Return the columns of problems.parquet: "" is None; conversations, and what only functions score by, are JSON."""
     prompts = [problem.prompt for problem in problems]
-    rest = [None if scored_by[problem.task] in SCORERS else problem for problem in problems]
+    # Solutions and further columns count only where a function of the user's own may score by them.
+    bare = Problem("", "", None)
+    rest = [bare if scored_by[problem.task] in SCORERS else problem for problem in problems]
     try:
-        columns = [json.dumps(storage.plain(problem.columns if problem else {})) for problem in rest]
+        columns = [json.dumps(storage.plain(problem.columns)) for problem in rest]
     except TypeError as error:
         raise ValueError(
             f"the reward function may read what the problems have beside their answers: {error}"
@@ -90,7 +92,7 @@ def _columns(problems: Sequence[Problem], scored_by: Mapping[str, str]) -> dict[
         "answer": [problem.answer or "" for problem in problems],
         "prompt": [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts],
         "is_chat": np.array([not isinstance(prompt, str) for prompt in prompts]),
-        "solution": [(problem and problem.solution) or "" for problem in rest],
+        "solution": [problem.solution or "" for problem in rest],
         "columns": columns,
     }
 

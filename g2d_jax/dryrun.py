@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -119,7 +120,8 @@ def _show_memory(session: Session) -> None:
     """Print the memory that each stage will need where the devices are this machine's processors."""
     if platform_of(session.mesh) != "cpu":
         return  # whose own `g2d plan` knows by compiling
-    found, most = list(host_memory.estimates(session)), memory.limit()
+    found = list(host_memory.estimates(session))
+    most = memory.limit()
     rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
     there = "" if most is None else f", of {most / memory.GIB:.1f} GiB here"
     session.tracker.table(f"memory, estimated{there}", ["stage", "fullest program", "GiB"], rows)
@@ -191,15 +193,14 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     by_rule = reward.function == "verify" or reward.answers != "boxed"  # a function of one's own may read anything
     chosen = (read if by_rule else asked)[:1]
     answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
+    write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
-        for kind, answer in (("right", problem.answer or ""), ("wrong", wrong)):
-            tried.append((problem, kind, chosen[0].write(answer) if chosen else in_form(answer, reward.answers)))
+        tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
-    texts = [text for _, _, text in tried]
-    tried_problems = [problem for problem, _, _ in tried]
+    tried_problems, _, texts = zip(*tried, strict=True)
     scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
         [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
@@ -218,9 +219,8 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         if problem.answer is not None and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
     ]
     if alike and session.verifiable[task]:
-        form = chosen[0].write("") if chosen else in_form("", reward.answers)
         session.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {form.strip()}, "
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {write('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
 

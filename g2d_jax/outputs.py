@@ -57,7 +57,7 @@ def write_outputs(
         if form == "alpaca_eval":
             content = alpaca_json(name, questions, texts)
         else:
-            content = arena_jsonl(name, questions, texts, [len(row.rollout.token_ids) for row in rows])
+            content = arena_jsonl(name, questions, texts, [row.rollout.length for row in rows])
         storage.write_bytes(target, content)
         cut = sum(row.rollout.stop_reason == "length" for row in rows)
         session.tracker.say(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,19 @@ class Problem:
     solution: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     task: str = "main"
+
+
+Item = TypeVar("Item")
+
+
+def pick(items: Sequence[Item], indices: Iterable[int]) -> list[Item]:
+    """List the items at some indices."""
+    return [items[i] for i in indices]
+
+
+def by_id(problems: Iterable[Problem]) -> dict[str, Problem]:
+    """Map the ids of problems to them."""
+    return {problem.id: problem for problem in problems}
 
 
 def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:

@@ -18,8 +18,8 @@ from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import is_correct, pairs_of
 from g2d_jax.losses import dpo_weights, group_advantages, group_dpo_weights, overlong_penalty, token_weights
-from g2d_jax.records import Problem, ScoredRollout, indices_by_task
-from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, rewards
+from g2d_jax.records import Problem, ScoredRollout, indices_by_task, pick
+from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
 
 Sides = tuple[list[int], list[int]]  # indices of the chosen and of the rejected responses of a group
 NO_PAIR: Sides = ([], [])
@@ -53,11 +53,11 @@ def make(seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Map
     rows = np.arange(len(groups))
     if stage.dynamic_sampling:
         rows = (rows[signal] if signal.any() else rows)[: stage.prompts_per_step]
-    draws = [draws[i] for i in rows]
-    trained = [groups[i] for i in rows]
+    draws = pick(draws, rows)
+    trained = pick(groups, rows)
     if stage.loss == "grpo":
         return Batch(_grpo(stage, draws, trained), signal)
-    sides = [pairs[i] for i in rows]
+    sides = pick(pairs, rows)
     loss_groups = _dpo(stage, trained, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, trained, sides)
     metrics = {"pairs/skipped": float(pairs.count(NO_PAIR)), **_describe(trained, sides)}
     return Batch(_with_entropy(stage, loss_groups), signal, metrics)
@@ -83,7 +83,7 @@ def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
     """Compute advantages, float32 [N, G]; the rewards of each task are normalised by themselves."""
     values = shaped_rewards(stage, groups)
     normalised = np.zeros(values.shape, np.float32)
-    for rows in indices_by_task([problem for problem, _ in draws]).values():
+    for rows in indices_by_task(problems_of(draws)).values():
         normalised[rows] = group_advantages(values[rows], stage.scale_rewards, stage.scale_rewards_eps)
     return normalised
 
@@ -159,7 +159,7 @@ def _sides(
     """
     problem, visit = draw
     counted = np.flatnonzero(_counted(stage, [list(group)])[0])
-    usable = [group[i] for i in counted.tolist()]
+    usable = pick(group, counted)
     if stage.loss == "group_dpo" and verifiable[problem.task]:
         correct = is_correct(usable)
         chosen = counted[correct == 1].tolist()

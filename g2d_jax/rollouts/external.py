@@ -322,9 +322,9 @@ def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:
         return "its prompt is not in data.train, whose problems an online stage trains on: add it, or collect and pair"
     if len(rollout.prompt_ids) > longest:
         return f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, {longest}"
-    if len(rollout.token_ids) > stage.sampling.max_new_tokens:
-        limit = stage.sampling.max_new_tokens
-        return f"its completion has {len(rollout.token_ids)} tokens: raise the stage's sampling.max_new_tokens, {limit}"
+    limit = stage.sampling.max_new_tokens
+    if rollout.length > limit:
+        return f"its completion has {rollout.length} tokens: raise the stage's sampling.max_new_tokens, {limit}"
     if stage.importance_cap and np.isnan(rollout.logprobs[0]):
         return "importance_cap weighs by the sampler's logprobs, which it lacks: set importance_cap to 0"
     return None

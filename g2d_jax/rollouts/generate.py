@@ -16,7 +16,7 @@ from etils import epath
 
 from g2d_jax.data.stops import cut
 from g2d_jax.models.flops import attended, forward_flops
-from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
+from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict, by_id
 from g2d_jax.rewards.pool import Begun
 from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
@@ -116,8 +116,7 @@ def generate(
     done = 0
     prompts = sum(len(draws) for draws, _ in batches)
     for call in _calls(batches, prompts_per_call(session, workload.num_generations)):
-        split = [draws for draws, _ in call]
-        shards = [shard for _, shard in call]
+        split, shards = zip(*call, strict=True)
         draws = list(itertools.chain.from_iterable(split))
         parts = shards[0].parent / "_parts"
         done += len(draws)
@@ -191,13 +190,13 @@ def split_by_batch(
     """
     prompts = sum(map(len, batches))
     samples = len(rows) // prompts
-    total = sum(row.rollout.length for row in rows)
+    total = _tokens(rows)
     remaining = iter(rows)
     done = 0
     sampled: list[Sampled] = []
     for draws in batches:
         groups = [list(itertools.islice(remaining, samples)) for _ in draws]
-        tokens = sum(row.rollout.length for row in rows_of(groups))
+        tokens = _tokens(rows_of(groups))
         part = cost.part(done / total, (done + tokens) / total)
         done += tokens
         usage = {
@@ -208,6 +207,10 @@ def split_by_batch(
         }
         sampled.append(Sampled(draws, groups, {**part, **usage}))
     return sampled
+
+
+def _tokens(rows: Sequence[ScoredRollout]) -> int:
+    return sum(row.rollout.length for row in rows)
 
 
 def write_sampled(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
@@ -348,8 +351,8 @@ def _score_local(session: Session, answers: Sequence[_Answer], policy: str) -> l
 
 def _score_collective(session: Session, rows: Sequence[ScoredRollout], draws: Draws) -> list[ScoredRollout]:
     """Add the scores that all processes compute together, on the rows of all of them."""
-    by_id = {problem.id: problem for problem, _ in draws}
-    problems = [by_id[row.rollout.problem_id] for row in rows]
+    of_id = by_id(problems_of(draws))
+    problems = [of_id[row.rollout.problem_id] for row in rows]
     texts = graded_texts(session, problems, [row.text for row in rows])
     token_ids = [row.rollout.token_ids for row in rows]
     with session.clock.doing("verification"):
@@ -385,13 +388,13 @@ def _generate(session: Session, params: Any, draws: Draws, workload: Workload, b
         Request(problem.id, tokenizer.encode_prompt(problem), workload.params, num_samples=samples, visit=visit)
         for problem, visit in draws
     ]
-    by_id = {problem.id: problem for problem, _ in draws}
-    opened = opening_thoughts(session, by_id.values())
+    problems = by_id(problems_of(draws))
+    opened = opening_thoughts(session, problems.values())
     answers: list[_Answer] = []
     start = bar.done
     bar.begin()  # the rows decode together, and end together where they are of one length
     for rollout in session.engine.generate(params, requests, workload.rng_stream, workload.shapes):
-        problem = by_id[rollout.problem_id]
+        problem = problems[rollout.problem_id]
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = _graded(text, problem, opened)
         answers.append(_Answer(rollout, problem, text, graded, session.scorer.submit(problem, graded)))
@@ -406,7 +409,7 @@ def graded_texts(session: Session, problems: Sequence[Problem], texts: Sequence[
 
     Without it a verifier would take the thought for the answer. problems: that of each text.
     """
-    opened = opening_thoughts(session, {problem.id: problem for problem in problems}.values())
+    opened = opening_thoughts(session, by_id(problems).values())
     return [_graded(text, problem, opened) for text, problem in zip(texts, problems, strict=True)]
 
 
@@ -417,6 +420,11 @@ def _graded(text: str, problem: Problem, opened: set[str]) -> str:
 def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
     return {problem.id for problem in problems if session.tokenizer.render(problem).rstrip().endswith("<think>")}
+
+
+def problems_of(draws: Draws) -> list[Problem]:
+    """List the problem of each draw."""
+    return [problem for problem, _ in draws]
 
 
 def rows_of(groups: Iterable[Sequence[ScoredRollout]]) -> list[ScoredRollout]:

@@ -33,7 +33,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
-from g2d_jax.session.problems import SPLITS, Reading, gives_columns, read_source, reading, setting_of
+from g2d_jax.session.problems import SPLITS, Reading, gives_columns, prefix_of, read_source, reading, setting_of
 from g2d_jax.session.session import Session, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -92,7 +92,7 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
             if source.path:
                 setting = setting_of(name, split)
                 found[setting] = Reader(source.path, "problems", functools.partial(problems, setting), source.revision)
-        found |= _of_reward(task.reward, "" if name == "main" else f"tasks.{name}.")
+        found |= _of_reward(task.reward, prefix_of(name))
     for name, stage in config.stages.items():
         found |= _of_stage(config, name, stage)
     return found
@@ -159,11 +159,10 @@ def _function_file(reward: Reward) -> Path | None:
     """Return the file of a user's reward function, None where it is none or lies in no file of its own."""
     if not gives_columns(reward):
         return None
-    file = None
     if reward.folder is not None:
         file = beside(reward.function, Path(reward.folder))
-    if file is not None:
-        return file
+        if file is not None:
+            return file
     module = sys.modules.get(reward.function.partition(":")[0])
     name = getattr(module, "__file__", None)
     return Path(name) if name else None

@@ -206,9 +206,14 @@ def _of_task(
     return loaded
 
 
+def prefix_of(task: str) -> str:
+    """Return what stands before a task's "reward" in the name of a setting: "" or "tasks.chat."."""
+    return "" if task == "main" else f"tasks.{task}."
+
+
 def setting_of(task: str, split: str) -> str:
     """Name the setting of a task's split: "data.train", "tasks.chat.train"."""
-    return f"data.{split}" if task == "main" else f"tasks.{task}.{split}"
+    return f"{prefix_of(task) or 'data.'}{split}"
 
 
 def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:

@@ -14,7 +14,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax.config import Reward
-from g2d_jax.records import Problem, Score, Verdict, indices_by_task
+from g2d_jax.records import Problem, Score, Verdict, indices_by_task, pick
 from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
 from g2d_jax.rewards.judge import JudgeScorer
 from g2d_jax.rewards.normalise import clean
@@ -103,10 +103,9 @@ class RewardManager:
                 continue
             scorer = self._of(task)
             if pending and isinstance(scorer, VerifierScorer):
-                begun = (pending[i] for i in indices)
-                found = scorer.pool.finish([item for item in begun if item is not None])
+                found = scorer.pool.finish(list(filter(None, pick(pending, indices))))
             else:
-                found = _score(scorer, indices, problems, texts, token_ids)
+                found = scorer(pick(problems, indices), pick(texts, indices), pick(token_ids, indices))
             _put(scores, indices, found)
         return scores
 
@@ -121,7 +120,8 @@ class RewardManager:
         merged = list(scores)
         for task, indices in indices_by_task(problems).items():
             if self._is_collective(task):
-                _put(merged, indices, _score(self._of(task), indices, problems, texts, token_ids))
+                found = self._of(task)(pick(problems, indices), pick(texts, indices), pick(token_ids, indices))
+                _put(merged, indices, found)
         return merged
 
     def has_collective(self) -> bool:
@@ -193,16 +193,6 @@ class RewardManager:
             self._judges.append(judge)
             return judge
         return function_scorer(load_reward(reward.function, reward.folder), correct_above, reward.answers)
-
-
-def _score(
-    scorer: Scorer,
-    indices: Sequence[int],
-    problems: Sequence[Problem],
-    texts: Sequence[str],
-    token_ids: Sequence[np.ndarray],
-) -> list[Score]:
-    return scorer([problems[i] for i in indices], [texts[i] for i in indices], [token_ids[i] for i in indices])
 
 
 def _put(scores: list[Score], indices: Sequence[int], found: Sequence[Score]) -> None:

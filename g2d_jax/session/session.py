@@ -32,7 +32,7 @@ from g2d_jax.models import decoder, hf, reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
-from g2d_jax.records import Problem, SamplingParams
+from g2d_jax.records import Problem, SamplingParams, by_id
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.program_cache import Ahead, Programs
@@ -205,7 +205,7 @@ class Session:
     @cached_property
     def train(self) -> dict[str, Problem]:
         """The training problems by id."""
-        return {problem.id: problem for problem in self.problems["train"]}
+        return by_id(self.problems["train"])
 
     @cached_property
     def held_out_ids(self) -> set[str]:

@@ -24,7 +24,7 @@ from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference, Problem, Prompt, Rollout, ScoredRollout, Verdict
+from g2d_jax.records import Preference, Problem, Prompt, Rollout, ScoredRollout, Verdict, pick
 from g2d_jax.rollouts.buffer import concat_rounds, read_rounds
 from g2d_jax.rollouts.external import external_groups, read_groups
 from g2d_jax.rollouts.generate import Draws, Groups, Sampled, describe, grouped, rows_of, sampled_groups
@@ -198,7 +198,7 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
     own = shares[processes.index()]
     with processes.barrier():
         if len(own):
-            write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in own])
+            write_preferences(folder / f"part-{processes.index():05d}.parquet", pick(preferences, own))
     # The index comes last, for it says that all parts are there. The underscore lets pandas and pyarrow read the
     # folder: they take every other file in it for Parquet.
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
@@ -233,7 +233,7 @@ def _selected(session: Session, stage: Collect, draws: Draws, groups: Groups, of
     entropies = informativeness.prompts(groups)["entropy"]
     prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
     selected = select_pairs(session.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
-    return [list(map(pairs.__getitem__, indices)) for pairs, indices in zip(offered, selected, strict=True)]
+    return list(map(pick, offered, selected))
 
 
 def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
-from g2d_jax.records import Problem, indices_by_task
+from g2d_jax.records import Problem, indices_by_task, pick
 from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
@@ -117,7 +117,7 @@ def _accuracies(
     if not _judged(session, problems):
         return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
     judged = [i for i, problem in enumerate(problems) if session.verifiable[problem.task]]
-    subsets = stats.by_subset(answers[judged], [problems[i].subset for i in judged])
+    subsets = stats.by_subset(answers[judged], [problem.subset for problem in pick(problems, judged)])
     return {
         **every,
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
@@ -131,7 +131,9 @@ def _tasks(session: Session, problems: Sequence[Problem], groups: Groups, greedy
     if len(tasks) == 1 and all(session.verifiable[task] for task in tasks):
         return {}
     greedily = {} if greedy is None else task_results(problems, greedy, session.verifiable)
-    return {"tasks": {task: {**row, "greedy": greedily.get(task, {}).get("reward")} for task, row in tasks.items()}}
+    for task, row in tasks.items():
+        row["greedy"] = greedily.get(task, {}).get("reward")
+    return {"tasks": tasks}
 
 
 def _judged(session: Session, problems: Sequence[Problem]) -> bool:
@@ -141,8 +143,8 @@ def _judged(session: Session, problems: Sequence[Problem]) -> bool:
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each task."""
-    rewards = {f"tasks/{task}/reward": task_entry["reward"] for task, task_entry in entry.get("tasks", {}).items()}
-    return rewards if entry["mean"] is None else {"pass@1": entry["mean"], **rewards}
+    metrics = {} if entry["mean"] is None else {"pass@1": entry["mean"]}
+    return metrics | {f"tasks/{task}/reward": row["reward"] for task, row in entry.get("tasks", {}).items()}
 
 
 def _paired(session: Session, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:

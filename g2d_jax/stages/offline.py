@@ -23,7 +23,7 @@ from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference
+from g2d_jax.records import Preference, pick
 from g2d_jax.rollouts import external_preferences
 from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
@@ -84,7 +84,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         while trainer.goes_on():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
-                trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
+                trainer.update(batch(pick(pairs, drawn), references[drawn]), {})
             probe()
             trainer.checkpoint_if_due()
         fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})

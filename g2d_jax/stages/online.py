@@ -14,11 +14,11 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
-from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
-from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, problems_of, rewards, rows_of
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.session.problems import train_order
@@ -212,10 +212,10 @@ def row_shape(session: Session, stage: Online) -> RowShape:
 def _describe(train_batch: TrainBatch) -> dict[str, float]:
     """Compute metrics of a batch's groups, and of each task's where there are several."""
     metrics = {**describe(train_batch.groups), "frac_signal": float(np.mean(train_batch.batch.has_advantage))}
-    by_task = indices_by_task([problem for problem, _ in train_batch.draws])
+    by_task = indices_by_task(problems_of(train_batch.draws))
     if len(by_task) > 1:
         for task, indices in by_task.items():
-            figures = describe([train_batch.groups[i] for i in indices])
+            figures = describe(pick(train_batch.groups, indices))
             metrics |= {f"tasks/{task}/{key}": value for key, value in figures.items()}
     return metrics
 
