@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.print_traceback(error)
         return _stopped(error, _exited(error))
     except Exception as error:
-        if not os.environ.get("G2D_TRACEBACK") and (told := failures.line(error)):
-            return _stopped(error, told)
+        if not os.environ.get("G2D_TRACEBACK") and (text := failures.line(error)):
+            return _stopped(error, text)
         if processes.count() == 1:
             raise
         terminal.print_traceback(error)
@@ -99,10 +99,10 @@ def _exited(error: SystemExit) -> str:
     )
 
 
-def _stopped(error: BaseException, told: str) -> int:
+def _stopped(error: BaseException, text: str) -> int:
     """Print why a command stopped, and leave."""
     where = f"{processes.name()}: " if processes.count() > 1 else ""
-    processes.say(f"{where}{told}")
+    processes.say(f"{where}{text}")
     return processes.leave(processes.status_of(error))
 
 
@@ -248,7 +248,7 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
 def _integers(text: str) -> tuple[int, ...]:
     if not all(item.strip().isdecimal() for item in text.split(",")):
         raise argparse.ArgumentTypeError(f"write whole numbers with commas, 0,1,2, not {text!r}")
-    return tuple(int(item) for item in text.split(","))
+    return tuple(map(int, text.split(",")))
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:

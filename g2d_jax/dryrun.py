@@ -167,7 +167,7 @@ def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> No
 def _worked_examples(pattern: str) -> list[str]:
     """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
 
-    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does.
+    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing does.
     """
     before, _, after = pattern.partition(PLACEHOLDER)
     label = before.rpartition("\n")[2]

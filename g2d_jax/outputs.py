@@ -84,7 +84,7 @@ def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, st
 def _answers(
     session: Session, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
 ) -> list[ScoredRollout]:
-    """Return the answers in the order of the questions, read back or drawn."""
+    """Return the answers in the order of the questions, read back or sampled."""
     requests = _requests(session, questions, params, prompts)
     settings = asdict(params)
     del settings["stop"]  # always empty here; folders of earlier versions are named without it

@@ -29,7 +29,7 @@ NO_PAIR: Sides = ([], [])
 class Batch:
     """The responses to train on.
 
-    groups: for the loss, never empty. has_advantage: bool for each prompt that was drawn. metrics: of the pairs.
+    groups: for the loss, never empty. has_advantage: bool for each prompt that was sampled. metrics: of the pairs.
     """
 
     groups: list[Group]
@@ -38,7 +38,7 @@ class Batch:
 
 
 def make(seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]) -> Batch:
-    """Make one update's batch from all that was drawn for it. verifiable: by task.
+    """Make one update's batch from all that was sampled for it. verifiable: by task.
 
     A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.dynamic_sampling the first
     prompts_per_step prompts with a signal are kept, or as many as there are (without any the first ones); else all are.

@@ -310,7 +310,7 @@ class RolloutBuffer:
         return self.rounds.get(number) or read_rounds(self.session, self.folder, number)
 
     def _lacking(self, number: int, rounds: int) -> int:
-        """Count the prompts with a signal that a batch lacks after its first rounds, whatever else is on disk."""
+        """Count the prompts with a signal that a batch lacks after its first rounds; more may be on disk."""
         signal = self._batch(*concat_rounds(self._rounds(number)[:rounds])).has_advantage
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 

@@ -143,7 +143,7 @@ def external_groups(session: Session, path: str, shard: epath.Path, reward: str 
 def read_groups(
     session: Session, path: str, reward: str | None = None
 ) -> tuple[dict[str, Problem], dict[str, list[ExternalRow]]]:
-    """Read problems by id, and the rows of each, whatever their step, to make pairs of.
+    """Read problems by id, and the rows of each, of all steps, to make pairs of.
 
     Raises ValueError as `read`, and where no prompt has two responses.
     """

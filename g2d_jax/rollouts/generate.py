@@ -26,7 +26,7 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session, StopRun
 
 Draws = list[tuple[Problem, int]]
-"""Problems, each with its visit: how often it was drawn before."""
+"""Problems, each with its visit: how often it came before."""
 
 Groups = list[list[ScoredRollout]]
 """For each draw its responses, in order of their sample index."""
@@ -57,11 +57,10 @@ class _NoBar(Progress):
     def begin(self) -> None:
         pass
 
-    def skip(self, done: int) -> None:
-        self.done = done
-
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         self.done = done
+
+    skip = update
 
 
 def sampled_groups(
@@ -420,6 +419,11 @@ def _graded(text: str, problem: Problem, opened: set[str]) -> str:
 def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
     return {problem.id for problem in problems if session.tokenizer.render(problem).rstrip().endswith("<think>")}
+
+
+def draw_once(problems: Iterable[Problem]) -> Draws:
+    """Draw each problem, for the first time."""
+    return [(problem, 0) for problem in problems]
 
 
 def problems_of(draws: Draws) -> list[Problem]:

@@ -263,13 +263,15 @@ class Session:
     @cached_property
     def reward_bytes(self) -> int:
         """The bytes of a device that reward models take, which stay once they are loaded."""
-        rewards = [task.reward for task in self.tasks.values() if task.reward.function == "model"]
-        settings = {reward.model.path: reward.model for reward in rewards}
-        models = (
-            reward_model.abstract_on(hf.read_config(hf.resolve(path)), self.mesh, jnp.dtype(model_settings.dtype))
-            for path, model_settings in settings.items()
-        )
-        return sum(map(meshes.device_bytes, models))
+        models: dict[str, int] = {}
+        for task in self.tasks.values():
+            if task.reward.function == "model":
+                model = task.reward.model
+                shape = hf.read_config(hf.resolve(model.path))
+                models[model.path] = meshes.device_bytes(
+                    reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
+                )
+        return sum(models.values())
 
     def state_bytes(self, stage: Stage) -> int:
         """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its own.

@@ -93,13 +93,15 @@ def watch(
     window = PROBE_WINDOW if kind == "probe" else WINDOW
     series = trainer.extra_state.series.setdefault(kind, {})
     for metric in WATCHED:
-        if math.isfinite(value := float(metrics.get(metric, math.nan))):
+        value = float(metrics.get(metric, math.nan))
+        if math.isfinite(value):
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
     latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
     report(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
-    if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
+    reward = float(metrics.get("reward", math.nan))
+    if kind == "train" and math.isfinite(reward):
         trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
             _judge_rise(trainer, stage)
@@ -217,7 +219,7 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
 
 def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its responses") -> list[Alert]:
     """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing ones give no warning.
-    limit: the max_new_tokens that they were drawn with; None: not known, and not judged. whose: for the message."""
+    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. whose: for the message."""
     alerts = []
     if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (

@@ -76,7 +76,12 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         too_long = _check_positions(session, [row.rollout for row in rows_of(groups)])
     alerts.say(session, name, 0, [*too_long, *alerts.few_pairs(counts), *of_samples], warnings)
     session.tracker.log(name, 0, {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}})
-    result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
+    result = {
+        "chosen_mean_length": measures["pairs"]["chosen_length"],
+        "rejected_mean_length": measures["pairs"]["rejected_length"],
+        "rollouts": described,
+        "informativeness": measures,
+    }
     return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
@@ -184,7 +189,7 @@ def sampler_settings(session: Session, name: str) -> dict[str, Any]:
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
     """Write the dataset: every process a part, an unbroken stretch of the pairs, and then the leader the index.
 
-    Read in the order of the parts' names it is the same dataset whatever the number of processes.
+    Read in the order of the parts' names it is the same dataset for any number of processes.
     """
 
     def clear() -> None:  # files of a killed run of other processes; the index first
@@ -315,13 +320,6 @@ def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, i
         },
         "seed": session.config.seed,
         "counts": counts,
-    }
-
-
-def _lengths(preferences: list[Preference]) -> dict[str, float]:
-    return {
-        "chosen_mean_length": float(np.mean([len(p.chosen_ids) for p in preferences])),
-        "rejected_mean_length": float(np.mean([len(p.rejected_ids) for p in preferences])),
     }
 
 

@@ -1,6 +1,6 @@
 """A policy's answers to held-out problems, and their results, task by task.
 
-    policy ─► answers, drawn or read back ─► rewards and accuracies of each task
+    policy ─► answers, sampled or read back ─► rewards and accuracies of each task
 
 Evaluations and selections share it.
 """
@@ -18,7 +18,7 @@ from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.records import Problem, indices_by_task
-from g2d_jax.rollouts.generate import Draws, Groups, correct, lengths, rewards, sampled_groups
+from g2d_jax.rollouts.generate import Draws, Groups, correct, draw_once, lengths, rewards, sampled_groups
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
@@ -57,7 +57,7 @@ class HeldOut:
     @property
     def draws(self) -> Draws:
         """The draws: each problem once."""
-        return [(problem, 0) for problem in self.problems]
+        return draw_once(self.problems)
 
     def file(self, suffix: str = "") -> epath.Path:
         """Return the file of one kind of answers."""

@@ -18,7 +18,7 @@ from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, ind
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
-from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, problems_of, rewards, rows_of
+from g2d_jax.rollouts.generate import Groups, correct, describe, draw_once, log_samples, problems_of, rewards, rows_of
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.session.problems import train_order
@@ -50,11 +50,12 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         alerts.report(trainer, _alerts_of_inputs(session, stage, external))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
-        ended = early_stopping.ends(trainer, stage)  # an earlier process may have come to its end
+        ended = early_stopping.ends(trainer, stage)  # perhaps by an earlier process
         while trainer.goes_on() and not ended:
             window = window_at(trainer.step, stage)
             generation: dict[str, float] = {}
-            # The policy is synchronised. What its rollouts cost is stored with them, and counted with their batch.
+            # A synchronisation: all batches of the window are sampled now. Their cost is stored with them, and counted
+            # when a batch is first trained on.
             if trainer.step == window.start:
                 generation = buffer.generate_window(window)
                 buffer.add_logprobs(window)
@@ -156,7 +157,7 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
         ]
 
     problems = [Problem(str(i), "", "0") for i in range(stage.prompts_per_step)]
-    draws = [(problem, 0) for problem in problems]
+    draws = draw_once(problems)
     groups = batches.make(session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}).groups
     others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
     reference = others if stage.compares else None

@@ -22,6 +22,7 @@ from g2d_jax.rollouts.generate import (
     Groups,
     correct,
     describe,
+    draw_once,
     lengths,
     measured_once,
     rows_of,
@@ -122,7 +123,7 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
     session, name = trainer.session, trainer.name
     file = session.folders[name] / "probe" / f"step-{trainer.step:06d}"
     policy = trainer.finished_policy()
-    draws = [(problem, 0) for problem in probed(session.problems[stage.probe.split], stage.probe.prompts)]
+    draws = draw_once(probed(session.problems[stage.probe.split], stage.probe.prompts))
 
     def measure(cost: Cost) -> dict[str, Any]:
         groups = sampled_groups(
