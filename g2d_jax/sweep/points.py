@@ -111,12 +111,15 @@ def _values(name: str, entry: str) -> tuple[str, list[str]]:
 
 def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) -> Point:
     arm = config.sweep.arms[name]
-    changed = from_dict({key: value for key, value in to_dict(config).items() if key != "sweep"})
+    settings = to_dict(config)
+    del settings["sweep"]
+    changed = from_dict(settings)
     changed.unlock()
     changed.seed = seed
     if arm.stages:
-        if unknown := [stage for stage in arm.stages if stage not in changed.stages]:
-            raise ValueError(f"sweep.arms.{name}.stages: no stage {unknown[0]!r}{suggest(unknown[0], changed.stages)}")
+        for stage in arm.stages:
+            if stage not in changed.stages:
+                raise ValueError(f"sweep.arms.{name}.stages: no stage {stage!r}{suggest(stage, changed.stages)}")
         for stage in list(changed.stages):
             if stage not in arm.stages:
                 del changed.stages[stage]

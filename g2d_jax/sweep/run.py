@@ -237,7 +237,8 @@ class _Worker:
 
     def _common(self, node: Node) -> Session:
         """Return the session that nodes of equal settings outside the stages share: problems, tokenizer, programs."""
-        shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
+        shared = to_dict(node.config)
+        del shared["stages"], shared["name"]
         if self._session is None or shared != self._shared:
             self._close()
             self._session = Session(node.config, self.root, self.tracker, {}, programs=self._programs)
