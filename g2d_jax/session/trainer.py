@@ -272,7 +272,7 @@ def open_trainer(
         pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
         session.tracker.say(f"{name}: continuing after step {step} of {total}")
         base = base_of(session, name)
-    # Which model adapters stand beside is written before their first checkpoint: without it that means nothing.
+    # Before the first checkpoint: adapters mean nothing without the name of the model that they belong to.
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
         Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
