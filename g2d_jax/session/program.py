@@ -52,7 +52,7 @@ class Program:
     resident: tuple[Any, ...] = ()
     also: tuple[str, ...] = ()
 
-    def beside(self, outputs: Outputs) -> int:
+    def resident_bytes(self, outputs: Outputs) -> int:
         """Count the bytes a device of the resident arrays."""
         return sum(map(device_bytes, (*self.resident, *map(outputs.__getitem__, self.also))))
 
