@@ -67,7 +67,7 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
         raise ValueError(f"stages.{name}: {error}") from error
 
 
-def made_from_ends(config: Config, order: Plan) -> dict[str, list[str]]:
+def dependents_of_final(config: Config, order: Plan) -> dict[str, list[str]]:
     """Return of each stage the stages made from the policy it ends with, or from what was made from it, in order."""
     dependents: dict[str, list[str]] = {name: [] for name in order.order}
     for name, others in dependents.items():

@@ -1,4 +1,4 @@
-"""What a stage asks of the sampler: how many responses to how many prompts, in calls of which shapes."""
+"""The demands of a stage on the sampler: how many responses to how many prompts, in calls of which shapes."""
 
 from __future__ import annotations
 

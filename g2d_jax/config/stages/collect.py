@@ -141,7 +141,7 @@ class Collect(Stage):
 collect = stage_of(Collect)
 
 
-def drawn_by(name: str, stages: Stages) -> str:
+def rollout_origin(name: str, stages: Stages) -> str:
     """Return the collect stage that a collect stage's rollouts are from in the end: itself, if it has its own."""
     stage = stages[name]
     while isinstance(stage, Collect) and (other := stage.rollout_source(stages)):
@@ -151,7 +151,7 @@ def drawn_by(name: str, stages: Stages) -> str:
 
 def drawn_with(name: str, stages: Stages) -> Collect | Online:
     """Return the stage whose settings a collect stage's rollouts were drawn with: of an archive the online one."""
-    origin = stages[drawn_by(name, stages)]
+    origin = stages[rollout_origin(name, stages)]
     assert isinstance(origin, Collect)
     drawn = stages[own_stage(origin.policy)] if origin.rollouts == "archive" else origin
     assert isinstance(drawn, Collect | Online)
