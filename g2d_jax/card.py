@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from g2d_jax.session.session import Session
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _QUESTION = "1+1=?"
+HERE = "path/to/this"
+"""Where a card says that its own files lie."""
 
 
 def card(session: Session, policy: str, *, adapters: bool = False) -> str:
@@ -62,14 +65,22 @@ def dataset_card(session: Session, name: str, repository: str) -> str:
         _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
         f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n',
-        _pairs_use(session.tokenizer),
+        _pairs_use(session),
         *_origins(session, "the model that answered and of the data"),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _pairs_use(tokenizer: PromptTokenizer) -> str:
-    """Tell how other libraries give a model the prompts of pairs as the policy saw them."""
+def _pairs_use(session: Session) -> str:
+    """Tell how other libraries give a model the prompts of pairs as the policy saw them, and where responses end."""
+    tokenizer = session.tokenizer
+    stops = _stop_strings(session.config)
+    ended = f"Responses also end at {', '.join(stops)}, which their texts lack and their ids have. " if stops else ""
+    return ended + _prompts_use(tokenizer)
+
+
+def _prompts_use(tokenizer: PromptTokenizer) -> str:
+    """Tell how the prompts of pairs become what the policy saw."""
     if not tokenizer.template.is_chat:
         return "Prompts are texts as the policy saw them; `prompt_ids` are their tokens.\n"
     return (
@@ -202,7 +213,7 @@ def _quantised(config: Config, adapters: bool) -> str:
 def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """State that the policy was trained on longer sequences than its config.json says; "" where it was not."""
     behind = accounting.behind(policy, to_dict(session.config)["stages"])
-    warnings = [warning for name in behind for warning in manifests.get(name, {}).get("warnings", ())]
+    warnings = itertools.chain.from_iterable(manifests.get(name, {}).get("warnings", ()) for name in behind)
     lengths = [int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"]
     if not lengths:
         return ""
@@ -254,7 +265,7 @@ def _results(evaluation: Mapping[str, Any], manifests: Mapping[str, Mapping[str,
 
 
 def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *([one_line(cell) for cell in row] for row in rows)]
+    lines = [columns, ["---"] * len(columns), *(map(one_line, row) for row in rows)]
     return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
@@ -262,17 +273,17 @@ def _use(session: Session, *, adapters: bool) -> str:
     """Tell how prompts were made, with one as the policy saw it."""
     tokenizer = session.tokenizer
     template = tokenizer.template
-    stops = ", ".join(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids)
+    ends = [*(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids), *_stop_strings(session.config)]
     parts = ["## Use\n"]
     if template.is_chat:
         parts.append(
-            f"Prompts were made with the chat template that lies here; responses end at {stops}. "
+            f"Prompts were made with the chat template that lies here; responses end at {', '.join(ends)}. "
             + _as_trained(template)
         )
     else:
         parts.append(
-            "Prompts were made with the text of `tokenizer.prompt_template` below, without a chat template; responses "
-            f"end at {stops}.\n"
+            "Prompts were made with the text of `tokenizer.prompt_template` below and no chat template, so that none "
+            f"lies here; responses end at {', '.join(ends)}.\n"
         )
     parts.append(_code_block(_prompt_code(tokenizer), "python"))
     parts.append("The policy was trained on prompts like this one:\n")
@@ -289,6 +300,15 @@ def _use(session: Session, *, adapters: bool) -> str:
     return "\n".join(parts)
 
 
+def _stop_strings(config: Config) -> list[str]:
+    """List the texts that ended responses in any stage, as code."""
+    strings: dict[str, None] = {}
+    for stage in config.stages.values():
+        for sampling in stage.samplings():
+            strings |= dict.fromkeys(sampling.stop)
+    return [f"`{string!r}`" for string in strings]
+
+
 def _as_trained(template: Template) -> str:
     """Tell that a chat template renders what the policy saw, and where it differs from the model's own."""
     same = "It is the model's own." if template.pinned == template.own else "It has the settings of the training in it."
@@ -297,10 +317,11 @@ def _as_trained(template: Template) -> str:
 
 def _prompt_code(tokenizer: PromptTokenizer) -> str:
     """Write the Python that makes the prompt of a question as it was made in training."""
-    lines = [f"prompt = {tokenizer.settings.pattern!r}.replace({PLACEHOLDER!r}, {_QUESTION!r})"]
+    lines = ["from transformers import AutoTokenizer", "", f'tokenizer = AutoTokenizer.from_pretrained("{HERE}")']
+    lines += [f"prompt = {tokenizer.settings.pattern!r}.replace({PLACEHOLDER!r}, {_QUESTION!r})"]
     if tokenizer.template.is_chat:
         lines.append('messages = [{"role": "user", "content": prompt}]')
-        lines.append("ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)")
+        lines.append("ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)")
     else:
         lines.append('ids = tokenizer(prompt)["input_ids"]')
     return "\n".join(lines)

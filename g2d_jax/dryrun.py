@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -16,7 +17,7 @@ from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
-from g2d_jax.config.graph import Plan, made_from_ends, plan
+from g2d_jax.config.graph import Plan, dependents_of_final, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
@@ -31,7 +32,7 @@ from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Session, stop_strings
 from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, check_claim, stage_folders
 
@@ -58,7 +59,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                check_claim(settings, place, {}, made_from_ends(settings, order))
+                check_claim(settings, place, {}, dependents_of_final(settings, order))
             _check(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
@@ -70,7 +71,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _show_memory(session)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, session.problems))
             for task in session.tasks:
-                problems = [problem for problem in session.problems["train"] if problem.task == task]
+                problems = _problems_of(session, task)
                 for problem in problems[:SHOWN]:
                     _show_problem(session, problem)
                 _try_reward(session, task, problems)
@@ -119,10 +120,12 @@ def _show_memory(session: Session) -> None:
     """Print the memory that each stage will need where the devices are this machine's processors."""
     if platform_of(session.mesh) != "cpu":
         return  # whose own `g2d plan` knows by compiling
-    found, most = list(host_memory.estimates(session)), memory.limit()
+    found = list(host_memory.estimates(session))
+    most = memory.limit()
     rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
-    there = "" if most is None else f", of {most / memory.GIB:.1f} GiB here"
-    session.tracker.table(f"memory, estimated{there}", ["stage", "fullest program", "GiB"], rows)
+    session.tracker.table("host memory, estimated", ["stage", "fullest program", "GiB"], rows)
+    if most is not None:
+        session.tracker.say(f"this machine has {most / memory.GIB:.1f} GiB")
     largest = max((estimate.size for estimate in found), default=0)
     if most is not None and largest > most:
         session.tracker.say(
@@ -130,6 +133,15 @@ def _show_memory(session: Session) -> None:
             f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a smaller "
             "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
         )
+
+
+def _problems_of(session: Session, task: str) -> list[Problem]:
+    """List the problems that a task is tried on: those of train, of test where there are none, else of dev."""
+    for split in ("train", "test", "dev"):
+        problems = [problem for problem in session.problems[split] if problem.task == task]
+        if problems:
+            return problems
+    return []
 
 
 def _show_problem(session: Session, problem: Problem) -> None:
@@ -150,30 +162,35 @@ def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> No
     rule = session.tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
     texts += [problem.solution.strip() for problem in problems if problem.solution]
-    texts += _worked_examples(session.tokenizer.settings.pattern)
-    for name, stage in session.config.stages.items():
-        for string in stage.sampling.stop if hasattr(stage, "sampling") else ():
-            where = f"warning: stages.{name}.sampling.stop has {string!r}, which ends"
-            ended = [text for text in texts if string in text]
-            if ended:
-                example = shortened(ended[0], 1000)
-                session.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
-            elif not string.strip(" "):
-                session.say_once(f"{where} a response at its first space")
+    texts += _worked_examples(session.tokenizer.settings.pattern, session.tokenizer.template.is_chat)
+    for setting, string in stop_strings(session.config):
+        where = f"warning: {setting} has {string!r}, which ends"
+        ended = [text for text in texts if string in text]
+        if ended:
+            example = shortened(ended[0], 1000)
+            session.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
+        elif not string.strip(" "):
+            spaces = "space" if string == " " else f"{len(string)} spaces in a row"
+            session.say_once(f"{where} a response at its first {spaces}")
 
 
-def _worked_examples(pattern: str) -> list[str]:
+def _worked_examples(pattern: str, is_chat: bool) -> list[str]:
     """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
 
-    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does.
+    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing does. Where nothing
+    follows {problem} an example's problem ends with its line; without a chat template, which ends a message of its own,
+    the response then begins with that line's break.
     """
     before, _, after = pattern.partition(PLACEHOLDER)
     label = before.rpartition("\n")[2]
-    if not label.strip() or not after:
+    if not label.strip():
         return []
-    blocks = before.split(label)[1:-1]
-    responses = [block.partition(after)[2].strip() for block in blocks]
-    return [response for response in responses if response]
+    ends_with_problem = not after.strip(" ")
+    separator = "\n" if ends_with_problem else after
+    blocks = f"\n{before}".split(f"\n{label}")[1:-1]
+    responses = [block.partition(separator)[2].strip() for block in blocks]
+    begin = "\n" if ends_with_problem and not is_chat else ""
+    return [begin + response for response in responses if response]
 
 
 def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> None:
@@ -191,16 +208,15 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     by_rule = reward.function == "verify" or reward.answers != "boxed"  # a function of one's own may read anything
     chosen = (read if by_rule else asked)[:1]
     answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
+    write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
-        for kind, answer in (("right", problem.answer or ""), ("wrong", wrong)):
-            tried.append((problem, kind, chosen[0].write(answer) if chosen else in_form(answer, reward.answers)))
+        tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
-    texts = [text for _, _, text in tried]
-    tried_problems = [problem for problem, _, _ in tried]
-    scores = session.scorer.apart(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
+    tried_problems, _, texts = zip(*tried, strict=True)
+    scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
         [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
         for (problem, kind, text), score in zip(tried, scores, strict=True)
@@ -218,9 +234,8 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         if problem.answer is not None and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
     ]
     if alike and session.verifiable[task]:
-        form = chosen[0].write("") if chosen else in_form("", reward.answers)
         session.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {form.strip()}, "
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {write('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
 

@@ -140,7 +140,7 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp
         assert f"process {os.getpid()} on " in holder(begun)
         said = g2d("status", begun)
         assert [row[2] for row in cells(said)] == ["done"] * 3 + ["running", "waiting"]
-        assert re.search(r" works on it now(, with \d+\.\d GiB of memory, its children's too)?\n$", said)
+        assert re.search(r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said)
         assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
@@ -415,12 +415,13 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
     assert "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'" in shown
     assert "gets no more" not in shown
-    stops = [
-        f"--config.stages.{stage}.sampling.stop={text}" for stage, text in (("warmup", '["}"]'), ("collect", '[" "]'))
-    ]
+    chosen = {"warmup.sampling": '["}"]', "collect.sampling": '[" ","   "]', "dpo.probe_sampling": '["boxed"]'}
+    stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     shown = g2d("run", "--config", TINY, "--dry-run", *stops)
     assert "warning: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:" in shown
-    assert "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space" in shown
+    assert "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space\n" in shown
+    assert "stages.collect.sampling.stop has '   ', which ends a response at its first 3 spaces in a row\n" in shown
+    assert "stages.dpo.probe_sampling.stop has 'boxed', which ends 80 of 80 right responses early:" in shown
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
     assert [row[2] for row in cells(shown)[:5]] == ["init", "sft", "warmup", "warmup, collect", "init, warmup@2"]
@@ -834,6 +835,10 @@ def test_export_loads_in_transformers_with_the_same_logits(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
     check_card(card)
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("path/to/this", "model")
+    made: dict[str, object] = {}
+    exec(code, made)
+    assert made["ids"] == ours.encode_prompt("1+1=?").tolist()
     asked = {"temperature": 0.7, "top_k": 20, "do_sample": True, "custom_generate": "org/code"}  # as an owner may write
     place = tmp_path / "model" / "generation_config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | asked))
@@ -977,14 +982,19 @@ fail()
 
 
 @pytest.mark.parametrize(
-    ("pattern", "responses"),
+    ("pattern", "is_chat", "responses"),
     [
-        ("Problem: 3 + 4\n3 + 4 = 7\n#### 7\n\nProblem: {problem}\n", ["3 + 4 = 7\n#### 7"]),
-        ("Q: 1 + 1\nA: 2\n\nQ: 2 + 2\nA: It is 4.\n\nQ: {problem}\nA:", ["2", "It is 4."]),
-        ("Solve it.\nQ: {problem}\nA:", []),
-        ("{problem}\nAnswer:", []),
-        ("Q: 1 + 1\nA: 2\n\nQ: {problem}", []),
+        ("Problem: 3 + 4\n3 + 4 = 7\n#### 7\n\nProblem: {problem}\n", False, ["3 + 4 = 7\n#### 7"]),
+        ("Q: 1 + 1\nA: 2\n\nQ: 2 + 2\nA: It is 4.\n\nQ: {problem}\nA:", True, ["2", "It is 4."]),
+        ("Solve it.\nQ: {problem}\nA:", False, []),
+        ("{problem}\nAnswer:", False, []),
+        ("Q: 1 + 1\nA: 2\n\nQ: {problem}", True, ["A: 2"]),
+        ("Q: 1 + 1\nA: 2\n\nQ: {problem}", False, ["\nA: 2"]),
+        ("Solve.\n\nProblem: 8 + 6?\n8 + 6 = 14\n#### 14\n\nProblem: {problem} ", True, ["8 + 6 = 14\n#### 14"]),
+        ("Q: 1 + 1\n\nQ: 2 + 2\n4\n\nQ: {problem}", True, ["4"]),
+        ("Read an FAQ: it helps.\nQ: 1 + 1\n2\nQ: {problem}", True, ["2"]),
+        ("Solve it. {problem}", True, []),
     ],
 )
-def test_worked_examples_of_a_template(pattern: str, responses: list[str]) -> None:
-    assert dryrun._worked_examples(pattern) == responses
+def test_worked_examples_of_a_template(pattern: str, is_chat: bool, responses: list[str]) -> None:
+    assert dryrun._worked_examples(pattern, is_chat) == responses

@@ -1,5 +1,6 @@
 """Problems, examples and tokenizers that no setting names: a run has none of them, and says so before any work."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,24 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
         pipeline.check(Config.of(config))
     config.tokenizer.path = "procedural:slips"
     pipeline.check(Config.of(config))
+
+
+@pytest.mark.parametrize("split", ["test", "dev"])
+def test_the_dry_run_tries_the_problems_that_there_are(
+    config: ConfigDict, split: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An evaluation of a model needs no problems of train: its reward and stop strings are tried all the same."""
+    only(config, "evaluate")
+    config.stages.evaluate.update(policies=("init",), split=split)
+    config.stages.evaluate.sampling.stop = ("}",)
+    unnamed(config, *({"train", "dev", "test"} - {split}))
+    config.data[split] = settings.source("procedural:chains", split, limit=2)
+    config.reward.function = "verify"
+    dryrun.show(config.lock())
+    said = capsys.readouterr().out
+    assert said.count("reference answer: ") == 2 and "is not tried" not in said
+    assert len(re.findall(r"\| right \| \S+ +\| +1\.0 \| correct", said)) == 2
+    assert "stages.evaluate.sampling.stop has '}', which ends 4 of 4 right responses early" in said
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from g2d_jax.models import decoder, hf
 from g2d_jax.config import Config
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.session.policies import load_policy
-from g2d_jax.session.session import Runtime
+from g2d_jax.session.session import Session
 tokenizer = load_tokenizer("procedural:slips")
 shape = ModelConfig("llama", tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
 model = decoder.init(shape, jax.random.key(0))
@@ -42,12 +42,12 @@ for url in sys.argv[2:]:
     tokenizer.save(url)
     hf.save(model, url, max_shard_bytes=20_000, eos_ids=tokenizer.eos_ids)
     config.model.path = url
-    runtime = Runtime(Config.of(config), folder, None, {})
+    runtime = Session(Config.of(config), folder, None, {})
     assert runtime.model_config == shape
     assert runtime.tokenizer.fingerprint == tokenizer.fingerprint
     jax.tree.map(np.testing.assert_array_equal, load_policy(runtime, "init"), model)
     config.model.path = url + "/none"
-    runtime = Runtime(Config.of(config), folder, None, {})
+    runtime = Session(Config.of(config), folder, None, {})
     for attribute in ("model_config", "tokenizer"):
         try:
             getattr(runtime, attribute)

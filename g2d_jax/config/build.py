@@ -1,4 +1,4 @@
-"""What config files are made of: functions that return sections as ConfigDicts, whose values then change."""
+"""Gives config files what they are made of: functions that return sections as ConfigDicts, whose values then change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
         config = editable(kind())  # type: ignore[call-arg]
         return _filled(config, _without_gone(config, changes))
 
-    build.__doc__ = f"Return the settings of a stage: see `{kind.__name__}`."
+    name = str(getattr(kind, "kind", ""))
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"Return the settings of a stage of kind {name}: see `{getattr(kind, '__name__', name)}`."
     return build
 
 

@@ -51,7 +51,7 @@ Apply = Callable[[tuple[Message, ...], bool], str]
 
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
-    """How prompts become text. Part of the tokenizer's fingerprint.
+    """Decides how prompts become text. Part of the tokenizer's fingerprint.
 
     chat: use the tokenizer's chat template; None: if it has one.
     prompt_template: "plain", "paper" or a text with {problem}, around problems that are bare text. Conversations in the
@@ -72,7 +72,7 @@ class TemplateSettings:
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.pattern:
             close = difflib.get_close_matches(self.prompt_template, PROMPT_TEMPLATES, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = "".join(f" Did you mean {name!r}?" for name in close)
             raise ValueError(
                 f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains {PLACEHOLDER}, "
                 f"got {self.prompt_template!r}.{hint}"
@@ -122,7 +122,7 @@ class Template:
         has_template = bool(tokenizer.chat_template)
         if settings.chat and not has_template:
             raise ValueError("chat=True needs a tokenizer with a chat template and this one has none: set chat=None")
-        self.is_chat: bool = has_template if settings.chat is None else settings.chat
+        self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):
             raise ValueError(f"a system prompt needs a chat template, which is not in use here: {settings.system!r}")
         self.settings = settings
@@ -132,10 +132,10 @@ class Template:
         self._tried: set[tuple[str, ...]] = set()  # roles of conversations that the template is known to write whole
         self.own: str = _chat_template(tokenizer) if self.is_chat else ""
         self.source: str = _at_midnight(self.own, settings.date)
-        self.pinned: str = pin(self.source, settings) if self.is_chat else ""
+        self.pinned: str = ""
         self.inserted: str = ""
-        if self.is_chat and settings.system is None:
-            self._take_out_inserted_block()
+        if self.is_chat:
+            self._pin()
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages of a prompt: with the prompt template and the system message of the settings, if any."""
@@ -170,20 +170,36 @@ class Template:
 
     def differences(self) -> list[str]:
         """Say where `pinned` writes something else than the tokenizer's own template, a sentence each."""
+        if not self.is_chat:
+            return []
+        asked = (_user(_USER),)
+        with_system = ({"role": "system", "content": _SYSTEM}, *asked)
+        if all(self._is_same(messages) for messages in (asked, with_system)):
+            return []
         system = self.settings.system
+        named = _variables(self.settings)
         said = []
         if self.inserted:
             said.append(
                 f"Without a system message it writes none, where the model's own writes {self.inserted!r:.300}."
             )
-        elif self.is_chat and system not in (None, DEFAULT_SYSTEM):
+        elif system not in (None, DEFAULT_SYSTEM):
             said.append(f"Without a system message it writes the one of the training: {system!r:.300}.")
-        named = _variables(self.settings)
         if "strftime_now" in self.own or "date_string" in self.own:
-            said.append(f"Today is {named['date_string']}.")
+            said.append(f"Where it writes today's date it writes {named['date_string']}.")
         if "enable_thinking" in self.own and "enable_thinking" in named:
             said.append(f"Unless the caller names it, enable_thinking is {_literal(named['enable_thinking'])}.")
-        return said
+        return said or ["It writes one BOS, where the model's own writes two."]
+
+    def _is_same(self, messages: tuple[Message, ...]) -> bool:
+        """Tell whether the pinned template renders a conversation as the tokenizer's own does, errors included."""
+        texts = []
+        for source in (self.own, self.pinned):
+            try:
+                texts.append(self._run(messages, True, source))
+            except ValueError:
+                texts.append("")
+        return texts[0] == texts[1]
 
     def turn_end(self) -> str:
         """Return what the chat template writes after an assistant's message; "" without chat."""
@@ -226,12 +242,18 @@ class Template:
         self._check_texts(messages)
         return self._run(messages, generation=False)
 
-    def _run(self, messages: tuple[Message, ...], generation: bool) -> str:
-        """Run the chat template as it is, whatever it leaves out and however many BOS it writes."""
+    def _run(self, messages: tuple[Message, ...], generation: bool, source: str | None = None) -> str:
+        """Run the chat template as it is, whatever it leaves out and however many BOS it writes.
+
+        source: another template, None for the pinned one.
+        """
         conversation = [dict(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, chat_template=self.pinned, tokenize=False, add_generation_prompt=generation
+                conversation,
+                chat_template=self.pinned if source is None else source,
+                tokenize=False,
+                add_generation_prompt=generation,
             )
         except Exception as error:  # the template is someone else's program
             roles = ", ".join(_roles(messages))
@@ -247,13 +269,20 @@ class Template:
             text = text.removeprefix(self._bos)
         return text
 
-    def _take_out_inserted_block(self) -> None:
-        """Find the template's own system block, and pin the template without it."""
-        self.apply((_user(_USER),), generation=False)  # says what it leaves out
-        text = self._run((_user(_USER),), generation=False)
+    def _pin(self) -> None:
+        """Write the settings into the template, without its own system block where they want none."""
+        self.pinned = pin(self.source, self.settings)
+        asked = (_user(_USER),)
+        self.apply(asked, generation=False)  # says what it leaves out
+        text = self._run(asked, generation=False)
+        doubled = self._bos if self._bos and text.startswith(self._bos * 2) else ""
+        self.pinned = pin(self.source, self.settings, doubled=doubled)
+        if self.settings.system is not None:
+            return
         header = self._user_header() or ""
         is_clear = bool(header) and header + _USER in text
-        block, _, rest = text.partition(header if is_clear else _USER)
+        first_turn = header if is_clear else _USER
+        block, _, rest = text.partition(first_turn)
         # Start tokens without words ("[gMASK]<sop>") are no system block.
         if not self._fills_system_block(text) and not _WORDS.search(block.removeprefix(self._bos)):
             return
@@ -263,7 +292,7 @@ class Template:
         begins_with_bos = bool(self._bos) and block.startswith(self._bos)
         kept = self._bos if begins_with_bos and not header.startswith(self._bos) else ""
         self.inserted = block.removeprefix(kept)
-        self.pinned = pin(self.source, self.settings, header=header, kept=kept)
+        self.pinned = pin(self.source, self.settings, block=block, header=header, kept=kept, doubled=doubled)
 
     def _user_header(self) -> str | None:
         """Find the text with which a later user turn begins, None where that cannot be told."""
@@ -272,7 +301,9 @@ class Template:
             shorter, longer = (self._try(*messages[:n]) for n in (2, 3))
         except ValueError:  # a template for one turn only
             return None
-        return longer[len(shorter) :].partition(_NEXT)[0] if longer.startswith(shorter) else None
+        if not longer.startswith(shorter):
+            return None
+        return longer[len(shorter) :].partition(_NEXT)[0]
 
     def _fills_system_block(self, text: str) -> bool:
         """Tell whether `text`, rendered without a system message, has the block that a given one would be put in."""
@@ -284,14 +315,18 @@ class Template:
         return bool(system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL))
 
 
-def pin(source: str, settings: TemplateSettings, *, header: str = "", kept: str = "") -> str:
+def pin(
+    source: str, settings: TemplateSettings, *, block: str = "", header: str = "", kept: str = "", doubled: str = ""
+) -> str:
     """Write settings into a chat template, so that messages alone are rendered as they are here.
 
     What the caller names still counts: a system message, and the template's own variables. Without them it has the
     settings' date and enable_thinking, and the settings' system message.
-    header: with which a user's turn begins, where the template writes a block of its own before the first; `kept` is
-    written in the place of that block. A caller's tools bring the block back, for they stand in it. Marks of what a
-    model generates are then gone: transformers counts their places by what was written so far.
+    block: what the template writes of its own before the first turn; `kept` is written in its place. Where a
+    conversation begins otherwise, with another date for one, it ends where the first user's turn begins, with `header`.
+    A caller's tools bring the block back, for they stand in it. doubled: a BOS that is written twice, and once here.
+    Marks of what a model generates are gone where anything is cut: transformers counts their places by what was
+    written so far.
     """
     own = "".join(
         f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
@@ -304,20 +339,32 @@ def pin(source: str, settings: TemplateSettings, *, header: str = "", kept: str 
             '{%- if not messages or messages[0]["role"] != "system" %}'
             f"{{%- set messages = [{message}] + messages %}}{{%- endif %}}"
         )
-    if not header:
+    if not block and not doubled:
         # Templates are run with trim_blocks: the line break behind a tag is not written.
-        return f"{own}\n{source}" if own else source
-    inner = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
+        if own:
+            return f"{own}\n{source}"
+        return source
+    inner = _GENERATION.sub(_as_condition, source)
     # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from being dropped too.
     inner = inner.removesuffix("\n") + '{{ "" }}'
-    return (
-        f"{own}{{%- set rendered %}}\n{inner}{{% endset %}}"
-        '{%- set first_role = messages[0]["role"] if messages else "" %}'
-        f'{{%- set first_turn = rendered.find({_literal(header)}) if first_role == "user" else -1 %}}'
-        '{%- if tools or first_role == "system" %}{{- rendered }}'
-        f"{{%- elif first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}"
-        f"{{%- else %}}{{{{- {_literal(kept)} + rendered[first_turn:] }}}}{{%- endif %}}"
-    )
+    parts = [own, f"{{%- set rendered %}}\n{inner}{{% endset %}}"]
+    if block:
+        parts += [
+            '{%- set first_role = messages[0]["role"] if messages else "" %}',
+            '{%- if not tools and first_role != "system" %}',
+            f"{{%- set block = {_literal(block)} %}}{{%- set header = {_literal(header)} %}}",
+            "{%- if rendered.startswith(block) %}{%- set first_turn = block | length %}",
+            '{%- elif first_role == "user" %}{%- set first_turn = rendered.find(header) %}',
+            "{%- else %}{%- set first_turn = -1 %}{%- endif %}",
+            f"{{%- if first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}{{%- endif %}}",
+            f"{{%- set rendered = {_literal(kept)} + rendered[first_turn:] %}}{{%- endif %}}",
+        ]
+    if doubled:
+        parts += [
+            f"{{%- if rendered.startswith({_literal(doubled * 2)}) %}}",
+            f"{{%- set rendered = rendered[{len(doubled)}:] %}}{{%- endif %}}",
+        ]
+    return "".join([*parts, "{{- rendered }}"])
 
 
 def _literal(value: Any) -> str:
@@ -403,6 +450,13 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     rehearse(_at_midnight(_chat_template(tokenizer), settings.date), conversations, variables)
 
 
+def _as_condition(tag: re.Match[str]) -> str:
+    """Write a tag that marks what a model generates, or its end, as a condition that is always met."""
+    before, end, after = tag.groups()
+    condition = "endif" if end else "if true"
+    return f"{before}{condition}{after}"
+
+
 def _roles(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(message["role"] for message in messages)
 
@@ -434,8 +488,10 @@ def _at_midnight(source: str, date: str) -> str:
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
     """Return what chat templates are given beside the messages."""
     variables: dict[str, Any] = {"date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")}
-    return variables if settings.enable_thinking is None else {**variables, "enable_thinking": settings.enable_thinking}
+    if settings.enable_thinking is None:
+        return variables
+    return {**variables, "enable_thinking": settings.enable_thinking}
 
 
 _UNREMOVABLE = 'give the system message yourself (system="…"), or accept the template\'s own with system="default"'
-_NO_USER = f"its own system block cannot be taken out where no user's turn comes first: {_UNREMOVABLE}"
+_NO_USER = "the system block of this template is taken out: begin the conversation with a system or a user message"

@@ -124,7 +124,7 @@ class Compiler:
                 continue
             outputs[program.name] = compiled.outputs
             time = roofline(program.work, compiled.sent, self.topology.device, compiled.far)
-            yield Entry(program, compiled, program.beside(outputs), time)
+            yield Entry(program, compiled, program.resident_bytes(outputs), time)
 
 
 class _Outputs(dict[str, Any]):

@@ -11,7 +11,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.page import Note, Part, Report, Section, write
 from g2d_jax.report.paired_differences import compare
-from g2d_jax.report.read import SAMPLING, Study, changed_settings
+from g2d_jax.report.read import SAMPLING, Side, Study, changed_settings
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.tables import Table, sheet, table
 
@@ -128,9 +128,15 @@ def evaluated(runs: Study) -> Table:
             "split": str(side.stage.split),
             "problems": fmt.count(len(side.stage.problems)),
         }
-        row |= {heads.get(name, name): fmt.value(number(side.sampling, name)) for name in SAMPLING}
+        row |= {heads.get(name, name): _sampling(side, name) for name in SAMPLING}
         rows.append({**row, "config": str(side.run.config.get("name", UNKNOWN)), "folder": side.label})
     return table("Runs and how they were evaluated", rows)
+
+
+def _sampling(side: Side, name: str) -> str:
+    """Format a setting of an evaluation's sampling: a list of texts, or a number."""
+    setting = side.sampling[name]
+    return fmt.setting(setting) if isinstance(setting, list) else fmt.value(number(side.sampling, name))
 
 
 def differences(runs: Study) -> Table:

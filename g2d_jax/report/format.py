@@ -170,6 +170,13 @@ def value(number: float) -> str:
     return _known(number, ".4g")
 
 
+def setting(value: object) -> str:
+    """Format a setting as Python writes it, "none" for an empty list."""
+    if value is None:
+        return UNKNOWN
+    return "none" if value == [] else str(value)
+
+
 def _digits(number: float) -> str:
     """Format a number below 1,000 in three digits."""
     if abs(number) >= 99.95:

@@ -24,7 +24,7 @@ from g2d_jax import accounting
 from g2d_jax.config.io import differences, own_differences
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.records import Verdict
-from g2d_jax.report.format import number, policy_name
+from g2d_jax.report.format import number, policy_name, setting
 from g2d_jax.report.tables import Manifest, policies
 from g2d_jax.runtime.lock import holder
 from g2d_jax.runtime.storage import PathLike, read_bytes, read_finished, read_informing, read_json
@@ -571,7 +571,7 @@ class Side:
         """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
         result = self.stage.manifest.get("result", {})
         values = {**result.get("sampling", {}), "split": self.stage.split, "num_generations": result.get("samples")}
-        values["stop"] = values.get("stop") or None  # evaluations of earlier versions had no such setting
+        values["stop"] = list(values.get("stop") or ())  # evaluations of earlier versions had no such setting
         return {name: values.get(name) for name in ("split", *SAMPLING)}
 
     @property
@@ -856,8 +856,8 @@ def changed_settings(first: Run, other: Run) -> list[str]:
 def _incomparable(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]:
     for name in ("split", *SAMPLING):
         values = {side.mark: side.sampling[name] for side in sides}
-        if len(set(map(str, values.values()))) > 1:
-            listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
+        if len({str(value) for value in values.values()}) > 1:
+            listed = ", ".join(f"{mark} {setting(value)}" for mark, value in values.items())
             yield f"The evaluations differ in {name}: {listed}. A difference in accuracy may come from this."
     different = sum(len(_reference_answers(sides, problem)) > 1 for problem in common)
     if different:

@@ -186,7 +186,7 @@ def _reached(run: Run, stage: str) -> str:
 
 
 def headline(evaluation: Manifest | None) -> str:
-    """State the run's result in one sentence of measured numbers; a change under two standard errors is none.
+    """State the run's result in one sentence of measured numbers; a change whose 95 % interval has 0 in it is none.
 
     It is of these policies on these problems: of another seed a run knows nothing. Of accuracy, or where there are
     rewards only of the first task's.
@@ -204,13 +204,15 @@ def headline(evaluation: Manifest | None) -> str:
     else:
         kind = ("tasks", next(iter(tables.tasks(evaluation))))
         parts = [f"{name} has a mean reward of {tables.reward(first, kind[1])} on {over}"]
+    compared = tables.compared(evaluation, *kind)
     for before, after, difference, error in steps(evaluation, *kind):
         reached = f"{fmt.percent(number(after, 'mean'))} %"
         size = f"{fmt.change(difference, error)} points"
         if kind:
             reached = fmt.measured(number(after, *kind, "reward"), math.nan)
             size = fmt.measured(difference, error, sign="+")
-        parts.append(_step(before, after, reached, difference, error, size))
+        half = t_quantile(compared.get((before["name"], after["name"]), math.nan)) * error
+        parts.append(_step(before, after, reached, difference, half, size))
     sentence = "; ".join(parts) + "."
     # Not capitalised where it begins with a path.
     if set(name) & set(":/\\"):
@@ -218,12 +220,14 @@ def headline(evaluation: Manifest | None) -> str:
     return sentence[0].upper() + sentence[1:] + _greedily(evaluation)
 
 
-def _step(before: Manifest, after: Manifest, reached: str, difference: float, error: float, size: str) -> str:
+def _step(before: Manifest, after: Manifest, reached: str, difference: float, half: float, size: str) -> str:
+    """Say how a policy compares with the one before it. half: of the 95 % interval of their difference."""
     name = policy_name(after)
-    if math.isnan(difference) or math.isnan(error):
+    if math.isnan(difference) or math.isnan(half):
         return f"{name} reaches {reached} (not compared pairwise with {policy_name(before)})"
-    if abs(difference) <= 2 * error:
-        return f"{name} at {reached} is within two standard errors of {policy_name(before)} ({size})"
+    if abs(difference) <= half:
+        apart = f"the 95 % interval of its difference from {policy_name(before)} has 0 in it"
+        return f"{name} is at {reached}, and {apart} ({size})"
     return f"{name} {'rises' if difference > 0 else 'falls'} to {reached} ({size})"
 
 
@@ -260,10 +264,14 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
 
 
 def _interval(policy: Manifest) -> tuple[float, float, float]:
-    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where there is none."""
+    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where there is none.
+
+    The ends are cut at 0 and 100, as those of `frontier.mean_interval` are.
+    """
     mean = 100 * number(policy, "mean")
     half = 100 * t_quantile(number(policy, "problems")) * number(policy, "sem_clustered")
-    return mean, mean - half, mean + half
+    low, high = np.clip((mean - half, mean + half), 0.0, 100.0)
+    return mean, float(low), float(high)
 
 
 def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:

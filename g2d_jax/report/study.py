@@ -41,7 +41,7 @@ from g2d_jax.study.pricing import Rates
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
 FEWEST_SEEDS = 5
-"""With fewer no difference between settings is called significant."""
+"""With fewer a study says that its intervals are wide, and what they rest on."""
 ONE_SEED = "Intervals are 95 %, over problems only: another seed is not in them."
 OUT_OF_RANGE = "out of range"
 FRONTIERS = ("flops", "generated", "tokens", "trained", "device_seconds", "verifier_cpu_seconds", "price")
@@ -173,7 +173,7 @@ def command(study: Study) -> str:
 
 
 def caution(study: Study) -> str:
-    """Explain how intervals are made, what few seeds cannot tell, and the columns."""
+    """Explain how intervals are made, what those of few seeds rest on, and the columns."""
     counts = {len(row.seeds) for row in study.rows} or {0}
     texts = [
         *_of_intervals(min(counts), max(counts)),
@@ -197,7 +197,7 @@ def caution(study: Study) -> str:
 
 
 def _of_intervals(fewest: int, most: int) -> list[str]:
-    """Say how the intervals of rows with so many seeds are made, and what they cannot tell."""
+    """Say how the intervals of rows with so many seeds are made, and what those of few seeds rest on."""
     if most <= 1:
         return [ONE_SEED]
     many = f"{fewest} to {most}" if fewest < most else f"{most}"
@@ -205,7 +205,10 @@ def _of_intervals(fewest: int, most: int) -> list[str]:
     if fewest == 1:
         texts.append("Those of one seed are over problems only: another seed is not in them.")
     if fewest < FEWEST_SEEDS:
-        texts.append(f"Fewer than {FEWEST_SEEDS} seeds are too few to tell whether a difference is the setting's.")
+        texts.append(
+            f"With fewer than {FEWEST_SEEDS} seeds intervals are wide, and rest on accuracies of seeds being roughly "
+            "normal, which so few cannot show: no difference of theirs is called significant here."
+        )
     return texts
 
 

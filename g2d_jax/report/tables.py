@@ -155,6 +155,12 @@ def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple
     return {(p["before"], p["after"]): (number(p, *kind, "difference"), number(p, *kind, "sem")) for p in pairs}
 
 
+def compared(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], float]:
+    """(before, after) -> the problems that their paired difference is over. kind: as in `differences`."""
+    pairs = evaluation.get("result", {}).get("paired", ())
+    return {(p["before"], p["after"]): number(p, *kind, "problems") for p in pairs}
+
+
 def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, float, float]]:
     """List each policy but the first with the one before it: before, after, paired difference, standard error.
 

@@ -95,7 +95,7 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
     if not len(ids) or len(logprobs) != len(ids) or np.isnan(logprobs).any() or ids.min() < 0:
         return None
     decoded = safe_text(tokenizer.decode(ids))
-    if decoded != text and not (text and decoded.startswith(text)):  # a stop string and what follows it are cut off
+    if not decoded.startswith(text):  # it may end before: a stop string and what follows it are cut off, or all is
         return None
     special = _special(tokenizer, ids)
     if len(ids) <= MOST:

@@ -45,12 +45,14 @@ class Peak:
 
     def read(self) -> int:
         """Return the bytes so far."""
-        unit = 1 if sys.platform == "darwin" else 1024
         self.look()
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        if not _PROC.is_dir():
-            return own + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
-        return own + self._children
+        # Not getrusage's, which begins with what the program had that started this one.
+        own = _status(os.getpid()).get("VmHWM")
+        if own is not None:
+            return own + self._children
+        unit = 1 if sys.platform == "darwin" else 1024
+        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        return sum(resource.getrusage(who).ru_maxrss * unit for who in whose)
 
 
 @contextmanager
@@ -71,7 +73,9 @@ def give_back() -> None:
 def held(pid: int) -> int | None:
     """Return the bytes that a process of this machine and its children hold now, None where that cannot be read."""
     own = _status(pid).get("VmRSS")
-    return None if own is None else own + _children_bytes(pid)
+    if own is None:
+        return None
+    return own + _children_bytes(pid)
 
 
 def limit() -> int | None:
@@ -90,7 +94,9 @@ def _group_limits(controllers: str, path: str) -> Iterator[int]:
     """Yield the limits of a control group and those around it. controllers: "" in version 2, "memory" in version 1."""
     if controllers not in ("", "memory"):
         return
-    root, file = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
+    root, file = _CGROUPS, "memory.max"
+    if controllers:
+        root, file = _CGROUPS / "memory", "memory.limit_in_bytes"
     group = root / path.lstrip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):  # "max" is none

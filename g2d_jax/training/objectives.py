@@ -12,7 +12,7 @@ is 0 and so leaves a term out is no argument, for the program without the term i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -22,15 +22,17 @@ from jax.sharding import Mesh
 
 from g2d_jax import losses
 from g2d_jax.config import AttentionSetting, OnlineDPO
+from g2d_jax.losses.dpo import NUMBERS
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
 from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
-Micro = Mapping[str, jax.Array]
-Numbers = Mapping[str, losses.Number]
+MicroBatch = Mapping[str, jax.Array]
 Result = tuple[jax.Array, dict[str, jax.Array]]
-Objective = Callable[[Decoder, Micro], Result]
+Objective = Callable[[Decoder, MicroBatch], Result]
+LossNumbers = Mapping[str, losses.Number]
+"""The numbers of a loss by name."""
 Structure = Callable[..., Result]
 """An objective without its numbers: (params, micro, numbers) -> (loss, sums), or one that has none."""
 
@@ -41,23 +43,25 @@ class Loss:
     of the program. Any other objective is a constant of its program, with all that it holds."""
 
     structure: Structure
-    numbers: Numbers = field(hash=False)
+    numbers: LossNumbers = field(hash=False)
 
-    def __call__(self, params: Decoder, micro: Micro) -> Result:
+    def __call__(self, params: Decoder, micro: MicroBatch) -> Result:
         """Compute loss and sums with these numbers."""
         return self.structure(params, micro, self.numbers)
 
 
-def split(objective: Objective) -> tuple[Structure, Numbers]:
+def split(objective: Objective) -> tuple[Structure, LossNumbers]:
     """Split an objective into what a program is made for and the numbers that it takes; {} for one without."""
     if isinstance(objective, Loss) and objective.numbers:
         return objective.structure, objective.numbers
     return objective, {}
 
 
-def join(structure: Structure, numbers: Numbers) -> Objective:
+def join(structure: Structure, numbers: LossNumbers) -> Objective:
     """Join what `split` has split, with other numbers of these names perhaps, such as traced ones."""
-    return Loss(structure, numbers) if numbers else structure
+    if numbers:
+        return Loss(structure, numbers)
+    return structure
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Compute:
 
 
 def response_logprobs(
-    compute: Compute, params: Decoder, micro: Micro, temperature: losses.Number = 1.0, with_entropy: bool = False
+    compute: Compute, params: Decoder, micro: MicroBatch, temperature: losses.Number = 1.0, with_entropy: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
     """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
     hidden, _ = forward(
@@ -102,7 +106,7 @@ def response_logprobs(
 def sft(compute: Compute) -> Objective:
     """Return the objective of supervised fine-tuning. micro: weight [R, T]."""
 
-    def objective(params: Decoder, micro: Micro) -> Result:
+    def objective(params: Decoder, micro: MicroBatch) -> Result:
         logprobs, _ = response_logprobs(compute, params, micro)
         return losses.sft_loss(logprobs, micro["weight"])
 
@@ -130,6 +134,7 @@ def grpo(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
+    losses.check_not_negative(beta=beta)  # by its name here: among the numbers it is kl_beta
     numbers = {"temperature": temperature, **_policy_numbers(beta, **clipping), **_on(entropy_coef=entropy_coef)}
     return _loss(_grpo(compute, importance_sampling_level, cispo), numbers)
 
@@ -138,7 +143,7 @@ def grpo(
 def _grpo(compute: Compute, level: ImportanceLevel, cispo: bool) -> Structure:
     """Return the objective of `grpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         with_entropy = "entropy_coef" in numbers
         logprobs, entropies = response_logprobs(compute, params, micro, numbers["temperature"], with_entropy)
         result = _policy_term(logprobs, micro, level, cispo, numbers)
@@ -162,9 +167,9 @@ def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> 
 def _dpo(compute: Compute, settings: OnlineDPO) -> Structure:
     """Return the objective of `dpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
-        sums, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
+        sums, lengths = sum_per_response(logprobs, micro), sum_per_response(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         result = losses.dpo_loss(
             sums[:, 0::2],
@@ -211,9 +216,9 @@ def group_dpo(
 def _group_dpo(compute: Compute, settings: OnlineDPO, level: ImportanceLevel, cispo: bool) -> Structure:
     """Return the objective of `group_dpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: Numbers) -> Result:
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
-        policy, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
+        policy, lengths = sum_per_response(logprobs, micro), sum_per_response(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         side, prompt, weight = (micro[name] for name in ("side", "prompt", "pair_weight"))
         loss, sums = losses.group_dpo_loss(
@@ -248,26 +253,33 @@ def _policy_numbers(
 
 
 def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
-    """Split DPO's settings into those that decide the program, with all others at their defaults, and the numbers."""
-    structure = OnlineDPO(loss_type=settings.loss_type, nll_length_normalization=settings.nll_length_normalization)
+    """Split DPO's settings into those that decide the program, with the numbers at their defaults, and the numbers."""
+    defaults = OnlineDPO()
+    # The weights that come in hold the normaliser: of one and the other the program is the same.
+    others = {name: getattr(defaults, name) for name in (*NUMBERS, "normalizer")}
+    structure = replace(settings, **others)
     coefficients = _on(label_smoothing=settings.label_smoothing, nll_coef=settings.nll_coef)
     return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
 
-def place_sums(values: jax.Array, micro: Micro) -> jax.Array:
+def sum_per_response(values: jax.Array, micro: MicroBatch) -> jax.Array:
     """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's weights."""
     rows, places = micro["pair_weight" if "pair_weight" in micro else "weight"].shape
-    return losses.sequence_sums(values, _numbered(micro["response_index"], places), rows * places).reshape(rows, places)
+    return losses.sequence_sums(values, _global_response_ids(micro["response_index"], places), rows * places).reshape(
+        rows, places
+    )
 
 
-def _numbered(response_index: jax.Array, places: int) -> jax.Array:
+def _global_response_ids(response_index: jax.Array, places: int) -> jax.Array:
     """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones stay."""
     return jnp.where(response_index >= 0, response_index + places * jnp.arange(response_index.shape[0])[:, None], -1)
 
 
-def _policy_term(logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cispo: bool, numbers: Numbers) -> Result:
+def _policy_term(
+    logprobs: jax.Array, micro: MicroBatch, level: ImportanceLevel, cispo: bool, numbers: LossNumbers
+) -> Result:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
-    ids = _numbered(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
+    ids = _global_response_ids(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
     return losses.grpo_loss(
         logprobs,
         micro.get("old_logprob"),
@@ -284,7 +296,7 @@ def _policy_term(logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cisp
     )
 
 
-def _with_entropy(result: Result, entropies: jax.Array | None, micro: Micro, numbers: Numbers) -> Result:
+def _with_entropy(result: Result, entropies: jax.Array | None, micro: MicroBatch, numbers: LossNumbers) -> Result:
     if entropies is None:
         return result
     loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], numbers["entropy_coef"])

@@ -17,7 +17,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.training.moments import scale_by_adam_bfloat16
 
-Numbers = Mapping[str, Any]
+OptimizerNumbers = Mapping[str, Any]
 """The numbers of an optimiser that are arguments of its programs: float32 scalars by the names of their settings."""
 
 _OTHERS = ("eps", "max_grad_norm", "weight_decay")  # beside those of the schedule
@@ -47,7 +47,7 @@ def _schedule_numbers(settings: Optimizer, total_steps: int) -> dict[str, np.flo
     return {name: np.float32(number) for name, number in (chosen | {"total_steps": total_steps}).items()}
 
 
-def _rate(schedule: str, numbers: Numbers, step: int | jax.Array) -> Any:
+def _rate(schedule: str, numbers: OptimizerNumbers, step: int | jax.Array) -> Any:
     """Compute the learning rate of an update: see `make_schedule`."""
     xp: Any = np if isinstance(step, int) else jnp
     warmup_steps, low = numbers["warmup_steps"], numbers["min_lr_ratio"]
@@ -93,7 +93,7 @@ def _optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimiser of `make_optimizer` without its numbers."""
 
-    def chain(numbers: Numbers) -> optax.GradientTransformation:
+    def chain(numbers: OptimizerNumbers) -> optax.GradientTransformation:
         clip = optax.clip_by_global_norm(numbers["max_grad_norm"]) if clips else optax.identity()
         decay = optax.add_decayed_weights(numbers["weight_decay"], mask=decay_mask) if decays else optax.identity()
         if kind == "adafactor":
@@ -108,7 +108,7 @@ def _optimizer(
         # No number is in the state: its tree, by which checkpoints are restored, is that of constants.
         return chain(dict.fromkeys(_OTHERS, 0.0)).init(params)
 
-    def update(updates: Any, state: Any, params: Any = None, *, numbers: Numbers) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, *, numbers: OptimizerNumbers) -> tuple[Any, Any]:
         return chain(numbers).update(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -116,7 +116,9 @@ def _optimizer(
 
 def state_bytes(kind: str, moment_dtype: str) -> int:
     """Count the bytes of state a trained parameter: AdamW's two moments; Adafactor's factors are too small to count."""
-    return {"float32": 8, "bfloat16": 4}[moment_dtype] if kind == "adamw" else 0
+    if kind != "adamw":
+        return 0
+    return {"float32": 8, "bfloat16": 4}[moment_dtype]
 
 
 def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -28,8 +28,8 @@ from g2d_jax.training.objectives import Compute, Objective, Structure, join, res
 from g2d_jax.training.optimizer import abstract_opt_state
 
 Arrays = Mapping[str, jax.Array]
-Numbers = Mapping[str, Mapping[str, Any]]
-"""The numbers of "optimizer" (see `make_optimizer`) and "loss" (see `objectives.split`) by name."""
+StepNumbers = Mapping[str, Mapping[str, Any]]
+"""The numbers of a train step: "optimizer" -> `OptimizerNumbers`, "loss" -> `LossNumbers` (see `objectives.split`)."""
 Totals = tuple[Decoder, jax.Array, dict[str, jax.Array]]
 """Gradient, loss and sums of micro-batches."""
 
@@ -55,7 +55,9 @@ def abstract_state(
     params, _ = lora.partition(abstract_on(config, mesh))
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST)) if offload and x.ndim else x
+        if offload and x.ndim:
+            return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST))
+        return x
 
     return TrainState(params, jax.tree.map(place, abstract_opt_state(optimizer, params, mesh)))
 
@@ -75,7 +77,7 @@ def fresh_state(
     programs: Programs | None = None,
 ) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
-    start = (programs or Programs()).take(make_fresh_state, policy.config, optimizer, mesh, offload)
+    start = (programs or Programs()).get_or_make(make_fresh_state, policy.config, optimizer, mesh, offload)
     return start(lora.partition(policy)[0])
 
 
@@ -115,7 +117,7 @@ def put_number(number: float, mesh: Mesh) -> jax.Array:
     return meshes.put(np.asarray(number, np.float32), meshes.replicated(mesh))
 
 
-def put_numbers(numbers: Numbers, mesh: Mesh) -> Numbers:
+def put_numbers(numbers: StepNumbers, mesh: Mesh) -> StepNumbers:
     """Put the numbers of a train step on every device, as float32 scalars."""
     return jax.tree.map(lambda number: put_number(number, mesh), numbers)
 
@@ -125,7 +127,7 @@ def abstract_number(mesh: Mesh) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((), np.float32, sharding=meshes.replicated(mesh))
 
 
-def abstract_numbers(numbers: Numbers, mesh: Mesh) -> Numbers:
+def abstract_numbers(numbers: StepNumbers, mesh: Mesh) -> StepNumbers:
     """Return the result of `put_numbers` with a ShapeDtypeStruct and its sharding in place of every number."""
     return jax.tree.map(lambda _: abstract_number(mesh), numbers)
 
@@ -152,7 +154,7 @@ def make_train_step(
     near = state_shardings(config, optimizer, mesh)
 
     def train_step(
-        state: TrainState, arrays: Arrays, count: jax.Array, numbers: Numbers, rest: Decoder | None = None
+        state: TrainState, arrays: Arrays, count: jax.Array, numbers: StepNumbers, rest: Decoder | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, loss, sums = accumulate(join(objective, numbers["loss"]), state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)

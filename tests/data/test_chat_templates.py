@@ -101,8 +101,47 @@ def test_a_block_that_changes_with_the_conversation_is_taken_out(make):
     assert tokenizer.render((USER, {"role": "assistant", "content": "[user]"}, AGAIN)) == (
         "[user]one two<|im_end|>[assistant][user]<|im_end|>[user]four<|im_end|>[assistant]"
     )
-    with pytest.raises(ValueError, match=r"where no user's turn comes first.*system=.default"):
+    with pytest.raises(ValueError, match="begin the conversation with a system or a user message"):
         tokenizer.render((ANSWER, USER))
+
+
+@pytest.mark.parametrize("name", ["SmolLM2", "Qwen2.5"])
+def test_a_block_is_taken_out_before_any_first_turn(make, name):
+    tokenizer = build(make, name)
+    first = "<|im_start|>assistant\n"
+    assert tokenizer.render((ANSWER, USER)).startswith(first) and "one two" in tokenizer.render((ANSWER, USER))
+
+
+@pytest.mark.parametrize("name", ["dated", "chatml_thinking"])
+@pytest.mark.parametrize("system", [None, "default"])
+def test_a_bos_that_a_template_writes_twice_is_saved_as_one(make, name, system, tmp_path):
+    own = getattr(make, name)
+    twice = "{{ bos_token }}" * (2 - own.count("bos_token")) + own
+    tokenizer = PromptTokenizer(make(twice, bos_token="<|bos|>"), TemplateSettings(system=system))
+    tokenizer.save(tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for prompt in ((USER,), ({"role": "system", "content": "Be brief."}, USER)):
+        text = theirs.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        assert text == tokenizer.render(prompt) and text.count("<|bos|>") == 1
+
+
+def test_differences_are_those_of_rendered_text(make):
+    assert build(make, "Qwen2.5", system="default").template.differences() == []
+    assert build(make, "Llama 3").template.differences() == []
+    assert build(make, "Llama 3.2", system="default", date="2024-02-29").template.differences() == [
+        "Where it writes today's date it writes 29 Feb 2024."
+    ]
+    without = build(make, "SmolLM2").template.differences()
+    assert len(without) == 1 and "named SmolLM" in without[0]
+    fixed = "{{ date_string | default('26 Jul 2024') }}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    assert PromptTokenizer(make(fixed), TemplateSettings(system="default")).template.differences() == []
+
+
+def test_without_a_chat_template_none_is_saved(make, tmp_path):
+    tokenizer = PromptTokenizer(make(make.chatml_with_default), TemplateSettings(chat=False))
+    tokenizer.save(tmp_path)
+    assert not PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template
+    assert load_tokenizer(tmp_path).render("1+1?") == tokenizer.render("1+1?") == "1+1?"
 
 
 @pytest.mark.parametrize("edge", ["\n", "\n\n", "  ", "  \n", "\n  ", " \n \n", "{# note #}\n", "{#- note -#} \n "])

@@ -159,6 +159,30 @@ def test_decode_hides_special_tokens_and_the_stop_token(make):
     assert len(letters) == 3 and tokenizer.decode(letters) == "the"  # not the ids that the text encodes to
 
 
+@pytest.mark.parametrize(
+    ("string", "way"),
+    [
+        ("<|im_start|>", "to end responses there, add its id"),
+        ("\n<|im_start|>user", "to end responses there, add its id"),
+        ("<|end|>", "leave the string out"),
+        ("x<|im_end|>", "leave the string out"),
+        ("</think>", None),  # which stays in the text
+        ("im_start", None),
+        ("\nProblem:", None),
+    ],
+)
+def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string, way):
+    pretrained = make(make.chatml_with_default)
+    pretrained.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    tokenizer = PromptTokenizer(pretrained)
+    said = tokenizer.check_stop_string("stages.a.sampling.stop", string)
+    assert bool(said) == (way is not None)
+    if way is not None:
+        assert said.startswith(f"warning: stages.a.sampling.stop has {string!r}, and") and way in said
+    ids = tokenizer.encode_text(string)
+    assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (way is None)  # the warning is true
+
+
 def test_a_thought_stays_in_the_text_where_its_tags_are_special_tokens(make):
     pretrained = make()
     pretrained.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})

@@ -19,7 +19,7 @@ import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
-from g2d_jax import cli, pipeline
+from g2d_jax import cli, run_stages
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Reward, graph
 from g2d_jax.config_load import resolve
@@ -123,7 +123,7 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
             first.contents = inputs.digests(inputs.contents_of(inputs.of_run(first)))
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
-                pipeline.run_stage(first.at(Config.of(config), folders, tracker), name, order)
+                run_stages.run_stage(first.at(Config.of(config), folders, tracker), name, order)
 
 
 def score(peer_timeout: str, hang_timeout: str) -> None:
@@ -131,7 +131,7 @@ def score(peer_timeout: str, hang_timeout: str) -> None:
     processes.initialise()
     scorers = RewardManager({"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path())
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
-        processes.mark("scoring")
+        processes.note_progress("scoring")
         print("scoring", flush=True)
         print(scorers([Problem("a", "1+1", "2")] * 4, ["ab"] * 4, [np.zeros(1, np.int32)] * 4))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
-from g2d_jax.report.comparison import FILES, headline, notes, records, report, results, write_comparison
+from g2d_jax.report.comparison import FILES, evaluated, headline, notes, records, report, results, write_comparison
 from g2d_jax.report.page import check_output, html, text
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import Study, read_comparison
@@ -177,6 +177,18 @@ def test_other_sampling_is_warned_of(tmp_path, name, value):
     expected = f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in accuracy may"
     assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
     assert expected in html(report(comparison)) and expected.replace("_", "\\_") in text(report(comparison))
+
+
+@pytest.mark.parametrize(("name", "there", "said"), [("stop", ["\n", "Q:"], "['\\n', 'Q:']"), ("top_k", 5, "5")])
+def test_the_table_of_evaluations_shows_settings_of_either_kind(tmp_path, name, there, said):
+    """Stop strings are a list, which evaluations of earlier versions lack; all others are numbers."""
+    one = run(tmp_path / "one", {"dpo": ONE})
+    other = run(tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: there}})
+    comparison = compared([one, other])
+    here = {"stop": "none", "top_k": "0"}[name]
+    assert comparison.warnings[0].startswith(f"The evaluations differ in {name}: A {here}, B {said}.")
+    shown = evaluated(comparison)
+    assert [row[shown.columns.index(name)] for row in shown.rows] == [here, said]
 
 
 def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
 from g2d_jax.report.markup import shorten, shown, visible
-from g2d_jax.report.run import headline
+from g2d_jax.report.run import _interval, headline
 from g2d_jax.report.tables import guarded, sheet, summary_table
 
 COLD = {"name": "sft", "label": "cold", "mean": 0.3338, "std_runs": 0.0072, "sem_clustered": 0.0101}
@@ -18,9 +18,9 @@ COLD |= {"pass_at": {"1": 0.3338, "2": 0.48, "4": 0.612}, "greedy": 0.51}
 WARM = {**COLD, "name": "warmup@20", "label": "warm-up", "mean": 0.7, "greedy": None}
 BEST = {**COLD, "name": "dpo", "label": "G2D", "mean": 0.7524, "sem_clustered": "NaN"}
 PAIRED = [
-    {"before": "sft", "after": "warmup@20", "difference": 0.3662, "sem": 0.011},
-    {"before": "warmup@20", "after": "dpo", "difference": 0.0524, "sem": 0.008},
-    {"before": "sft", "after": "dpo", "difference": 0.4186, "sem": 0.009},
+    {"before": "sft", "after": "warmup@20", "difference": 0.3662, "sem": 0.011, "problems": 1024},
+    {"before": "warmup@20", "after": "dpo", "difference": 0.0524, "sem": 0.008, "problems": 1024},
+    {"before": "sft", "after": "dpo", "difference": 0.4186, "sem": 0.009, "problems": 1024},
 ]
 EVALUATION = {"kind": "evaluate", "name": "evaluate", "seconds": 5.0, "flops": 1e9}
 EVALUATION |= {"result": {"policies": [COLD, WARM, BEST], "paired": PAIRED, "problems": 1024, "samples": 4}}
@@ -66,7 +66,7 @@ def chat(reward: float, **accuracy: float) -> dict:
 
 
 def rewarded(*entries: dict) -> dict:
-    pair = {"before": "sft", "after": "dpo", "tasks": {"chat": {"difference": 0.5, "sem": 0.0625}}}
+    pair = {"before": "sft", "after": "dpo", "tasks": {"chat": {"difference": 0.5, "sem": 0.0625, "problems": 4}}}
     policies = [{"name": name, **entry} for name, entry in zip(("sft", "dpo"), entries, strict=True)]
     return {"result": {"policies": policies, "paired": [pair], "problems": 4, "samples": 2}}
 
@@ -155,16 +155,23 @@ def test_greedy_answers_are_compared_like_sampled_ones():
 
 
 @pytest.mark.parametrize(
-    ("difference", "sem", "words"),
+    ("difference", "sem", "problems", "words"),
     [
-        (0.02, 0.0101, "G2D (dpo) at 75.2 % is within two standard errors of cold (sft) (+2.0 ± 1.0 points)"),
-        (-0.02, 0.0101, "within two standard errors"),
-        (-0.03, 0.01, "G2D (dpo) falls to 75.2 % (-3.0 ± 1.0 points)"),
-        (0.03, "NaN", "G2D (dpo) reaches 75.2 % (not compared pairwise with cold (sft))"),
+        (
+            *(0.02, 0.0101, 9),
+            "G2D (dpo) is at 75.2 %, and the 95 % interval of its difference from cold (sft) has 0 in it (+2.0 ± 1.0",
+        ),
+        (-0.02, 0.0103, 1000, "has 0 in it (-2.0 ± 1.0 points)"),
+        (-0.03, 0.01, 9, "G2D (dpo) falls to 75.2 % (-3.0 ± 1.0 points)"),
+        (0.0199, 0.01, 1000, "G2D (dpo) rises to 75.2 %"),  # Student's t of a thousand is 1.962
+        (0.12, 0.01, 2, "has 0 in it (+12.0 ± 1.0 points)"),  # and of two 12.7
+        (0.13, 0.01, 2, "G2D (dpo) rises to 75.2 %"),
+        (0.04, 0.01, 3, "has 0 in it"),
+        (0.03, "NaN", 1, "G2D (dpo) reaches 75.2 % (not compared pairwise with cold (sft))"),
     ],
 )
-def test_a_change_within_noise_is_called_so(difference, sem, words):
-    pair = {"before": "sft", "after": "dpo", "difference": difference, "sem": sem}
+def test_a_change_whose_interval_has_zero_in_it_is_called_so(difference, sem, problems, words):
+    pair = {"before": "sft", "after": "dpo", "difference": difference, "sem": sem, "problems": problems}
     assert words in headline({"result": {"policies": [COLD, BEST], "paired": [pair], "problems": 9, "samples": 1}})
 
 
@@ -250,3 +257,19 @@ def test_a_sheet_reads_back_and_no_text_begins_a_formula(rows):
     for (_, value), (cell, number) in zip(rows, lines, strict=True):
         assert not cell.lstrip().startswith(("=", "+", "-", "@", "\t", "\r"))
         assert float(number) == value or (math.isnan(float(number)) and math.isnan(value))
+
+
+@pytest.mark.parametrize(
+    ("mean", "sem", "problems", "ends"),
+    [
+        (0.5, 0.1, 2, (0.0, 100.0)),  # Student's t of two is 12.7
+        (0.95, 0.04, 9, (85.776, 100.0)),
+        (0.05, 0.04, 9, (0.0, 14.224)),
+        (0.5, 0.04, 9, (40.776, 59.224)),
+        (1.0, 0.0, 9, (100.0, 100.0)),
+        (0.5, "NaN", 1, (math.nan, math.nan)),
+    ],
+)
+def test_a_bar_ends_where_accuracies_do(mean, sem, problems, ends):
+    drawn = _interval({"mean": mean, "sem_clustered": sem, "problems": problems})
+    assert drawn == pytest.approx((100 * mean, *ends), abs=1e-3, nan_ok=True)

@@ -95,6 +95,14 @@ def test_of_a_long_text_both_ends_are_shown():
     assert MOST - 12 <= 3 * shown.count("数") <= MOST
 
 
+@pytest.mark.parametrize("text", ["8-4=4;", "8-4=", "8", ""])
+def test_what_a_stop_string_cut_off_is_coloured_too(text):
+    """All of it where the response begins with the string: its text is empty."""
+    ids = EMBEDDED.encode_completion("8-4=4;")[:-1]
+    spans = coloured(EMBEDDED, text, ids, np.full(len(ids), -0.1, np.float32))
+    assert "".join(span.text for span in spans) == "8-4=4;"
+
+
 @pytest.mark.parametrize(
     ("text", "ids", "logprobs"),
     [

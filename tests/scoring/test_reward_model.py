@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
-from g2d_jax import pipeline
+from g2d_jax import pipeline, run_stages
 from g2d_jax.config import Config
 from g2d_jax.config import RewardModel as Settings
 from g2d_jax.config.section import record
@@ -282,7 +282,7 @@ def test_a_run_is_refused_before_any_work_for_what_only_the_reward_model_knows(
         return [0.0] * len(completions)
 
     with Tracker(tmp_path / "own", tensorboard=False) as tracker:  # a function in its place: it need not be loaded
-        pipeline.check_models(Session(Config.of(config), epath.Path(tmp_path), tracker, {}, mine))
+        run_stages.check_models(Session(Config.of(config), epath.Path(tmp_path), tracker, {}, mine))
 
 
 def test_a_template_of_whole_conversations_needs_no_header_to_generate_behind() -> None:

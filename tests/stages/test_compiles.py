@@ -12,7 +12,7 @@ import pytest
 from worlds import only
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import pipeline, run_stages
 from g2d_jax.config import Config, graph
 from g2d_jax.records import Preference
 from g2d_jax.runtime.program_cache import Programs
@@ -64,7 +64,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     session, order = opened(config, tmp_path), graph.plan(Config.of(config))
     with Marking(compiled_by) as session.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
-            pipeline.run_stage(session, name, order)
+            run_stages.run_stage(session, name, order)
     marks = session.tracker.marks
     for name in ("sft", "warmup", "dpo"):
         last = max(step for stage, step in marks if stage == name)
@@ -82,9 +82,9 @@ def test_the_same_settings_once_more_compile_no_program_again(config, opened, tm
     contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
     contexts[1].programs = contexts[0].programs
     for name in ("sft", "warmup"):
-        pipeline.run_stage(contexts[0], name, order)
+        run_stages.run_stage(contexts[0], name, order)
         before = len(compiled_by)
-        pipeline.run_stage(contexts[1], name, order)
+        run_stages.run_stage(contexts[1], name, order)
         again.update(program for _, program in compiled_by[before:])
     jitted = {"prefill", "insert", "decode_chunk", "view", "score_logprobs", "optimizer_state", "train_step"}
     assert jitted.isdisjoint(again), again
@@ -114,7 +114,7 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
                 for _ in range(2):
                     trainer.update(groups[name], {})
                 trainer.flush()
-                seen[name].append(trainer._last)
+                seen[name].append(trainer._last_metrics)
     for rows in seen.values():
         assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3, 3e-3, 1e-3])  # warm-up is over
         assert rows[0]["loss"] == pytest.approx(rows[2]["loss"], rel=1e-6) != pytest.approx(rows[1]["loss"], rel=1e-6)

@@ -137,7 +137,7 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
 def start(config: ConfigDict, workdir: Path) -> None:
     """What the start of a run does before any work on devices."""
     order, place = graph.plan(Config.of(config)), epath.Path(workdir)
-    ends = graph.made_from_ends(Config.of(config), order)
+    ends = graph.dependents_of_final(Config.of(config), order)
     check_claim(Config.of(config), place, {}, ends)
     kept_inputs.check(place, found_in(config), print, Config.of(config))
     claim(Config.of(config), place, {}, ends)
@@ -392,7 +392,7 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(plac
     """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
     config, workdir = reading(place), tmp_path / "work"
     config.tokenizer.chat = False
-    pipeline.claim(Config.of(config), epath.Path(workdir))
+    claim(Config.of(config), epath.Path(workdir))
     for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
         storage.finish(folder, {"kind": "any", "seconds": 0})
     pipeline.run(config, workdir, until="evaluate")

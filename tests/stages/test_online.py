@@ -1,5 +1,6 @@
 """Online RL from random parameters, which a made-up reward gives a signal."""
 
+import io
 import json
 import shutil
 from functools import partial
@@ -26,7 +27,7 @@ from g2d_jax.records import Problem
 from g2d_jax.rollouts.generate import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.runtime.tracking import Progress, Screen, read_metrics
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session, StopRun
@@ -44,13 +45,31 @@ def warmup(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def sampled(session: Session, tmp_path: Path) -> tuple[Draws, Groups]:
+def sampled(
+    session: Session, tmp_path: Path, prompts: int = 6, samples: int = 4, bar: Progress | None = None
+) -> tuple[Draws, Groups]:
     stage = session.config.stages["warmup"]
-    draws, params = [(problem, 0) for problem in session.problems["train"][:6]], stage.sampling.params(session.stop_ids)
-    workload = Workload(params, 4, session.sampling_shapes(stage, 6, 4, params), "test")
-    sampler_params = partial(session.sampler().view, load_policy(session, "init"))
+    draws = [(problem, 0) for problem in session.problems["train"][:prompts]]
+    params = stage.sampling.params(session.stop_ids)
+    workload = Workload(params, samples, session.sampling_shapes(stage, prompts, samples, params), "test")
+    sampler_params = partial(session.sampler().to_sampler_params, load_policy(session, "init"))
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
-    return draws, sampled_groups(session, sampler_params, parts, workload, policy="init", cost=Cost())
+    return draws, sampled_groups(session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "samples", "told"),
+    [(20, 1, ["8/20", "16/20", "20/20"]), (6, 4, ["2/6", "4/6", "6/6"]), (5, 3, ["2/5", "5/5"])],
+)
+def test_responses_that_end_together_are_counted_together(warmup, tmp_path, opened, prompts, samples, told):
+    """Eight rows of one token each: the first of them would say that all the others take as long again."""
+    warmup.compute.max_num_seqs = 8
+    warmup.stages.warmup.sampling.max_new_tokens = 1
+    screen = Screen(out := io.StringIO(), every=0.0)
+    with screen.progress("warmup", total=prompts) as bar:
+        sampled(opened(warmup, tmp_path), tmp_path, prompts, samples, bar)
+    counts = [line.split()[1] for line in out.getvalue().splitlines()]
+    assert list(dict.fromkeys(counts)) == told
 
 
 def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(warmup, tmp_path, opened):

@@ -45,7 +45,8 @@ def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(runs, finished
 @pytest.mark.slow
 def test_a_run_on_a_dump_killed_again_and_again_ends_like_one_that_never_was(runs, finished, tmp_path):
     """A dump's groups are scored anew for a step whose shard is not there, and read back for one whose is."""
-    job = {"overrides": [f"stages.warmup.rollouts={finished / '02-warmup' / 'rollouts'}"], "until": "warmup"}
+    overrides = [f"stages.warmup.rollouts={finished / '02-warmup' / 'rollouts'}", "stages.warmup.importance_cap=2"]
+    job = {"overrides": overrides, "until": "warmup"}
     runs(tmp_path / "whole", **job)
     for pattern in ("02-warmup/rollouts/step-000001.parquet", "02-warmup/checkpoints/1", "02-warmup/checkpoints/2"):
         runs(tmp_path / "broken", -9, file=[pattern, 0.0], **job)

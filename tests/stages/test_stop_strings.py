@@ -9,6 +9,7 @@ import pytest
 from engine_server import Server, choice, serving
 from etils import epath
 from ml_collections import ConfigDict
+from toys import save_rows
 from worlds import only, run
 
 from g2d_jax.config import Engine
@@ -57,6 +58,35 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(config: Co
     config.stages.collect.rollouts = str(tmp_path / "01-collect/rollouts")
     _, read = external_rollouts.read(opened(config, tmp_path / "again"), config.stages.collect.rollouts)
     assert sorted(row.text for row in read) == sorted(row.text for row in rows)
+
+
+# completions of the ids of "3+4=7;" ─► what is said of them, None where they are refused
+TEXTS = [
+    (["3+4=7;", "3+4=7;"], []),
+    (["3+4=7;", "3+4"], ["1 of 2 completions end before"]),
+    (["", "3+4=7;"], ["1 of 2 completions end before"]),
+    (["", ""], ["2 of 2 completions end before"]),
+    (["", "8"], None),  # another tokenizer's: the empty one says nothing of it
+    (["8", "3+"], ["1 of 2 completions are not the text", "1 of 2 completions end before"]),
+]
+
+
+@pytest.mark.parametrize(("texts", "told"), TEXTS)
+def test_texts_that_end_before_their_ids_are_told(
+    config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any, texts: list[str], told: list[str] | None
+):
+    session = opened(only(config, "collect"), tmp_path)
+    ids = session.tokenizer.encode_text("3+4=7;")
+    rows = [{"prompt": "3+4=?", "answer": "7", "completion": text, "completion_ids": ids} for text in texts]
+    save_rows(tmp_path / "rows.jsonl", rows)
+    if told is None:
+        with pytest.raises(ValueError, match="no completion is the text of its completion_ids"):
+            external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
+        return
+    _, read = external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
+    said = [line for line in capsys.readouterr().out.splitlines() if "of 2 completions" in line]
+    assert len(said) == len(told) and all(words in line for words, line in zip(told, said, strict=True))
+    assert [row.text for row in read] == texts
 
 
 def test_settings_without_stop_strings_are_those_of_before(config: ConfigDict):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline
+from g2d_jax import run_stages
 from g2d_jax.config import TrainingStage, graph
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
@@ -31,7 +31,7 @@ def only(config: ConfigDict, *names: str) -> ConfigDict:
 
 def run(session: Session, name: str = "") -> dict[str, Any]:
     """A stage's manifest, after a run of it if there was none; by default the config's first one."""
-    return pipeline.run_stage(session, name or next(iter(session.config.stages)), graph.plan(session.config))
+    return run_stages.run_stage(session, name or next(iter(session.config.stages)), graph.plan(session.config))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +119,7 @@ def test_values_on_prompt_and_padding_do_not_matter(model):
 def test_place_sums():
     sequence = jnp.array([[-1, 0, 0, 2, -1], [1, 1, 1, -1, 0]])
     values = jnp.array([[jnp.nan, 1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 9.0, 5.0]])
-    found = objectives.place_sums(values, {"response_index": sequence, "weight": jnp.zeros((2, 4))})
+    found = objectives.sum_per_response(values, {"response_index": sequence, "weight": jnp.zeros((2, 4))})
     assert found.tolist() == [[3.0, 0.0, 4.0, 0.0], [5.0, 3.0, 0.0, 0.0]]
 
 
@@ -285,6 +286,35 @@ def test_what_a_number_takes_out_is_no_argument():
         objectives.grpo(COMPUTE, temperature=1.0, beta=0.0, epsilon_high=-0.1)
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         objectives.grpo(COMPUTE, temperature=0.0, beta=0.0)
+
+
+def refused(call, **numbers):
+    with pytest.raises(ValueError) as error:
+        call(**numbers)
+    return str(error.value).partition(" ")[0]
+
+
+def test_a_number_that_is_refused_is_called_as_the_caller_calls_it():
+    """GRPO's beta is kl_beta among the numbers of both objectives."""
+    grpo = partial(objectives.grpo, COMPUTE, **{"temperature": 1.0, "beta": 0.0})
+    group = partial(objectives.group_dpo, COMPUTE, GROUP, grpo_coef=1.0)
+    shared = ("entropy_coef", "epsilon", "importance_cap")
+    for name in ("beta", *shared):
+        assert refused(grpo, **{name: -1.0}) == name
+    for name in ("kl_beta", *shared):
+        assert refused(group, **{name: -1.0}) == name
+
+
+def test_every_setting_of_dpo_but_its_numbers_decides_the_program():
+    """A field that comes later does too, of whatever type; the normaliser is in the weights."""
+
+    class Later(OnlineDPO):
+        variant: str = "a"
+
+    given = {"loss_type": "sigmoid_norm", "nll_length_normalization": False, "variant": "b"}
+    numbers = {"beta": 0.7, "label_smoothing": 0.2, "simpo_gamma": 0.9, "nll_coef": 0.3}
+    structure, found = objectives._split_dpo(Later(**given, **numbers, normalizer="prompts"))
+    assert structure == Later(**given) and found == numbers
 
 
 def test_sequence_level_takes_one_ratio_a_response(model):
