@@ -41,6 +41,11 @@ def counted(text: str) -> Counter[str]:
     return counts
 
 
+@pytest.fixture(scope="module")
+def total() -> Counter[str]:
+    return sum((counted(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")), Counter[str]())
+
+
 @pytest.mark.parametrize(
     ("what", "most"),
     [
@@ -50,8 +55,7 @@ def counted(text: str) -> Counter[str]:
         ("walruses in conditions of several lines", 0),
     ],
 )
-def test_a_line_holds_one_idea(what: str, most: float) -> None:
-    total = sum((counted(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")), Counter[str]())
+def test_a_line_holds_one_idea(total: Counter[str], what: str, most: float) -> None:
     assert 10_000 * total[what] / total["tokens"] <= most
 
 
