@@ -511,5 +511,5 @@ def test_it_is_known_how_many_have_ended_together(sampler, model, new, ready):
         Request(f"r{i}", np.array([3, 4], np.int32), SamplingParams(length), num_samples=1)
         for i, length in enumerate(new)
     ]
-    found = [sampler.ready for _ in sampler.generate(sampler.view(model), requests, "test")]
+    found = [sampler.ready for _ in sampler.generate(sampler.to_sampler_params(model), requests, "test")]
     assert found == ready
