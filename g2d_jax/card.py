@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -212,7 +213,7 @@ def _quantised(config: Config, adapters: bool) -> str:
 def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """State that the policy was trained on longer sequences than its config.json says; "" where it was not."""
     behind = accounting.behind(policy, to_dict(session.config)["stages"])
-    warnings = [warning for name in behind for warning in manifests.get(name, {}).get("warnings", ())]
+    warnings = itertools.chain.from_iterable(manifests.get(name, {}).get("warnings", ()) for name in behind)
     lengths = [int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"]
     if not lengths:
         return ""
@@ -264,7 +265,7 @@ def _results(evaluation: Mapping[str, Any], manifests: Mapping[str, Mapping[str,
 
 
 def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *([one_line(cell) for cell in row] for row in rows)]
+    lines = [columns, ["---"] * len(columns), *(map(one_line, row) for row in rows)]
     return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 

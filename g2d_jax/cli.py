@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, processes.on_interrupt)
     continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
     if continues:
-        processes.forget()
+        processes.reset_stop()
         stack.enter_context(processes.hearing_stops())  # before JAX is imported, which takes seconds
     try:
         return int(arguments.command(arguments, overrides) or 0)
@@ -69,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.print_traceback(error)
         return _stopped(error, _exited(error))
     except Exception as error:
-        if not os.environ.get("G2D_TRACEBACK") and (told := failures.line(error)):
-            return _stopped(error, told)
+        if not os.environ.get("G2D_TRACEBACK") and (text := failures.line(error)):
+            return _stopped(error, text)
         if processes.count() == 1:
             raise
         terminal.print_traceback(error)
@@ -98,10 +99,10 @@ def _exited(error: SystemExit) -> str:
     )
 
 
-def _stopped(error: BaseException, told: str) -> int:
+def _stopped(error: BaseException, text: str) -> int:
     """Print why a command stopped, and leave."""
     where = f"{processes.name()}: " if processes.count() > 1 else ""
-    processes.say(f"{where}{told}")
+    processes.say(f"{where}{text}")
     return processes.leave(processes.status_of(error))
 
 
@@ -164,7 +165,7 @@ def _take_workdir(arguments: argparse.Namespace, unknown: list[str]) -> list[str
         arguments.usage.error("a work directory is needed: WORKDIR, or --workdir WORKDIR")
     if given and given[0].startswith("-"):
         arguments.usage.error(f"{given[0]!r} is no work directory, for it begins with '-': an option is misspelt?")
-    arguments.workdir = given[0] if given else None
+    arguments.workdir = next(iter(given), None)
     return [item for item in unknown if item not in loose]
 
 
@@ -247,7 +248,7 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
 def _integers(text: str) -> tuple[int, ...]:
     if not all(item.strip().isdecimal() for item in text.split(",")):
         raise argparse.ArgumentTypeError(f"write whole numbers with commas, 0,1,2, not {text!r}")
-    return tuple(int(item) for item in text.split(","))
+    return tuple(map(int, text.split(",")))
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -358,8 +359,9 @@ def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str)
 
 
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    profile = [f"config.logging.profile={arguments.profile}"] if arguments.profile else []
-    config = _of_a_run(arguments, [*overrides, *profile], f"g2d sweep --config {arguments.config} --workdir DIR")
+    if arguments.profile:
+        overrides = [*overrides, f"config.logging.profile={arguments.profile}"]
+    config = _of_a_run(arguments, overrides, f"g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline, run_stages
 
     run_stages.check(Config.of(config), arguments.until)
@@ -383,7 +385,8 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
     for line in ready(arguments.config, arguments.topology):
         _print(line)
-    return 0 if plan(**{**_options(arguments, plan), "config": config, "name": arguments.topology}) else 1
+    options = {**_options(arguments, plan), "config": config, "name": arguments.topology}
+    return int(not plan(**options))
 
 
 def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -394,12 +397,10 @@ def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
     planned = []
     if arguments.topology:
-        planned = [
-            f"--config={arguments.config}",
-            f"--topology={arguments.topology}",
-            *(f"--{item}" for item in overrides),
-        ]
-        planned += [] if arguments.price is None else [f"--price={arguments.price}"]
+        planned = [f"--config={arguments.config}", f"--topology={arguments.topology}"]
+        planned += [f"--{item}" for item in overrides]
+    if arguments.price is not None:
+        planned.append(f"--price={arguments.price}")
     workdir = arguments.workdir or f"runs/{config.name}-forecast-{time.strftime('%Y%m%d-%H%M%S')}"
     _print(f"work directory: {workdir}")
     forecast.forecast(config, workdir, probe=arguments.probe, plan_arguments=planned)
@@ -413,7 +414,7 @@ def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
     if arguments.dry_run:
         run.show(config, arguments.workdir)
         return 0
-    return 1 if run.run(config, arguments.workdir) else 0
+    return int(bool(run.run(config, arguments.workdir)))
 
 
 def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -437,11 +438,9 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     chosen = [arguments.study] if arguments.study else names
     screen = Screen()
     rates = _rates(arguments, chosen, screen.say)
-    written = [
-        path
-        for name in chosen
-        for path in write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
-    ]
+    written: list[str] = []
+    for name in chosen:
+        written += write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
     for path in written or write_run(arguments.workdir):
         _print(path)
 
@@ -483,7 +482,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
     screen = Screen()
     for line in report.warnings:
         screen.say(line)
-    for part in (part for section in report.sections for part in section.shown):
+    for part in itertools.chain.from_iterable(section.shown for section in report.sections):
         if isinstance(part, page.Note):
             screen.say(part.text)
         elif isinstance(part, page.Table):
@@ -499,7 +498,9 @@ def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
     page.check_output(arguments.output, autopsy.FILES, "an autopsy")
     examined = autopsy.read(arguments.dumps, arguments.reward, arguments.answers)
     first, *others = arguments.dumps
-    report = autopsy.report(examined, f"{first} and {len(others)} more" if others else first)
+    if others:
+        first += f" and {len(others)} more"
+    report = autopsy.report(examined, first)
     options = (arguments.dumps, arguments.output, arguments.reward, arguments.policy)
     _show(report, autopsy.write_autopsy(examined, report, *options))
 
@@ -525,8 +526,10 @@ def _push(arguments: argparse.Namespace, _: list[str]) -> None:
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import commands
 
-    typed = arguments.prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
-    commands.sample(prompts=_typed() if typed else arguments.prompt, **_options(arguments, commands.sample))
+    prompts = arguments.prompt
+    if prompts is None and sys.stdin.isatty() and sys.stdout.isatty():
+        prompts = _typed()
+    commands.sample(prompts=prompts, **_options(arguments, commands.sample))
 
 
 def _typed() -> Iterator[str]:
@@ -563,7 +566,9 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
     labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
     points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
-    stages = {folder: stage for point in points.values() for stage, folder in point.items()}
+    stages: dict[epath.Path, str] = {}
+    for folders in points.values():
+        stages |= {folder: stage for stage, folder in folders.items()}
     described = {folder: _state(stage, folder, folder, bool(holder(folder))) for folder, stage in stages.items()}
     states = {folder: state for folder, (state, _) in described.items()}
     rows = []
@@ -571,7 +576,8 @@ def _study_status(workdir: epath.Path, name: str) -> None:
         left = [(stage, states[folder]) for stage, folder in folders.items() if states[folder] != "done"]
         listed = [stage if state == "waiting" else f"{stage} ({state})" for stage, state in left]
         rows.append([label, ", ".join(listed) or "done"])
-    done, whole = list(states.values()).count("done"), sum(row[1] == "done" for row in rows)
+    done = list(states.values()).count("done")
+    whole = sum(text == "done" for _, text in rows)
     screen = Screen()
     screen.table(f"{name}: {len(rows)} points", ["point", "left to do"], rows)
     screen.say(f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them done")
@@ -587,17 +593,29 @@ def _run_status(workdir: epath.Path) -> None:
 
     config = commands.read_config(workdir)
     is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
-    owner = "" if is_point else holder(workdir)
+    owner = ""
+    folders = stage_folders(workdir)
+    if not is_point:
+        owner = holder(workdir)
+        folders = plan(config).folders(workdir)
     is_next = True  # a run does its stages one after the other: its process is at the first that is not finished
-    rows, remarks = [], {}
-    for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
-        manifest, _ = storage.read_finished(folder)
-        running = bool(holder(folder)) if is_point else bool(owner) and is_next and manifest is None
-        is_next = is_next and manifest is not None
-        state, remarks[name] = _state(name, folder, folder if is_point else workdir, running)
-        seconds = f"{float(manifest['seconds']):.0f}" if manifest else ""
-        peak = (manifest or {}).get("peak_memory_bytes")  # manifests of earlier versions have none
-        gib = f"{peak / memory.GIB:.1f}" if peak else ""
+    rows: list[list[str]] = []
+    remarks: dict[str, str] = {}
+    for name, folder in folders.items():
+        manifest = storage.read_finished(folder)[0] or {}
+        logged = workdir
+        running = bool(owner) and is_next and not manifest
+        if is_point:
+            logged = folder
+            running = bool(holder(folder))
+        is_next = is_next and bool(manifest)
+        state, remarks[name] = _state(name, folder, logged, running)
+        seconds = gib = ""
+        if manifest:
+            seconds = f"{float(manifest['seconds']):.0f}"
+        peak = manifest.get("peak_memory_bytes")  # manifests of earlier versions have none
+        if peak:
+            gib = f"{peak / memory.GIB:.1f}"
         steps = str(getattr(config.stages[name], "steps", ""))
         rows.append([name, config.stages[name].kind, state, steps, seconds, gib])
     screen = Screen()
@@ -606,8 +624,10 @@ def _run_status(workdir: epath.Path) -> None:
     if owner:
         process = holder_here(workdir)
         held = None if process is None else memory.held(process)
-        beside = "" if held is None else f", with {held / memory.GIB:.1f} GiB of host memory, its children's too"
-        screen.say(f"{owner} works on it now{beside}")
+        more = ""
+        if held is not None:
+            more = f", with {held / memory.GIB:.1f} GiB of host memory, its children's too"
+        screen.say(f"{owner} works on it now{more}")
     elif not is_point and any(row[2] != "done" for row in rows):
         screen.say(f"no process works on it: {processes.AGAIN}")
 
@@ -640,7 +660,9 @@ def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> 
         error = f"last stopped with: {str(records[-1].get('text', '')).removeprefix(f'{name}: ')}"
     step = max((record["step"] for record in records), default=0)
     files = len(list((folder / "rollouts").glob("*.parquet")))
-    far = f"at step {step}" if step else f"with {files} files of rollouts" if files else ""
+    far = f"with {files} files of rollouts" if files else ""
+    if step:
+        far = f"at step {step}"
     if running:
         return f"running {far}".rstrip(), error
     if not far and not folder.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,7 @@ from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Problem, Request, SamplingParams, Verdict
+from g2d_jax.records import Problem, Request, SamplingParams, Verdict, pick
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, processes, program_cache, storage
@@ -35,7 +36,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
-from g2d_jax.session.problems import READ_FOR, SPLITS, setting_of
+from g2d_jax.session.problems import READ_FOR, SPLITS, prefix_of, setting_of
 from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints
@@ -207,18 +208,23 @@ def _scored_by(session: Session, split: str | None) -> list[str]:
     """List the inputs that scores come from: reward models, and the problems of a split; None: of no split."""
     settings = []
     for name in session.tasks:
-        prefix = "" if name == "main" else f"tasks.{name}."
-        settings += [f"{prefix}reward.model.path", f"{prefix}reward.model.tokenizer"]
-        settings += [setting_of(name, split)] if split else []
+        settings += [f"{prefix_of(name)}reward.model.path", f"{prefix_of(name)}reward.model.tokenizer"]
+        if split:
+            settings.append(setting_of(name, split))
     return settings
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
     """Return the config with these problems in place of a task's held-out split, and with no others to evaluate on."""
-    none: dict[str, Any] = {"dev": Source(), "test": Source()}
-    sources = {name: {**none, split: source} if name == task else none for name in config.all_tasks}
-    tasks = {name: replace(section, **sources[name]) for name, section in config.tasks.items()}
-    return replace(config, data=replace(config.data, **sources["main"]), tasks=tasks)
+
+    def changed(name: str) -> dict[str, Any]:
+        sources = {"dev": Source(), "test": Source()}
+        if name == task:
+            sources[split] = source
+        return sources
+
+    tasks = {name: replace(section, **changed(name)) for name, section in config.tasks.items()}
+    return replace(config, data=replace(config.data, **changed("main")), tasks=tasks)
 
 
 def version(session: Session, policy: str) -> Any:
@@ -255,7 +261,7 @@ def export(
     run_stages.check_joined()
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
-        processes.mark("export")
+        processes.note_progress("export")
         processes.on_leader(lambda: _check_free(target))
         with processes.barrier():
             config = read_config(absolute(workdir))
@@ -313,7 +319,9 @@ def _save_model(session: Session, policy: str, params: Decoder, folder: epath.Pa
     tokenizer = session.tokenizer
     base = base_path(session, policy)
     try:
-        source = session.model_folder if base == session.config.model.path else hf.resolve(base) if base else None
+        source = session.model_folder
+        if base != session.config.model.path:
+            source = hf.resolve(base) if base else None
     except ValueError as error:
         session.tracker.say(f"its sampling settings are left out: {error}")
         source = None
@@ -360,17 +368,19 @@ def sample(
     test problems are shown with their reward.
     """
     policy = policy and places.decided(policy, "policy", places.here())
-    needs = ["model", "tokenizer", *(["data", "tasks"] if prompts is None else [])]
+    needs = ["model", "tokenizer"]
+    if prompts is None:
+        needs += ["data", "tasks"]
     with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
         chosen = policy or last_policy(session.config)
-        samplings = [sampling for stage in session.config.stages.values() for sampling in stage.samplings()]
+        samplings = list(itertools.chain.from_iterable(stage.samplings() for stage in session.config.stages.values()))
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         if prompts is None and not session.problems["test"]:
             raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
         kept_inputs.verify(session, chosen, *_scored_by(session, "test" if prompts is None else None))
         params = samplings[0].params(session.stop_ids, temperature=temperature)
-        view = session.sampler().view(load_policy(session, chosen))
+        view = session.sampler().to_sampler_params(load_policy(session, chosen))
         if prompts is None:
             return _answers(session, chosen, view, params, session.problems["test"][:count], 1)
         texts = []
@@ -395,13 +405,11 @@ def _answers(
     repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
     texts = [cut(session.tokenizer.decode(rollout.token_ids), params.stop) for rollout in rollouts]
     rewards = _rewards(session, repeated, texts, [rollout.token_ids for rollout in rollouts])
-    rows = [
-        [
-            *(session.tokenizer.render(problem), text, problem.answer or "", reward),
-            *(rollout.stop_reason, f"{float(np.mean(rollout.logprobs)):.2f}"),
-        ]
-        for problem, rollout, text, reward in zip(repeated, rollouts, texts, rewards, strict=True)
-    ]
+    rows = []
+    for problem, rollout, text, reward in zip(repeated, rollouts, texts, rewards, strict=True):
+        logprob = f"{float(np.mean(rollout.logprobs)):.2f}"
+        prompt = session.tokenizer.render(problem)
+        rows.append([prompt, text, problem.answer or "", reward, rollout.stop_reason, logprob])
     names = ["prompt", "response", "answer", "reward", "stop", "mean log-prob"]
     session.tracker.table(f"policy {policy}", names, rows)
     return texts
@@ -410,20 +418,23 @@ def _answers(
 def _rewards(
     session: Session, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> list[str]:
-    """Score each response: reward and verdict; "" without an answer, and for rewards of a model or an endpoint and for
-    those not at hand."""
+    """Score each response: reward and verdict. It is "" without an answer, and for a reward of a model, an endpoint or
+    a function that is not at hand."""
     cheap = {name for name, task in session.tasks.items() if task.reward.function not in ("model", "judge")}
-    cheap -= {"main"} if session.reward is _not_at_hand else set()
+    if session.reward is _not_at_hand:
+        cheap.discard("main")
     places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
     shown = [""] * len(problems)
     try:
-        scores = session.scorer(
-            [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
-        )
+        scores = session.scorer(pick(problems, places), pick(texts, places), pick(token_ids, places))
     except ValueError as error:  # raised by the user's own function: the answers can still be shown
         session.tracker.say(f"no rewards: {error}")
         return shown
     for i, score in zip(places, scores, strict=True):
-        reward = "" if score.reward is None else f"{score.reward:g} "
-        shown[i] = f"{reward}{'' if score.verdict is Verdict.SCORED else score.verdict.value}".strip()
+        parts = []
+        if score.reward is not None:
+            parts.append(f"{score.reward:g}")
+        if score.verdict is not Verdict.SCORED:
+            parts.append(score.verdict.value)
+        shown[i] = " ".join(parts)
     return shown

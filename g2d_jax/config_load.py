@@ -150,10 +150,12 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
             raise ValueError(f"its get_config takes no choices: leave out {':' + arg!r}")
         config = get_config(arg) if takes_choices else get_config()
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        if isinstance(error, SyntaxError) and error.filename == str(path):
+        place = str(path)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+        if isinstance(error, SyntaxError) and error.filename == place:
             lines = [error.lineno]
-        place = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        if lines:
+            place += f", line {lines[-1]}"
         raise ValueError(f"{place}: {_text(error)}") from error
     if not isinstance(config, ConfigDict):
         raise ValueError(f"{path}: get_config must return a ConfigDict, got {type(config).__name__}")
@@ -168,14 +170,17 @@ def _text(error: BaseException) -> str:
         return f"{error}: install it beside g2d_jax, or leave the import out"
     if not isinstance(error, (AttributeError, KeyError, TypeError, ValueError, SyntaxError)):
         return f"{type(error).__name__}: {error}"  # not a mistake in settings: its kind says more than its message
-    text = str(error.args[0]) if error.args else type(error).__name__
+    text = str(next(iter(error.args), type(error).__name__))
     if match := _WRONG_TYPE.match(text):
         return _wrong_type(match["field"], match["given"], match["type"])
     if match := re.match(r"Key (\".+?\") does not exist", text):
-        hint = text.splitlines()[-1] if "Did you mean" in text else ""
-        gone = " ".join(named(match[1].strip('"')))
-        return f"unknown field {match[1]}. {gone or hint}".strip()
-    return f"unknown name {text}".replace("\n", ". ") if isinstance(error, KeyError) else text
+        remark = " ".join(named(match[1].strip('"')))
+        if not remark and "Did you mean" in text:
+            remark = text.splitlines()[-1]
+        return f"unknown field {match[1]}. {remark}".strip()
+    if isinstance(error, KeyError):
+        return f"unknown name {text}".replace("\n", ". ")
+    return text
 
 
 # ml_collections' message for a value that a field cannot have. It knows the field's own name, not the path to it.
@@ -201,7 +206,8 @@ _MADE_BY = {
 
 def _wrong_type(field: str, given: str, kind: str) -> str:
     """Say what a field takes that a config file gave a value of another type. kind: the type it has."""
-    given = given if len(given) < 80 and "\n" not in given else f"{given.splitlines()[0]:.80}…"
+    if len(given) >= 80 or "\n" in given:
+        given = f"{given.splitlines()[0]:.80}…"
     if not kind.endswith("ConfigDict"):
         meanings = {known.__name__: meaning for known, meaning in MEANING.items()}
         return f"{field} must be {meanings.get(kind, 'a value')} ({kind}), got {given!r}"
@@ -357,16 +363,20 @@ def _parse(text: str, field: Any, path: str) -> Any:
         return None
     if kind is not tuple:
         return _parse_scalar(text, field, path)
-    inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
+    if text[:1] + text[-1:] in ("()", "[]"):
+        text = text[1:-1]
     default = field.get() if optional else field
-    items = split_values(inner) if default else _bare_items(inner)
-    return tuple(_parse_scalar(item, default[0], path) if default else _literal(item, path) for item in items)
+    if default:
+        return tuple(_parse_scalar(item, default[0], path) for item in split_values(text))
+    return tuple(_literal(item, path) for item in _bare_items(text))
 
 
 def _bare_items(text: str) -> list[str]:
     """Split the items of a list that has none to type them by; quotes stay, for they are all that marks text."""
     items = [item.strip() for item in text.split(",")]
-    return items[:-1] if items[-1] == "" else items  # "", and a trailing comma as in (10,)
+    if items[-1] == "":  # of "", and of a trailing comma as in (10,)
+        items.pop()
+    return items
 
 
 def _parse_scalar(text: str, field: Any, path: str) -> Scalar:

@@ -73,8 +73,9 @@ def difference(old: Content, new: Content) -> str:
     """Say in a line how two contents differ, "" if they do not. A hub's commit counts where both have one."""
     if old.commit and new.commit and old.commit != new.commit:
         commits = f"the hub's commit was {old.commit}, and is {new.commit}"
-        same = old.digest == new.digest
-        return f"{commits}; the {new.kind} are the same: set revision={old.commit}" if same else commits
+        if old.digest == new.digest:
+            commits += f"; the {new.kind} are the same: set revision={old.commit}"
+        return commits
     if old.digest == new.digest:
         return ""
     if not (old.parts and new.parts):
@@ -93,8 +94,8 @@ def _such_as(names: Sequence[str], total: int) -> str:
     """Name a few parts, where that says something."""
     if len(names) == total > SHOWN:
         return ""
-    more = ", …" if len(names) > SHOWN else ""
-    return f" ({', '.join(names[:SHOWN])}{more})"
+    shown = [*names[:SHOWN], *["…"] * (len(names) > SHOWN)]
+    return f" ({', '.join(shown)})"
 
 
 # Records
@@ -115,7 +116,8 @@ def records(read: Iterable[Problem | Example], *, columns: bool = False) -> Cont
             text.append(row.completion)
         else:
             text.append(row.answer)
-            text += [row.solution, row.columns] if columns else []
+            if columns:
+                text += [row.solution, row.columns]
         seen[row.id] += 1
         name = row.id if seen[row.id] == 1 else f"{row.id}/{seen[row.id]}"  # examples may share a prompt
         parts[name] = _digest(json.dumps(text, sort_keys=True, default=_plain).encode())[:8]
@@ -160,16 +162,10 @@ def _digest(data: bytes) -> str:
 
 
 def files(paths: Sequence[str]) -> Content:
-    """Return the content of files, named from the folder on that all are in: of their bytes, or as an object store
-    tells it."""
-    split = [path.split("/") for path in paths]
-    shared = 0
-    for folders in zip(*(parts[:-1] for parts in split), strict=False):
-        if len(set(folders)) > 1:
-            break
-        shared += 1
-    names = ["/".join(parts[shared:]) for parts in split]
-    return content("files", {name: _file(path) for name, path in zip(names, paths, strict=True)})
+    """Return the content of files, by their names in the folder that holds all of them."""
+    folders = zip(*(path.split("/")[:-1] for path in paths), strict=False)
+    shared = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, folders)))
+    return content("files", {"/".join(path.split("/")[shared:]): _file(path) for path in paths})
 
 
 def stamp(path: str) -> str:
@@ -242,8 +238,9 @@ def _tensor(stored: Stored) -> str:
     size = DTYPES[stored.dtype].itemsize
     for length in stored.shape:
         size *= length
-    starts = [0] if size <= 3 * BLOCK else [0, (size - BLOCK) // 2, size - BLOCK]
-    length = size if size <= 3 * BLOCK else BLOCK
+    starts, length = [0], size
+    if size > 3 * BLOCK:
+        starts, length = [0, (size - BLOCK) // 2, size - BLOCK], BLOCK
     for start in starts:
         digest.update(ranges.read(stored.file, stored.start + start, length).tobytes())
     return digest.hexdigest()

@@ -20,8 +20,8 @@ from g2d_jax.config import Collect, Config
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.records import Problem
-from g2d_jax.rollouts.generate import Draws, Groups
+from g2d_jax.records import Problem, Prompt, by_id
+from g2d_jax.rollouts.generate import Draws, Groups, problems_of, rows_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import write_columns, write_completions
 from g2d_jax.session.cost import Cost
@@ -30,7 +30,7 @@ from g2d_jax.stages import collect
 
 PROVENANCE, PROBLEMS, COMPLETIONS, PREFERENCES = "g2d.json", "problems.parquet", "completions", "preferences"
 SCORERS = ("verify", "model", "judge")
-"""What reward.function may be beside the name of a function."""
+"""The values of reward.function that are not the name of a function."""
 
 
 def stage_of(config: Config, policy: str | None) -> str:
@@ -60,33 +60,39 @@ def _write(
     size = session.config.stage(name, Collect).part
     for number, first in enumerate(range(0, len(groups), size)):
         part = slice(first, first + size)
-        rows = [row for group in groups[part] for row in group]
-        prompts = {draw: collect.shown(session, problem) for draw, (problem, _) in enumerate(draws[part])}
-        shown = [prompts[draw] for draw, group in enumerate(groups[part]) for _ in group]
-        write_completions(folder / COMPLETIONS / f"part-{number:05d}.parquet", rows, shown)
+        shown: list[Prompt] = []
+        for (problem, _), group in zip(draws[part], groups[part], strict=True):
+            shown += [collect.shown(session, problem)] * len(group)
+        write_completions(folder / COMPLETIONS / f"part-{number:05d}.parquet", rows_of(groups[part]), shown)
     for source in (session.folders[name] / PREFERENCES).glob("*.parquet"):
         storage.write_bytes(folder / PREFERENCES / source.name, storage.read_bytes(source))
-    if template := session.tokenizer.template.pinned:
+    template = session.tokenizer.template.pinned
+    if template:
         storage.write_bytes(folder / CHAT_TEMPLATE, template.encode())
-    scored_by, problems = _scored_by(session.config, own), {problem.id: problem for problem, _ in draws}.values()
-    write_columns(folder / PROBLEMS, _columns(list(problems), scored_by))
+    problems = by_id(problems_of(draws))
+    write_columns(folder / PROBLEMS, _columns(list(problems.values()), _scored_by(session.config, own)))
 
 
 def _columns(problems: Sequence[Problem], scored_by: Mapping[str, str]) -> dict[str, list[str] | np.ndarray]:
     """Return the columns of problems.parquet: "" is None; conversations, and what only functions score by, are JSON."""
     prompts = [problem.prompt for problem in problems]
-    rest = [None if scored_by[problem.task] in SCORERS else problem for problem in problems]
+    # Solutions and further columns count only where a function of the user's own may score by them.
+    bare = Problem("", "", None)
+    rest = [bare if scored_by[problem.task] in SCORERS else problem for problem in problems]
     try:
-        columns = [json.dumps(storage.plain(problem.columns if problem else {})) for problem in rest]
+        columns = [json.dumps(storage.plain(problem.columns)) for problem in rest]
     except TypeError as error:
         raise ValueError(
             f"the reward function may read what the problems have beside their answers: {error}"
         ) from error
     return {
-        **{name: [getattr(problem, name) or "" for problem in problems] for name in ("id", "task", "subset", "answer")},
+        "id": [problem.id for problem in problems],
+        "task": [problem.task for problem in problems],
+        "subset": [problem.subset or "" for problem in problems],
+        "answer": [problem.answer or "" for problem in problems],
         "prompt": [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts],
         "is_chat": np.array([not isinstance(prompt, str) for prompt in prompts]),
-        "solution": [(problem and problem.solution) or "" for problem in rest],
+        "solution": [problem.solution or "" for problem in rest],
         "columns": columns,
     }
 

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -16,7 +17,7 @@ from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
-from g2d_jax.config.graph import Plan, made_from_ends, plan
+from g2d_jax.config.graph import Plan, dependents_of_final, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
@@ -58,7 +59,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                check_claim(settings, place, {}, made_from_ends(settings, order))
+                check_claim(settings, place, {}, dependents_of_final(settings, order))
             _check(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
@@ -119,7 +120,8 @@ def _show_memory(session: Session) -> None:
     """Print the memory that each stage will need where the devices are this machine's processors."""
     if platform_of(session.mesh) != "cpu":
         return  # whose own `g2d plan` knows by compiling
-    found, most = list(host_memory.estimates(session)), memory.limit()
+    found = list(host_memory.estimates(session))
+    most = memory.limit()
     rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
     session.tracker.table("host memory, estimated", ["stage", "fullest program", "GiB"], rows)
     if most is not None:
@@ -175,7 +177,7 @@ def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> No
 def _worked_examples(pattern: str, is_chat: bool) -> list[str]:
     """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
 
-    They are told by what stands before {problem} on its line, "Problem: " say; none where nothing does. Where nothing
+    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing does. Where nothing
     follows {problem} an example's problem ends with its line; without a chat template, which ends a message of its own,
     the response then begins with that line's break.
     """
@@ -206,16 +208,15 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     by_rule = reward.function == "verify" or reward.answers != "boxed"  # a function of one's own may read anything
     chosen = (read if by_rule else asked)[:1]
     answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
+    write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
-        for kind, answer in (("right", problem.answer or ""), ("wrong", wrong)):
-            tried.append((problem, kind, chosen[0].write(answer) if chosen else in_form(answer, reward.answers)))
+        tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
-    texts = [text for _, _, text in tried]
-    tried_problems = [problem for problem, _, _ in tried]
-    scores = session.scorer.apart(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
+    tried_problems, _, texts = zip(*tried, strict=True)
+    scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
         [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
         for (problem, kind, text), score in zip(tried, scores, strict=True)
@@ -233,9 +234,8 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         if problem.answer is not None and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
     ]
     if alike and session.verifiable[task]:
-        form = chosen[0].write("") if chosen else in_form("", reward.answers)
         session.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {form.strip()}, "
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {write('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
 

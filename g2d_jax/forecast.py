@@ -12,6 +12,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from g2d_jax import commands, pipeline
 from g2d_jax.config import Collect, Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.rollouts.generate import grouped
+from g2d_jax.rollouts.generate import draw_once, grouped
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Screen
@@ -110,7 +111,9 @@ def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
         steps = sorted(int(file.stem[-6:]) for file in session.folders[name].glob("probe/step-*.json"))
         probes = [_probe(session, name, step, collect) for step in steps]
     rates = [np.array(probe.pop("rates"), np.float64) for probe in probes]
-    change, error = _mean(rates[-1] - rates[0])
+    change = error = None
+    if len(probes) > 1:
+        change, error = _mean(rates[-1] - rates[0])
     return {
         "config": config.name,
         "policy": config.stage(name, Online).policy,
@@ -118,8 +121,8 @@ def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
         "num_generations": RESPONSES,
         "collected": collect.prompts if collect else None,
         "probes": probes,
-        "change": change if len(probes) > 1 else None,
-        "change_error": error if len(probes) > 1 else None,
+        "change": change,
+        "change_error": error,
     }
 
 
@@ -128,8 +131,9 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
     stage = session.config.stage(name, Online)
     file = session.folders[name] / "probe" / f"step-{step:06d}.parquet"
     value = storage.read_json(file.with_suffix(".json"))["value"]
-    rates, figures = np.array(value["offline"]["rates"], np.float64), value["figures"]
-    draws = [(problem, 0) for problem in probed(session.problems[stage.probe.split], stage.probe.prompts)]
+    rates = np.array(value["offline"]["rates"], np.float64)
+    figures = value["figures"]
+    draws = draw_once(probed(session.problems[stage.probe.split], stage.probe.prompts))
     groups = grouped(read_rollouts(file), draws, RESPONSES)
     # All pairs on offer: which of them are kept, where there are more than max_pairs, is no matter here.
     rule = dataclasses.replace(collect or Collect(), max_pairs=None, select="all")
@@ -175,7 +179,7 @@ def show(content: Mapping[str, Any], screen: Screen) -> None:
     probes, collected = content["probes"], content["collected"]
     columns = [_column(probe, collected) for probe in probes]
     heads = ["at the start", *(f"after {probe['step']} steps" for probe in probes[1:])]
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    rows = [[name, *map(itemgetter(name), columns)] for name in columns[0]]
     title = f"{content['config']}: policy {content['policy']}, {probes[0]['prompts']} prompts x {RESPONSES}"
     screen.table(title, ["", *heads], rows)
     if content["change"] is not None:

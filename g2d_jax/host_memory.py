@@ -30,7 +30,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a stage will need at least once. program: the one that needs it; size: bytes of the whole process."""
+    """The most memory that a stage will need. program: the one that needs it; size: bytes of the whole process."""
 
     stage: str
     program: str
@@ -40,7 +40,7 @@ class Estimate:
 def estimates(session: Session) -> Iterator[Estimate]:
     """Yield the estimate of each stage that computes anything on devices, in the order of the run.
 
-    A stage whose arrays cannot be told from its settings is left out.
+    A stage whose arrays do not follow from its settings is left out.
     """
     here = session.mesh.size // meshes.processes(session.mesh)
     for name in plan(session.config).order:

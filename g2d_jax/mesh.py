@@ -50,7 +50,7 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     Over several slices of TPUs goes `data` alone, the other axes lie within each. Raises ValueError when the sizes do
     not multiply to the number of devices, when `data` is no multiple of the slices, and for CPU devices that may hang.
     """
-    devices = list(jax.devices()) if devices is None else list(devices)
+    devices = list(jax.devices() if devices is None else devices)
     if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
         raise ValueError(
             f"collectives of {len(devices)} CPU devices may hang: call g2d_jax.runtime.processes.initialise() before "
@@ -121,11 +121,14 @@ def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Ru
     (two KV heads on four tensor devices are replicated, as every tensor-parallel decoder does)."""
     parts: list[str | tuple[str, ...] | None] = []
     for axis, size in zip(axes, shape, strict=True):
-        target = rules[axis] if axis is not None else None
-        names = (target,) if isinstance(target, str) else (target or ())
-        names = tuple(name for name in names if mesh.shape[name] > 1)
-        ways = math.prod(mesh.shape[name] for name in names)
-        parts.append(None if ways == 1 or size % ways else (names[0] if len(names) == 1 else names))
+        target = () if axis is None else rules[axis] or ()
+        if isinstance(target, str):
+            target = (target,)
+        names = tuple(name for name in target if mesh.shape[name] > 1)
+        if not names or size % math.prod(mesh.shape[name] for name in names):
+            parts.append(None)
+        else:
+            parts.append(names[0] if len(names) == 1 else names)
     return PartitionSpec(*parts)
 
 

@@ -57,7 +57,7 @@ def write_outputs(
         if form == "alpaca_eval":
             content = alpaca_json(name, questions, texts)
         else:
-            content = arena_jsonl(name, questions, texts, [len(row.rollout.token_ids) for row in rows])
+            content = arena_jsonl(name, questions, texts, [row.rollout.length for row in rows])
         storage.write_bytes(target, content)
         cut = sum(row.rollout.stop_reason == "length" for row in rows)
         session.tracker.say(
@@ -84,7 +84,7 @@ def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, st
 def _answers(
     session: Session, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
 ) -> list[ScoredRollout]:
-    """Return the answers in the order of the questions, read back or drawn."""
+    """Return the answers in the order of the questions, read back or sampled."""
     requests = _requests(session, questions, params, prompts)
     settings = asdict(params)
     del settings["stop"]  # always empty here; folders of earlier versions are named without it
@@ -98,7 +98,7 @@ def _answers(
             file = folder / f"part-{start // PART:05d}.parquet"
             before = file.exists()
             if not before:
-                view = view or session.sampler().view(load_policy(session, policy))
+                view = view or session.sampler().to_sampler_params(load_policy(session, policy))
                 write_rollouts(file, _drawn(session, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
             show = bar.skip if before else bar.update

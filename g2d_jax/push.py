@@ -56,13 +56,16 @@ def push(
     """
     if (repo is None) == (output is None):
         raise ValueError("give --repo USER/NAME to upload, or --output FOLDER to write what would be uploaded")
-    folder, kind = absolute(workdir), "dataset" if what == "dataset" else "model"
+    folder = absolute(workdir)
     target = None if output is None else processes.on_leader(lambda: _check_output(output))
-    upload = None if repo is None else _Upload(repo, kind, public)
+    upload = None if repo is None else _Upload(repo, "dataset" if what == "dataset" else "model", public)
     config = read_config(folder)
-    stage = dataset.stage_of(config, policy) if what == "dataset" else None
+    stage = None
+    needs = ["model", "tokenizer"]
+    if what == "dataset":
+        stage = dataset.stage_of(config, policy)
+        needs += ["data", "tasks"]
     with _staging(target) as place:
-        needs = ("model", "tokenizer", *(("data", "tasks") if stage else ()))
         with opened(folder, config, needs=needs) as session:
             origin = {**provenance(session), "what": what, "stage": stage or policy or last_policy(config)}
             if upload is not None and not dry_run:
@@ -95,9 +98,9 @@ def _publish(upload: _Upload | None, target: str | None, place: Path, dry_run: b
     if not dry_run:
         return upload.send(files) if upload is not None else _move(place, Path(str(target)))
     screen = Screen()
-    sizes = [[name, path.stat().st_size] for name, path in files.items()]
+    sizes = {name: path.stat().st_size for name, path in files.items()}
     title = str(target) if upload is None else f"{upload.kind} {upload.repo}"
-    screen.table(title, ["file", "bytes"], [*sizes, ["all", sum(size for _, size in sizes)]])
+    screen.table(title, ["file", "bytes"], [*sizes.items(), ("all", sum(sizes.values()))])
     screen.say(files["README.md"].read_text())
     return None
 
@@ -138,8 +141,11 @@ def _staging(target: str | None) -> Iterator[epath.Path]:
 
 def _secrets() -> dict[str, str]:
     """Return what must not be published, by name: the hub's token, and variables named like a secret."""
+    secrets = secret_variables()
     token = get_token()
-    return {**secret_variables(), **({"the hub's token": token} if token else {})}
+    if token:
+        secrets["the hub's token"] = token
+    return secrets
 
 
 def _refuse_secrets(files: dict[str, Path]) -> None:
@@ -147,11 +153,12 @@ def _refuse_secrets(files: dict[str, Path]) -> None:
     secrets = _secrets()
     for name, path in files.items():
         for part in _parts(path):
-            if held := [secret for secret, value in secrets.items() if any(part.find(x) >= 0 for x in _forms(value))]:
-                raise ValueError(
-                    f"{name} would hold the value of {held[0]}, so nothing is uploaded: look for it in the settings, "
-                    "the data and the model's answers; a variable that is no secret can be unset"
-                )
+            for secret, value in secrets.items():
+                if any(part.find(form) >= 0 for form in _forms(value)):
+                    raise ValueError(
+                        f"{name} would hold the value of {secret}, so nothing is uploaded: look for it in the "
+                        "settings, the data and the model's answers; a variable that is no secret can be unset"
+                    )
 
 
 def _forms(secret: str) -> set[bytes]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,27 @@ class Problem:
     solution: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     task: str = "main"
+
+
+Item = TypeVar("Item")
+
+
+def pick(items: Sequence[Item], indices: Iterable[int]) -> list[Item]:
+    """List the items at some indices."""
+    return [items[i] for i in indices]
+
+
+def by_id(problems: Iterable[Problem]) -> dict[str, Problem]:
+    """Map the ids of problems to them."""
+    return {problem.id: problem for problem in problems}
+
+
+def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
+    """Map each task to the indices of its problems."""
+    by_task: dict[str, list[int]] = {}
+    for index, problem in enumerate(problems):
+        by_task.setdefault(problem.task, []).append(index)
+    return by_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +164,11 @@ class Rollout:
     logprobs: np.ndarray  # [T] float32
     entropies: np.ndarray  # [T] float32
     stop_reason: Literal["stop", "length"]
+
+    @property
+    def length(self) -> int:
+        """The tokens of the response."""
+        return len(self.token_ids)
 
 
 class Verdict(enum.StrEnum):

@@ -16,7 +16,7 @@ from etils import epath
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Reward, places
-from g2d_jax.config.graph import Plan, check_inputs, check_names, made_from_ends, plan
+from g2d_jax.config.graph import Plan, check_inputs, check_names, dependents_of_final, plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
@@ -32,7 +32,7 @@ from g2d_jax.sampler import remote
 from g2d_jax.scoring import reward_model
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.policies import check_elsewhere
-from g2d_jax.session.problems import table
+from g2d_jax.session.problems import prefix_of, setting_of, table
 from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
@@ -64,12 +64,11 @@ def check(config: Config, until: str | None = None) -> Plan:
     if config.engine.is_server:
         remote.check(config.engine)
     for name, task in config.all_tasks.items():
-        prefix = "" if name == "main" else f"tasks.{name}."
-        check_training(task.train.path, "data.train.path" if name == "main" else f"{prefix}train.path")
+        check_training(task.train.path, f"{setting_of(name, 'train')}.path")
         try:
             _check_reward(task.reward)
         except ValueError as error:
-            raise ValueError(f"{prefix}{error}") from error
+            raise ValueError(f"{prefix_of(name)}{error}") from error
     for name in order.order:
         stage = config.stages[name]
         try:
@@ -112,7 +111,7 @@ def open_session(
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until, "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
-        ends = made_from_ends(config, order)
+        ends = dependents_of_final(config, order)
         token = processes.on_leader(lambda: _take(config, folder, own_functions, ends))
         with processes.barrier():
             check_token(folder, token)
@@ -198,7 +197,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     again: go on with a stage that is finished already, and replace its manifest at the end.
     """
     folder, stage = session.folders[name], session.config.stages[name]
-    processes.mark(name)
+    processes.note_progress(name)
     processes.check_interrupted()
     done = processes.on_leader(lambda: storage.finished(folder))
     if done is not None and not again:
@@ -243,7 +242,9 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
 
 def _own(reward: RewardFunction | None, objectives: Objectives) -> dict[str, str]:
     """Return the names of a caller's own functions, which are part of the run's identity."""
-    functions = {**({"reward": reward} if reward else {}), **objectives}
+    functions: dict[str, Any] = dict(objectives)
+    if reward:
+        functions = {"reward": reward, **functions}
     return {
         name: f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
         for name, function in functions.items()

@@ -70,7 +70,9 @@ def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
 def stage_steps(workdir: epath.Path) -> dict[str, int]:
     """Map stage -> step at which a study's point takes a trajectory that goes on; {} for a run."""
     links = workdir / LINKS
-    return {row[0]: row[2] for row in storage.read_json(links) if row[2] is not None} if links.exists() else {}
+    if not links.exists():
+        return {}
+    return {row[0]: row[2] for row in storage.read_json(links) if row[2] is not None}
 
 
 def no_run(workdir: epath.Path) -> ValueError:

@@ -133,7 +133,7 @@ def begun(config: ConfigDict, folder: Path, *stages: str, own: Mapping[str, str]
 def again(config: ConfigDict, workdir: epath.Path) -> None:
     """What `pipeline.run` does first."""
     order = pipeline.check(Config.of(config))
-    claim(Config.of(config), workdir, {}, graph.made_from_ends(Config.of(config), order))
+    claim(Config.of(config), workdir, {}, graph.dependents_of_final(Config.of(config), order))
 
 
 def test_an_online_stage_may_have_more_steps(config: ConfigDict, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Library:
         params = SamplingParams(self.case.response, stop_ids=STOPS if self.case.stops else ())
         prompts = enumerate(_ids(prompt) for prompt, _ in self.case.draw(step))
         requests = [Request(f"{i:016x}", ids, params, self.case.samples, step) for i, ids in prompts]
-        rollouts = list(self.sampler.generate(self.sampler.view(self.state.params), requests, "benchmark"))
+        rollouts = list(self.sampler.generate(self.sampler.to_sampler_params(self.state.params), requests, "benchmark"))
         return [[row for row in rollouts if row.problem_id == request.problem_id] for request in requests]
 
     def pack(self, groups: list[Group], together: int) -> Packed:

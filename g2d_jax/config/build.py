@@ -1,4 +1,4 @@
-"""What config files are made of: functions that return sections as ConfigDicts, whose values then change."""
+"""Gives config files what they are made of: functions that return sections as ConfigDicts, whose values then change."""
 
 from __future__ import annotations
 

@@ -114,8 +114,11 @@ def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str,
     for key, value in values.items():
         path = f"{prefix}{key}"
         gone = find(path)
-        if gone is None or gone.decides:
-            kept[key] = without_undeciding(value, f"{path}.") if isinstance(value, Mapping) else value
+        if gone is not None and not gone.decides:
+            continue
+        if isinstance(value, Mapping):
+            value = without_undeciding(value, f"{path}.")
+        kept[key] = value
     return kept
 
 

@@ -37,9 +37,10 @@ def plan(config: Config) -> Plan:
     inputs = {name: tuple(dict.fromkeys(_inputs(name, stage, stages))) for name, stage in stages.items()}
     order: list[str] = []
     while len(order) < len(inputs):
-        ready = [name for name in inputs if name not in order and all(needed in order for needed in inputs[name])]
+        waiting = [name for name in inputs if name not in order]
+        ready = [name for name in waiting if set(inputs[name]) <= set(order)]
         if not ready:
-            raise ValueError(f"stages read each other in a circle: {', '.join(n for n in inputs if n not in order)}")
+            raise ValueError(f"stages read each other in a circle: {', '.join(waiting)}")
         # Evaluations last: the policies they compare should exist before any time is spent on them.
         order.append(min(ready, key=lambda name: (stages[name].comes_last, name)))
     return Plan(tuple(order), inputs)
@@ -66,7 +67,7 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
         raise ValueError(f"stages.{name}: {error}") from error
 
 
-def made_from_ends(config: Config, order: Plan) -> dict[str, list[str]]:
+def dependents_of_final(config: Config, order: Plan) -> dict[str, list[str]]:
     """Return of each stage the stages made from the policy it ends with, or from what was made from it, in order."""
     dependents: dict[str, list[str]] = {name: [] for name in order.order}
     for name, others in dependents.items():
@@ -130,7 +131,9 @@ def _check_named(split: str, config: Config) -> None:
     if split != "train":
         return
     for name in without:
-        place = "data" if name == "main" else f"tasks.{name}"
+        place = f"tasks.{name}"
+        if name == "main":
+            place = "data"
         if config.all_tasks[name].weight:
             raise ValueError(
                 f"it draws problems of every task, and no setting names those of {name}: set {place}.train.path"
@@ -142,9 +145,9 @@ def _check_tokenizer(config: Config) -> None:
     """Raise ValueError for random parameters without a tokenizer named, but for a run on an embedded task."""
     if config.model.path or config.tokenizer.path:
         return
-    tasks = config.all_tasks.values()
-    paths = [source.path for task in tasks for source in (task.train, task.dev, task.test)]
-    paths += [stage.examples_path() or "" for stage in config.stages.values()]
+    paths = [stage.examples_path() or "" for stage in config.stages.values()]
+    for task in config.all_tasks.values():
+        paths += [task.train.path, task.dev.path, task.test.path]
     if any(path.startswith("procedural:") for path in paths):
         return
     raise ValueError(

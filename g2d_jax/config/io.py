@@ -55,9 +55,11 @@ def _refuse_logins(value: Any, path: str) -> None:
             "A judge's key belongs in an environment variable (reward.judge.api_key_env), the login of a store or hub "
             "where its own tools keep it"
         )
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, item in items:
-        _refuse_logins(item, f"{path}.{key}" if path else str(key))
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_logins(item, f"{path}.{key}".lstrip("."))
 
 
 def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDict:
@@ -92,7 +94,9 @@ def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDic
 
 def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]:
     """List the items of a section whose names are the user's own. Raises ValueError for a name that cannot be one."""
-    items = values.get(section, {}) if isinstance(values, Mapping) else {}
+    if not isinstance(values, Mapping):
+        return []
+    items = values.get(section, {})
     if not isinstance(items, Mapping):
         raise ValueError(f"{prefix}{section} must be a section, got {items!r:.200}")
     for name in items:
@@ -104,11 +108,13 @@ def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]
 def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict, finished: bool) -> None:
     """Copy values into a section of the config, checking names and types."""
     is_open = len(section) == 0
+    field: Any = ""
     for key, value in values.items():
         path = f"{prefix}{key}"
         if _is_left_out(section, str(key), value, path, finished):
             continue
-        field = "" if is_open else field_of(section, str(key), path, config)
+        if not is_open:
+            field = field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
             assign(section, key, typed(value, field, path), path)
         elif isinstance(value, Mapping):
@@ -166,8 +172,9 @@ def _paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
 
 def kind_of(field: Any) -> tuple[type, bool]:
     """Return the type of a field, and whether it may be None."""
-    optional = isinstance(field, FieldReference)
-    return (field.get_type() if optional else type(field)), optional
+    if isinstance(field, FieldReference):
+        return field.get_type(), True
+    return type(field), False
 
 
 def typed(value: Any, field: Any, path: str) -> Any:
@@ -185,8 +192,9 @@ def typed(value: Any, field: Any, path: str) -> Any:
         except OverflowError as error:
             raise wrong_type(path, field, value) from error
     if kind is tuple and isinstance(value, list | tuple):
-        example = None if optional or not field else field[0]
-        return tuple(item if example is None else typed(item, example, f"{path}[{i}]") for i, item in enumerate(value))
+        if optional or not field:
+            return tuple(value)
+        return tuple(typed(item, field[0], f"{path}[{i}]") for i, item in enumerate(value))
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise wrong_type(path, field, value)
     return value
@@ -195,7 +203,7 @@ def typed(value: Any, field: Any, path: str) -> Any:
 def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     """Return the error that states what the field at this path takes."""
     kind, optional = kind_of(field)
-    expected = f"{MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
+    expected = f"{MEANING.get(kind, 'a value')} ({kind.__name__})" + " or none" * optional
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
@@ -226,13 +234,16 @@ def _forget_places(values: dict[str, Any]) -> None:
         if setting.path.endswith("tokenizer.path") or key == "tokenizer":
             del section[key]  # "" stands for the model's own, which may be the same
         elif kind == "policy":
-            names = value if isinstance(value, list) else [value]
-            without = [str(PolicyName.parse(text).without_place()) for text in names]
-            section[key] = without if isinstance(value, list) else without[0]
+            is_list = isinstance(value, list)
+            section[key] = list(map(_without_place, value)) if is_list else _without_place(value)
         elif kind in ("model", "problems", "rollouts", "preferences"):
             inside = ("", "sample", "archive", *stages)
             if value not in inside and not value.startswith("procedural:"):
                 section[key] = BY_CONTENT
+
+
+def _without_place(policy: str) -> str:
+    return str(PolicyName.parse(policy).without_place())
 
 
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -243,9 +254,10 @@ def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     for key, value in values.items():
         last_names = ".".join(f"{prefix}{key}".split(".")[-2:])
         as_before = last_names in schema.LATER and value == schema.LATER[last_names]
-        if f"{base}{key}" not in left_out and not as_before:
-            rest[key] = value
-    return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in rest.items()}
+        if f"{base}{key}" in left_out or as_before:
+            continue
+        rest[key] = _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+    return rest
 
 
 def differences(
@@ -278,7 +290,8 @@ def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[st
     """Return an identity with the further steps of another one, and the names of the stages that have more. Only stages
     are taken whose fewer steps are the beginning of more. They may keep further steps too, from their old end on:
     earlier ones are gone."""
-    extended, longer = storage.plain(old), []
+    extended = storage.plain(old)
+    longer = []
     for name, stage in extended["stages"].items():
         other = new["stages"].get(name, {})
         if other.get("kind") == stage["kind"] and begins_more(stage) and other["steps"] > stage["steps"]:
@@ -302,8 +315,7 @@ def defaults(config: ConfigDict) -> ConfigDict:
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            inner = f"{path}.{key}" if path else key
-            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), inner)
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}".lstrip("."))
     elif old is _ABSENT or new is _ABSENT or storage.fingerprint(old) != storage.fingerprint(new):
         yield f"{path}: {_shown(old)} -> {_shown(new)}"
 
@@ -311,17 +323,24 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
 def _shown(value: Any) -> str:
     if value is _ABSENT:
         return "(absent)"
-    return f"{{{', '.join(value)}}}" if isinstance(value, dict) else "none" if value is None else repr(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(value)}}}"
+    if value is None:
+        return "none"
+    return repr(value)
 
 
 def suggest(given: Any, candidates: Iterable[str]) -> str:
     """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
-    names, text = list(candidates), str(given)
+    names = list(candidates)
+    text = str(given)
     last = text.rsplit(".", 1)[-1]
     alike = [name for name in names if name.rsplit(".", 1)[-1] == last]
     count = 1 if "." in text else 3
     near = difflib.get_close_matches(text, alike, count, 0) or difflib.get_close_matches(text, names, 1, 0.7)
-    return f", did you mean {' or '.join(near)}?" if near else ""
+    if not near:
+        return ""
+    return f", did you mean {' or '.join(near)}?"
 
 
 def listed(names: Iterable[Any]) -> str:

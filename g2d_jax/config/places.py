@@ -44,8 +44,9 @@ class Named(NamedTuple):
     @property
     def texts(self) -> tuple[str, ...]:
         """The texts of the setting that are not empty: none, one, or those of a list."""
-        value = self.section[self.key]
-        texts = value if isinstance(value, list | tuple) else (value,)
+        texts = self.section[self.key]
+        if not isinstance(texts, list | tuple):
+            texts = [texts]
         return tuple(text for text in texts if isinstance(text, str) and text)
 
 
@@ -110,7 +111,9 @@ def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
         return Parts("hub:", place[1], text[place.end() :], False)
     if kind == "problems":
         return _of_problems(text)
-    return None if text in _WITHOUT_PATH or text in stages else Parts("", text, "", True)
+    if text in _WITHOUT_PATH or text in stages:
+        return None
+    return Parts("", text, "", True)
 
 
 def _of_policy(text: str) -> Parts | None:
@@ -126,7 +129,9 @@ def _of_problems(text: str) -> Parts | None:
     named = _OF_NAMED_SET.fullmatch(text)
     if named and text.lower().endswith(FILES):
         return Parts(named[1], named[2], "", True)
-    return Parts("", text, "", True) if is_path(text) else None
+    if not is_path(text):
+        return None
+    return Parts("", text, "", True)
 
 
 # Deciding
@@ -178,7 +183,9 @@ def absolute(path: str, base: Base) -> str:
 
 def shown(path: str) -> str:
     """Return a path for a message: with how it was given, where that was not absolute."""
-    return f"{path} ({_given[path]})" if path in _given else path
+    if path in _given:
+        return f"{path} ({_given[path]})"
+    return path
 
 
 def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
@@ -231,8 +238,12 @@ def require(values: Mapping[str, Any], sections: Collection[str] | None = None, 
                 wrong.append(f"{named.path}: {reason}")
     if not wrong:
         return
-    first = wrong[0] if len(wrong) == 1 else "\n  ".join([f"{len(wrong)} settings name what is not there:", *wrong])
-    raise ValueError("\n".join([first, *([advice] if advice else [])]))
+    if len(wrong) > 1:
+        wrong.insert(0, f"{len(wrong)} settings name what is not there:")
+    text = "\n  ".join(wrong)
+    if advice:
+        text += f"\n{advice}"
+    raise ValueError(text)
 
 
 def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
@@ -252,7 +263,9 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
             f"{found.place} is the name of a repository on the hub, but the working directory has a folder of that "
             "name, which the hub's libraries would take instead: start from another working directory"
         )
-    return "" if kind == "path" or _exists(found.place) else f"there is no {shown(found.place)}"
+    if kind == "path" or _exists(found.place):
+        return ""
+    return f"there is no {shown(found.place)}"
 
 
 def _exists(path: str) -> bool:
@@ -272,7 +285,9 @@ def without_folders(config: ConfigDict) -> ConfigDict:
 
     def cut(text: str, kind: str) -> str:
         found = parts(text, kind, stages)
-        return text if found is None else f"{found.head}{last_part(found.place)}{found.tail}"
+        if found is None:
+            return text
+        return f"{found.head}{last_part(found.place)}{found.tail}"
 
     change(config, cut)
     return config
@@ -303,7 +318,9 @@ def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] =
     if found is None or not os.path.isabs(found.place) or _exists(found.place):
         return text
     moved = os.path.normpath(os.path.join(now, os.path.relpath(found.place, was)))
-    return f"{found.head}{moved}{found.tail}" if _exists(moved) else text
+    if _exists(moved):
+        return f"{found.head}{moved}{found.tail}"
+    return text
 
 
 def data_files(paths: str | Sequence[str]) -> list[str]:
@@ -312,16 +329,20 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
     A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these describe the set.
     Raises ValueError for what holds no file.
     """
+    if isinstance(paths, str):
+        paths = [paths]
     files: list[str] = []
-    for path in [paths] if isinstance(paths, str) else paths:
+    for path in paths:
         place = epath.Path(path).expanduser()
         if "*" in path:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))
         elif place.is_dir():
             matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(place.glob("*.json"))
+        elif place.exists():
+            matching = [place]
         else:
-            matching = [place] if place.exists() else []
+            matching = []
         if not matching:
             raise ValueError(
                 f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob that matches some"

@@ -71,14 +71,18 @@ class PolicyName:
     def __str__(self) -> str:
         if self.origin in (INIT, OF_MODEL):
             return f"{self.origin}{self.place}"
-        hash_sign = "#" if self.origin == OF_RUN else ""
-        at_step = "" if self.step is None else f"@{self.step}"
-        return f"{self.origin}{self.place}{hash_sign}{self.stage}{at_step}"
+        hash_sign = "#" * (self.origin == OF_RUN)
+        name = f"{self.origin}{self.place}{hash_sign}{self.stage}"
+        if self.step is None:
+            return name
+        return f"{name}@{self.step}"
 
 
 def _stage_and_step(text: str) -> tuple[str, str | None]:
     stage, at, step = text.partition("@")
-    return stage, step if at else None
+    if not at:
+        return stage, None
+    return stage, step
 
 
 def own_stage(name: str) -> str:

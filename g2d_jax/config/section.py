@@ -45,20 +45,22 @@ class Bounds:
 
     def __str__(self) -> str:
         """Return the bounds for a message: "at least 1 and at most 90"."""
-        told = []
+        limits = []
         for words, (_, limit) in self._limits.items():
-            if limit is not None:
-                told.append(f"{words} {limit:,}" if isinstance(limit, int) else f"{words} {limit:g}")
-        return " and ".join(told)
+            if isinstance(limit, int):
+                limits.append(f"{words} {limit:,}")
+            elif limit is not None:
+                limits.append(f"{words} {limit:g}")
+        return " and ".join(limits)
 
     def hold(self, value: float) -> bool:
         """Return whether a value keeps to the bounds; NaN keeps to none."""
         return all(within(value, limit) for within, limit in self._limits.values() if limit is not None)
 
 
-NotNegative = Annotated[int, Bounds(least=0)]
+NonNegative = Annotated[int, Bounds(least=0)]
 Positive = Annotated[int, Bounds(least=1)]
-Share = Annotated[float, Bounds(least=0, most=1)]
+Fraction = Annotated[float, Bounds(least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,12 @@ class FieldError(ValueError):
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} {what}")
-        self.path, self.what = path, what
+        self.path = path
+        self.what = what
 
 
 class Hint(NamedTuple):
-    """The meaning of a field's annotation: its values' plain type, whether it may be None, choices, bounds, and
+    """Holds what a field's annotation says: its values' plain type, whether it may be None, choices, bounds, and
     what a text leads to."""
 
     kind: type
@@ -97,7 +100,9 @@ def _read(annotation: Any) -> Hint:
         return _read(next(kind for kind in arguments if kind is not type(None)))._replace(optional=True)
     if origin is Annotated:
         hint, mark = _read(arguments[0]), arguments[1]
-        return hint._replace(place=mark) if isinstance(mark, Place) else hint._replace(bounds=mark)
+        if isinstance(mark, Place):
+            return hint._replace(place=mark)
+        return hint._replace(bounds=mark)
     if origin is Literal:
         return Hint(type(arguments[0]), choices=arguments)
     return Hint(origin or annotation)
@@ -123,7 +128,7 @@ class Section:
                 choices = ", ".join(choice or repr(choice) for choice in hint.choices)
                 raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
             if not hint.bounds.hold(value):
-                why = f": {hint.bounds.why}" if hint.bounds.why else ""
+                why = hint.bounds.why and f": {hint.bounds.why}"
                 raise FieldError(name, f"must be {hint.bounds}, got {value!s:.40}{why}")
         self.check()
 
@@ -149,8 +154,11 @@ def editable(section: Section) -> ConfigDict:
         value = getattr(section, name)
         if hint.optional:
             config[name] = placeholder(hint.kind)
-        is_open = isinstance(value, Mapping)
-        config[name] = editable(value) if isinstance(value, Section) else ConfigDict(value) if is_open else value
+        if isinstance(value, Section):
+            value = editable(value)
+        elif isinstance(value, Mapping):
+            value = ConfigDict(value)
+        config[name] = value
     return config
 
 
@@ -160,14 +168,16 @@ def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) 
     fields: records that stand in place of some of the values. Values that the record has no field for are left out.
     Raises FieldError or ValueError naming the full path.
     """
-    prefix = f"{path}." if path else ""
+    prefix = path and f"{path}."
     for name, hint in section.hints().items():
         if name in fields:
             continue
         value = values[name]
         if issubclass(hint.kind, Section):
             value = record(hint.kind, value, f"{prefix}{name}")
-        fields[name] = value.to_dict() if isinstance(value, ConfigDict) else value
+        if isinstance(value, ConfigDict):
+            value = value.to_dict()
+        fields[name] = value
     try:
         return section(**fields)
     except FieldError as error:

@@ -54,7 +54,7 @@ class Task:
     styles: Mapping[str, float]
     """The shares of the demonstrations' styles."""
     forgotten: Mapping[int, float]
-    """How often a demonstration forgets to subtract the operand."""
+    """The share of demonstrations that forget to subtract an operand, by operand."""
     modulus: int | None = None
     """Values are taken modulo this number."""
 
@@ -66,6 +66,7 @@ TASKS = {task.name: task for task in (CHAINS, SLIPS, DIGITS)}
 """The tasks by the names of their problems, demonstrations and (common) tokenizer as sources."""
 
 # operator: (weight, operands)
+_COMPUTE = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 _OPERATORS = {"+": (2, range(2, 10)), "-": (2, range(2, 10)), "*": (1, range(2, 6))}
 
 PAD, EOS = "<pad>", "<eos>"
@@ -135,22 +136,27 @@ def demonstration(
 
     forgotten: the steps that leave the value as it was; none makes it correct.
     """
-    width = {"direct": 0, "fused": 2, "steps": 1}[style]
-    text, value = "", start
-    for first in range(0, len(moves) if width else 0, width or 1):
+    if style == "direct":
+        return f"\\boxed{{{evaluate(start, moves, modulus)}}}"
+    width = {"fused": 2, "steps": 1}[style]
+    text = ""
+    value = start
+    for first in range(0, len(moves), width):
         step = moves[first : first + width]
-        result = value if any(forgotten[first : first + width]) else evaluate(value, step, modulus)
-        text += f"{value}{_operations(step)}={result};"
-        value = result
-    return f"{text}\\boxed{{{value if width else evaluate(start, moves, modulus)}}}"
+        text += f"{value}{_operations(step)}="
+        if not any(forgotten[first : first + width]):
+            value = evaluate(value, step, modulus)
+        text += f"{value};"
+    return f"{text}\\boxed{{{value}}}"
 
 
 def evaluate(start: int, moves: list[Move], modulus: int | None = None) -> int:
     """Compute the value of a chain, from left to right, each step modulo `modulus`."""
     value = start
     for operator, operand in moves:
-        value = value + operand if operator == "+" else value - operand if operator == "-" else value * operand
-        value = value % modulus if modulus else value
+        value = _COMPUTE[operator](value, operand)
+        if modulus:
+            value %= modulus
     return value
 
 
@@ -201,7 +207,8 @@ def _choices(value: int, max_value: int, modulus: int | None) -> tuple[tuple[str
     choices = []
     for operator, (weight, operands) in _OPERATORS.items():
         legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)], modulus) <= max_value)
-        choices += [(operator, legal)] * weight if legal else []
+        if legal:
+            choices += [(operator, legal)] * weight
     return tuple(choices)
 
 

@@ -1,6 +1,6 @@
-"""Which prompts an online stage draws, given what it saw: prompts without a signal are skipped where there are others.
+"""Chooses the prompts that an online stage draws: those without a signal are skipped where there are others.
 
-    order ─► retired? ─► outside the window? ─► drawn
+    order ─► dropped? ─► outside the window? ─► drawn
                 │               └─ now and then drawn all the same
                 └─ drawn again after a while
 
@@ -26,12 +26,12 @@ from g2d_jax.config import Difficulty, DropSolved
 from g2d_jax.data.order import Mixture, Order
 
 _NEW_SHARE = 0.5
-"""Of the last group in the running pass rate: the policy moves, so older groups soon tell little."""
+"""The weight of the last group in the running pass rate: the policy moves, so older groups soon tell little."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """What is known of a prompt.
+class PromptStats:
+    """Holds what is known of a prompt.
 
     groups: how many were drawn of it. pass_rate: running share of right responses; None before any was judged.
     same: the one reward of all responses of the last group, None if they differed; times: in how many groups running.
@@ -44,12 +44,12 @@ class Seen:
     times: int = 0
     step: int = 0
 
-    def retired(self, step: int, retire: DropSolved) -> bool:
+    def is_dropped(self, step: int, retire: DropSolved) -> bool:
         """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until its next group."""
         rests = retire.revisit == 0 or step - self.step < retire.revisit
         return 0 < retire.after <= self.times and rests
 
-    def outside(self, difficulty: Difficulty) -> bool:
+    def is_out_of_window(self, difficulty: Difficulty) -> bool:
         """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above bounds nothing."""
         low, high = difficulty.window
         rate = self.pass_rate
@@ -57,10 +57,10 @@ class Seen:
 
 
 class History:
-    """What the groups of each prompt got, by the prompt's index in the order; prompts never drawn take no room."""
+    """Remembers what each prompt's groups got, by its index in the order; prompts never drawn take no room."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, PromptStats] = {}
 
     def update(self, index: int, rewards: np.ndarray, right: np.ndarray, step: int) -> None:
         """Take in one group. rewards: [G], NaN for responses that could not be scored; step: the update it serves.
@@ -69,22 +69,31 @@ class History:
         then half the old rate and half the new mean. A group with fewer than two scored responses says nothing of
         whether they differ: what is known of that stays.
         """
-        seen = self.seen.setdefault(index, Seen())
+        seen = self.seen.setdefault(index, PromptStats())
         seen.groups += 1
-        values, judged = rewards[~np.isnan(rewards)], right[~np.isnan(right)]
+        judged = right[~np.isnan(right)]
         if judged.size:
             mean = float(judged.mean())
-            old = mean if seen.pass_rate is None else seen.pass_rate
-            seen.pass_rate = (1 - _NEW_SHARE) * old + _NEW_SHARE * mean
-        if values.size >= 2 and np.all(values == values[0]):
-            times = seen.times if seen.same == values[0] else 0
-            seen.same, seen.times, seen.step = float(values[0]), times + 1, step
-        elif values.size >= 2:
-            seen.same, seen.times, seen.step = None, 0, 0
+            if seen.pass_rate is None:
+                seen.pass_rate = mean
+            seen.pass_rate = (1 - _NEW_SHARE) * seen.pass_rate + _NEW_SHARE * mean
+        values = rewards[~np.isnan(rewards)]
+        if values.size < 2:
+            return
+        if (values != values[0]).any():
+            seen.same = None
+            seen.times = 0
+            seen.step = 0
+            return
+        if seen.same != values[0]:
+            seen.times = 0
+        seen.same = float(values[0])
+        seen.times += 1
+        seen.step = step
 
     def share_retired(self, step: int, retire: DropSolved, records: int) -> float:
         """Compute the share of all records that are retired at a step."""
-        return sum(seen.retired(step, retire) for seen in self.seen.values()) / records
+        return sum(seen.is_dropped(step, retire) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
         """Write the history for JSON: {index: [groups, pass rate, same, times, step]}."""
@@ -94,13 +103,13 @@ class History:
     def from_state(cls, state: Mapping[str, Sequence[Any]]) -> History:
         """Restore the history that `state` was taken of; {} is a new one."""
         history = cls()
-        history.seen = {int(index): Seen(*values) for index, values in state.items()}
+        history.seen = {int(index): PromptStats(*values) for index, values in state.items()}
         return history
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn: (index, visit) each, the position to go on from, and how many were skipped and why."""
+    """Holds the draws, (index, visit) each, the position to go on from, and how many were skipped and why."""
 
     draws: list[tuple[int, int]]
     cursor: int
@@ -131,15 +140,20 @@ def draw(
     exactly `wanted` come back, none at the same visit twice. With both filters off they are
     order[cursor] … order[cursor + wanted - 1]. The counts of skipped ones are of those that were not drawn after all.
     """
-    drawn, retired, beyond = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
+    drawn: list[tuple[int, int]] = []
+    retired: list[tuple[int, int]] = []
+    beyond: list[tuple[int, int]] = []
     end = cursor + max(order.count, wanted)
     while len(drawn) < wanted and cursor < end:
         index, visit = order[cursor]
         cursor += 1
-        seen = history.seen.get(index, Seen())
-        if seen.retired(step, retire):
+        seen = history.seen.get(index, PromptStats())
+        if seen.is_dropped(step, retire):
             retired.append((index, visit))
-        elif seen.outside(difficulty) and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside:
+        elif (
+            seen.is_out_of_window(difficulty)
+            and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside
+        ):
             beyond.append((index, visit))
         else:
             drawn.append((index, visit))

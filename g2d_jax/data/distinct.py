@@ -18,7 +18,7 @@ _SHOWN_ERRORS = 20
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What became of the rows that were read: rows = kept + duplicates + broken + other_split + all of filtered.
+    """Counts the rows that were read by their fate: rows = kept + duplicates + broken + other_split + all of filtered.
 
     conflicts: those duplicates that differ from the first, which is kept, in what they should share (the answer).
     without_answer: of those kept. errors: the first broken rows, each with its place and what is wrong.

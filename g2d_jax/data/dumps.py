@@ -114,7 +114,9 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
         own = {name: value for name, value in values.items() if name != "answer"}  # the response's, not the reference
         return _row(where, {**own, "step": step}, {**names, "reward": reward or "reward"})
     if columns >= {"content", "rewards", "input_lengths"}:
-        rewards = "filtered_rewards" if "filtered_rewards" in values else "rewards"  # the former go with the rows
+        rewards = "rewards"
+        if "filtered_rewards" in values:  # these go with the rows
+            rewards = "filtered_rewards"
         fields = _nemo_rl({name: _single(value) for name, value in values.items()})
         return _row(where, {**fields, "step": step}, {"reward": reward or rewards}, rendered=True)
     if columns >= {"input", "output", "score", "step"}:
@@ -123,10 +125,11 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
         return _row(where, {**values, "answer": answer}, names, rendered=True)
     if columns >= {"step", "prompt", "completion", "advantage"} and "completion_ids" not in columns:
         name = reward or _trl_reward(values)
-        value = values.get(name)
-        unscored = isinstance(value, float) and math.isnan(value)
-        own = {key: values[key] for key in ("step", "prompt", "completion")}
-        return _row(where, {**own, **({name: None if unscored else value} if name in values else {})}, {"reward": name})
+        own = {key: values[key] for key in ("step", "prompt", "completion", name) if key in values}
+        value = own.get(name)
+        if isinstance(value, float) and math.isnan(value):  # not scored
+            own[name] = None
+        return _row(where, own, {"reward": name})
     if columns & {"prompt", "prompt_ids"} and columns & {"completion", "completion_ids"}:
         return _row(where, {"step": step, **values}, {"reward": reward or "reward"})
     raise BrokenRow(f"it has the fields {', '.join(map(repr, values)) or 'none'}; {_EXPECTED}"[:600])
@@ -152,10 +155,12 @@ def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, ren
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise BrokenRow(f"'step' must be a whole number, got {step!r:.100}")
     path, prompt = given("prompt")
+    if prompt is not None:
+        prompt = as_prompt(prompt, path)
     row = DumpRow(
         where=where,
         step=step,
-        prompt=None if prompt is None else as_prompt(prompt, path),
+        prompt=prompt,
         completion=_completion(*given("completion")),
         prompt_ids=as_ids(*given("prompt_ids")),
         completion_ids=completion_ids,
@@ -181,9 +186,9 @@ def _completion(path: str, value: Any) -> str | None:
             raise BrokenRow(f"{path!r} must be one assistant message, has {len(messages)} messages: of several turns "
                             "or tool calls no response can be told apart")  # fmt: skip
         value = messages[0]["content"]
-    return (
-        value if value is None or value == "" or (isinstance(value, str) and value.isspace()) else as_text(value, path)
-    )
+    if value is None or value == "" or (isinstance(value, str) and value.isspace()):
+        return value
+    return as_text(value, path)
 
 
 def as_ids(path: str, value: Any) -> np.ndarray | None:
@@ -248,8 +253,9 @@ def _trl_reward(values: Mapping[str, Any]) -> str:
 def _verl_answer(value: Any) -> Any:
     """Return verl's gts where it is an answer or a list of answers, None where it is whatever a reward needs."""
     items = value if isinstance(value, list) else [value]
-    is_answer = all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items)
-    return value if is_answer else None
+    if any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in items):
+        return None
+    return value
 
 
 def _single(value: Any) -> Any:
@@ -262,7 +268,8 @@ def _nemo_rl(values: dict[str, Any]) -> dict[str, Any]:
 
     Ids and masks are padded to the batch; input_lengths is the length of prompt and completion together.
     """
-    content, fields = values["content"], dict(values)
+    content = values["content"]
+    fields = dict(values)
     if isinstance(content, list):  # a text for each message
         if len(content) != 2:
             raise BrokenRow(f"'content' must be a prompt and a completion, has {len(content)} messages: several turns")
@@ -271,7 +278,7 @@ def _nemo_rl(values: dict[str, Any]) -> dict[str, Any]:
         fields["completion"] = content
     if "token_ids" in values:
         length = values["input_lengths"]
-        columns = [values.get(name) for name in ("token_ids", "token_loss_mask", "generation_logprobs")]
+        columns = list(map(values.get, ("token_ids", "token_loss_mask", "generation_logprobs")))
         if not isinstance(length, int) or not all(isinstance(c, list) and len(c) >= length > 0 for c in columns):
             raise BrokenRow("token_ids, token_loss_mask and generation_logprobs must be lists of input_lengths or more")
         ids, mask, logprobs = (column[:length] for column in columns if column is not None)

@@ -49,7 +49,9 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
 
     def field(name: str) -> tuple[str | None, Any]:
-        return named(values, fields[name]) if name in fields else find(values, name)
+        if name in fields:
+            return named(values, fields[name])
+        return find(values, name)
 
     path, value = field("messages") if "prompt" not in fields else (None, None)
     if path is not None:

@@ -144,8 +144,11 @@ def as_scalar(value: Any, path: str) -> str | None:
         number = decimal.Decimal(repr(value) if isinstance(value, float) else value)
         if number.is_finite():
             text = format(number, "f")
-            text = text.rstrip("0").rstrip(".") if "." in text else text
-            return "0" if text in ("-0", "") else text
+            if "." in text:
+                text = text.rstrip("0").rstrip(".")
+            if text in ("-0", ""):
+                return "0"
+            return text
     shown = f"{value!r:.50}" if isinstance(value, bool | float) else type(value).__name__
     raise BrokenRow(f"{path!r} must be a text or a finite number, got {shown}")
 

@@ -1,4 +1,4 @@
-"""Which record comes next: a seeded global permutation, reshuffled every epoch, addressed by one counter.
+"""Tells which record comes next: a seeded global permutation, reshuffled every epoch, addressed by one counter.
 
 `Order` draws from one task's records, `Mixture` from several tasks' in fixed shares. Either is a pure function of its
 arguments and the position. To continue after a stop, or to divide the work over any number
@@ -88,7 +88,9 @@ class Mixture:
 
     def _seed(self, number: int) -> int:
         """Tasks of equally many records must not be drawn in the same order."""
-        return self.seed if number == 0 else _hashed(f"g2d_jax/mixture/{self.seed}/{number}", 8)
+        if number == 0:
+            return self.seed
+        return _hashed(f"g2d_jax/mixture/{self.seed}/{number}", 8)
 
 
 def _taken(positions: int, share: Fraction) -> int:

@@ -41,7 +41,7 @@ class Group:
 
 
 class Place(NamedTuple):
-    """Where a response lies: flat row (micro-batch * R + row), first column, length."""
+    """Locates a response: flat row (micro-batch * R + row), first column, length."""
 
     row: int
     column: int
@@ -68,10 +68,16 @@ class Packed:
     def unpack(self, values: np.ndarray) -> list[list[np.ndarray]]:
         """Cut per-token values [N, R, T] into one array a response, grouped as they came."""
         rows = values.reshape(-1, values.shape[-1])
-        return [[rows[p.row, p.column : p.column + p.length] for p in places] for places in self.places]
+
+        def cut(place: Place) -> np.ndarray:
+            return rows[place.row, place.column : place.column + place.length]
+
+        return [list(map(cut, places)) for places in self.places]
 
 
 class _Unit(NamedTuple):
+    """Holds what goes into one row together: a prompt and some of its group's responses, from number `first` on."""
+
     group: int
     first: int
     prompt_ids: np.ndarray
@@ -98,7 +104,9 @@ def pack(
     """
     rows = _rows(groups, row_length, max_responses_per_row)
     per_micro, count = _micro_batches(len(rows), microbatch_rows, rows_multiple, most_rows)
-    arrays = _blank(groups, round_up(max(len(rows), most_rows, 1), per_micro), row_length, max_responses_per_row)
+    # As many rows as the fullest batch takes, empty ones too: the step is compiled for one shape.
+    padded = round_up(max(len(rows), most_rows, 1), per_micro)
+    arrays = _blank(groups, padded, row_length, max_responses_per_row)
     where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
     for row, units in enumerate(rows):
         _fill_row(arrays, row, units, where)
@@ -124,13 +132,18 @@ def positions(
 
 def round_up(size: int, step: int) -> int:
     """Return the next multiple of step."""
-    return -(-size // step) * step
+    return divide_up(size, step) * step
+
+
+def divide_up(size: int, step: int) -> int:
+    """Return how many steps it takes to cover a size."""
+    return -(-size // step)
 
 
 def _rows(groups: Sequence[Group], row_length: int, max_responses_per_row: int) -> list[list[_Unit]]:
-    units = [
-        unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, max_responses_per_row)
-    ]
+    units: list[_Unit] = []
+    for index, group in enumerate(groups):
+        units += _units(index, group, row_length, max_responses_per_row)
     return _first_fit(units, row_length, max_responses_per_row)
 
 
@@ -138,8 +151,11 @@ def _micro_batches(rows: int, microbatch_rows: int, rows_multiple: int, most_row
     """Choose the rows of a micro-batch, of as few as can be, and equal; count those that hold anything."""
     most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
     room = max(rows, most_rows, 1)
-    per_micro = round_up(-(-room // -(-room // most)), rows_multiple)
-    return per_micro, max(-(-rows // per_micro), 1)
+    # First how many micro-batches the fullest batch takes, then the rows shared out evenly among so many: nine rows
+    # in micro-batches of at most eight are five and four, with one row over, and not eight and one, with seven over.
+    micro_batches = divide_up(room, most)
+    per_micro = round_up(divide_up(room, micro_batches), rows_multiple)
+    return per_micro, max(divide_up(rows, per_micro), 1)
 
 
 def _units(index: int, group: Group, row_length: int, max_responses_per_row: int) -> list[_Unit]:
@@ -148,7 +164,8 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
     if not prompt:
         raise ValueError("a prompt has no tokens: the first token of a response is predicted from the prompt's last")
     units: list[_Unit] = []
-    first, size = 0, prompt
+    first = 0
+    size = prompt
     for i, response in enumerate(group.responses):
         length = len(response.token_ids)
         if prompt + length > row_length:
@@ -163,7 +180,8 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
                     f"{row_length} tokens and {max_responses_per_row} responses: raise compute.row_length"
                 )
             units.append(_Unit(index, first, group.prompt_ids, group.responses[first:i], size))
-            first, size = i, prompt
+            first = i
+            size = prompt
         size += length
     if group.responses:
         units.append(_Unit(index, first, group.prompt_ids, group.responses[first:], size))
@@ -171,6 +189,7 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
 
 
 def _first_fit(units: Sequence[_Unit], row_length: int, max_responses_per_row: int) -> list[list[_Unit]]:
+    """Put each unit, the longest first, into the first row that has room for it: what is short fills what is left."""
     rows: list[list[_Unit]] = []
     room: list[tuple[int, int]] = []  # free columns and free places of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
@@ -189,11 +208,16 @@ def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_ro
     names = ("tokens", "positions", "segment_ids", "logit_index")
     arrays = {name: np.zeros((rows, length), np.int32) for name in names}
     arrays["response_index"] = np.full((rows, length), -1, np.int32)
-    responses = [response for group in groups for response in group.responses]
-    token_names = sorted({name for response in responses for name in response.token})
-    sequence_names = sorted({name for response in responses for name in response.sequence})
-    arrays |= {name: np.zeros((rows, length), np.float32) for name in token_names}
-    return arrays | {name: np.zeros((rows, max_responses_per_row), np.float32) for name in sequence_names}
+    of_tokens: set[str] = set()
+    of_responses: set[str] = set()
+    for group in groups:
+        of_tokens.update(*(response.token for response in group.responses))
+        of_responses.update(*(response.sequence for response in group.responses))
+    for name in sorted(of_tokens):
+        arrays[name] = np.zeros((rows, length), np.float32)
+    for name in sorted(of_responses):
+        arrays[name] = np.zeros((rows, max_responses_per_row), np.float32)
+    return arrays
 
 
 def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], where: list[list[Place]]) -> None:
@@ -205,14 +229,19 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], w
         arrays["tokens"][row, span] = unit.prompt_ids
         arrays["positions"][row, span] = np.arange(size)
         arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE
-        last, column = column + size - 1, column + size
+        column += size
+        last = column - 1
         for member, response in enumerate(unit.responses, start=1):
             length = len(response.token_ids)
             span = slice(column, column + length)
             arrays["tokens"][row, span] = response.token_ids
             arrays["positions"][row, span] = np.arange(size, size + length)
             arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE + member
-            arrays["logit_index"][row, span] = np.concatenate([[last], np.arange(column, column + length - 1)])[:length]
+            # A token is predicted one column before it, but the first of every response at the prompt's last token,
+            # which all responses share.
+            before = np.arange(column - 1, column + length - 1)
+            before[:1] = last
+            arrays["logit_index"][row, span] = before
             arrays["response_index"][row, span] = place
             for name, value in response.token.items():
                 arrays[name][row, span] = value

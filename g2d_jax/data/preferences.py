@@ -13,7 +13,7 @@ from g2d_jax import keys
 from g2d_jax.records import Preference, Prompt, ScoredRollout
 
 Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
-"""Which pairs go first when not all are kept: random ones, or those of the most or the least uncertain prompts."""
+"""The pairs that go first when not all are kept: random ones, or those of the most or the least uncertain prompts."""
 
 
 def pairs_of(
@@ -43,7 +43,8 @@ def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | N
     that are the same, of which the first counts; None: all differ. Up to `limit` pairs (chosen, rejected), no response
     in two of them, each chosen reward strictly greater; of equal ones the first goes first.
     """
-    contents = range(len(rewards)) if contents is None else contents
+    if contents is None:
+        contents = range(len(rewards))
     scored = np.array(_distinct(np.flatnonzero(~np.isnan(rewards)).tolist(), contents), np.int64)
     rising = scored[np.argsort(rewards[scored], kind="stable")]
     falling = scored[np.argsort(-rewards[scored], kind="stable")]
@@ -68,14 +69,18 @@ def random_pairs(
     Returns indices (chosen, rejected), none without both kinds.
     Drawn by (seed, problem, visit), so a prompt's pairs do not depend on what else is collected.
     """
-    contents = range(len(correct)) if contents is None else contents
-    sides = [np.flatnonzero(correct == side).tolist() for side in (1, 0)]
-    disputed = {contents[i] for i in sides[0]} & {contents[i] for i in sides[1]}
-    sides = [[i for i in side if contents[i] not in disputed] for side in sides]
-    if not all(sides):
+    if contents is None:
+        contents = range(len(correct))
+    right = np.flatnonzero(correct == 1).tolist()
+    wrong = np.flatnonzero(correct == 0).tolist()
+    disputed = {contents[i] for i in right} & {contents[i] for i in wrong}
+    right = [i for i in right if contents[i] not in disputed]
+    wrong = [i for i in wrong if contents[i] not in disputed]
+    if not (right and wrong):
         return []
     rng = keys.rng(seed, "pairs", problem_id, visit)
-    right, wrong = (_distinct(rng.permutation(side).tolist(), contents) for side in sides)
+    right = _distinct(rng.permutation(right).tolist(), contents)
+    wrong = _distinct(rng.permutation(wrong).tolist(), contents)
     # Walking the grid of all pairs along its diagonals meets each pair once, and each response before any again.
     cycle = int(np.lcm(len(right), len(wrong)))
     turns = range(min(limit, len(right) * len(wrong)))
@@ -114,13 +119,16 @@ def select_pairs(
             raise ValueError(
                 f"problem {problem_id} has no uncertainty to choose by: select all or random pairs instead"
             )
-        rank = 0.0 if at_random else uncertainty if select == "confident" else -uncertainty
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
-        ranked += [(rank, draws[i] if at_random else tie, problem_id, visit, i, place) for i in range(count)]
+        rank = 0.0
+        if not at_random:
+            rank = uncertainty if select == "confident" else -uncertainty
+            draws = [tie] * count
+        ranked += [(rank, draws[i], problem_id, visit, i, place) for i in range(count)]
     chosen: list[list[int]] = [[] for _ in prompts]
     for *_, index, place in sorted(ranked)[:most]:
         chosen[place].append(index)
-    return [sorted(indices) for indices in chosen]
+    return list(map(sorted, chosen))
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:

@@ -52,7 +52,7 @@ NAMED = {
     "numinamath": "AI-MO/NuminaMath-CoT:train",
     "wildchat": "allenai/WildChat-1M:train",
 }
-"""Where data sets known by name lie on the hub: repository[@configuration]:split, the split where none is given."""
+"""The places on the hub of data sets known by name: repository[@configuration]:split, the split where none is given."""
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
@@ -86,7 +86,7 @@ def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tu
         content=lambda problem: problem.answer,
     )
     if verified:
-        problems = [dataclasses.replace(p, answer=plain_answer(p.answer)) if p.answer else p for p in problems]
+        problems = [dataclasses.replace(p, answer=p.answer and plain_answer(p.answer)) for p in problems]
     return problems, dataclasses.replace(report, without_answer=sum(problem.answer is None for problem in problems))
 
 
@@ -107,13 +107,16 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     """
     used: dict[str, tuple[str | None, Any]] = {}
     for name, paths in _CANDIDATES.items():
-        if name in fields or name == "prompt":
-            used[name] = named(values, *([fields[name]] if name in fields else paths))
+        if name in fields:
+            used[name] = named(values, fields[name])
+        elif name == "prompt":
+            used[name] = named(values, *paths)
         else:  # a solution or subset that is neither a text nor a number is another field of that name
             used[name] = find(values, *paths, scalar=name != "answer")
     prompt = as_prompt(used["prompt"][1], str(used["prompt"][0]))
     answer, solution = _reference(used["answer"], used["solution"])
-    subset = as_scalar(used["subset"][1], str(used["subset"][0])) if used["subset"][0] else None
+    path, value = used["subset"]
+    subset = path and as_scalar(value, path)
     taken = {path for path, _ in used.values()}
     return Problem(
         id=problem_id(prompt),
@@ -137,7 +140,7 @@ def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
         filters.long_enough(problem.prompt, fields.get("prompt", "problem"))
     if "answer" not in fields and find(values, *_CANDIDATES["answer"])[0] is None:
         # Here "####" is a heading and no mark of an answer, and a short solution is no bare answer.
-        boxed = solution_answer(problem.solution.replace("####", "")) if problem.solution else None
+        boxed = solution_answer((problem.solution or "").replace("####", ""))
         problem = dataclasses.replace(problem, answer=boxed)
     filters.filter_numinamath(problem)
     return problem
@@ -156,7 +159,7 @@ def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
 
 
 _READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {"numinamath": _numinamath, "wildchat": _wildchat}
-"""How rows of a data set are read whose fields alone do not make its problems."""
+"""The readers of data sets whose fields alone do not make their problems."""
 
 
 def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[Row]]:
@@ -172,8 +175,12 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
     if head in NAMED or head == "hub":
         place, _, split = NAMED.get(head, rest).partition(":")
         repository, _, configuration = place.partition("@")
-        name, split = (head, rest or split) if head in NAMED else ("", split or "train")
-        return name or repository, hub_rows(repository, configuration or None, split, revision, name=name)
+        name = ""
+        if head in NAMED:
+            name = head
+            split = rest or split
+        rows = hub_rows(repository, configuration or None, split or "train", revision, name=name)
+        return name or repository, rows
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
     if _HUB_ID.fullmatch(source) and not _FILE.search(source):
@@ -200,7 +207,9 @@ def check_training(source: str, field: str) -> None:
     place, _, split = source.removeprefix("hub:").partition(":")
     name = place.partition("@")[0]
     repositories = {place.partition(":")[0].partition("@")[0] for place in NAMED.values()}
-    default = "train" if name in repositories else NAMED.get(name, "").partition(":")[2]
+    default = NAMED.get(name, "").partition(":")[2]
+    if name in repositories:
+        default = "train"
     if default and (split or default) == "test":
         raise ValueError(
             f"{field} is {source!r}, which are test problems: train on math, numinamath or gsm8k:train, or on a file"
@@ -242,7 +251,9 @@ def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any])
     given = as_answer(answer[1], answer[0]) if answer[0] is not None else None
     if given is not None:
         inside = None if listed(given) is not None else solution_answer(given)
-        return (given, worked) if inside is None else (inside, worked or given)
+        if inside is None:
+            return given, worked
+        return inside, worked or given
     if worked is None:
         return None, None
     inside = solution_answer(worked)

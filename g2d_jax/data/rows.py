@@ -159,8 +159,8 @@ def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    leaves = [file.schema.column(i) for i in range(len(file.schema))]
-    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    leaves = list(map(file.schema.column, range(len(file.schema))))
+    groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
     texts = []
     for i, leaf in enumerate(leaves):
         indexed = all(_INDEXED.issuperset(group.column(i).encodings) for group in groups)

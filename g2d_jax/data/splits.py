@@ -48,7 +48,11 @@ def problem_id(prompt: Prompt) -> str:
 def split_of(identifier: str) -> Split:
     """Return the split of an id, by this uniform hash as a fraction of 2^64: eight tenths train, one dev, one test."""
     fraction = int(identifier, 16) / 2**64
-    return "train" if fraction < 0.8 else "dev" if fraction < 0.9 else "test"
+    if fraction < 0.8:
+        return "train"
+    if fraction < 0.9:
+        return "dev"
+    return "test"
 
 
 def drop_overlap(train: Sequence[T], evaluation: Iterable[HasId]) -> tuple[list[T], int]:

@@ -51,7 +51,7 @@ Apply = Callable[[tuple[Message, ...], bool], str]
 
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
-    """How prompts become text. Part of the tokenizer's fingerprint.
+    """Decides how prompts become text. Part of the tokenizer's fingerprint.
 
     chat: use the tokenizer's chat template; None: if it has one.
     prompt_template: "plain", "paper" or a text with {problem}, around problems that are bare text. Conversations in the
@@ -72,7 +72,7 @@ class TemplateSettings:
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.pattern:
             close = difflib.get_close_matches(self.prompt_template, PROMPT_TEMPLATES, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = "".join(f" Did you mean {name!r}?" for name in close)
             raise ValueError(
                 f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains {PLACEHOLDER}, "
                 f"got {self.prompt_template!r}.{hint}"
@@ -122,7 +122,7 @@ class Template:
         has_template = bool(tokenizer.chat_template)
         if settings.chat and not has_template:
             raise ValueError("chat=True needs a tokenizer with a chat template and this one has none: set chat=None")
-        self.is_chat: bool = has_template if settings.chat is None else settings.chat
+        self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):
             raise ValueError(f"a system prompt needs a chat template, which is not in use here: {settings.system!r}")
         self.settings = settings
@@ -281,7 +281,8 @@ class Template:
             return
         header = self._user_header() or ""
         is_clear = bool(header) and header + _USER in text
-        block, _, rest = text.partition(header if is_clear else _USER)
+        first_turn = header if is_clear else _USER
+        block, _, rest = text.partition(first_turn)
         # Start tokens without words ("[gMASK]<sop>") are no system block.
         if not self._fills_system_block(text) and not _WORDS.search(block.removeprefix(self._bos)):
             return
@@ -300,7 +301,9 @@ class Template:
             shorter, longer = (self._try(*messages[:n]) for n in (2, 3))
         except ValueError:  # a template for one turn only
             return None
-        return longer[len(shorter) :].partition(_NEXT)[0] if longer.startswith(shorter) else None
+        if not longer.startswith(shorter):
+            return None
+        return longer[len(shorter) :].partition(_NEXT)[0]
 
     def _fills_system_block(self, text: str) -> bool:
         """Tell whether `text`, rendered without a system message, has the block that a given one would be put in."""
@@ -338,8 +341,10 @@ def pin(
         )
     if not block and not doubled:
         # Templates are run with trim_blocks: the line break behind a tag is not written.
-        return f"{own}\n{source}" if own else source
-    inner = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
+        if own:
+            return f"{own}\n{source}"
+        return source
+    inner = _GENERATION.sub(_as_condition, source)
     # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from being dropped too.
     inner = inner.removesuffix("\n") + '{{ "" }}'
     parts = [own, f"{{%- set rendered %}}\n{inner}{{% endset %}}"]
@@ -445,6 +450,13 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     rehearse(_at_midnight(_chat_template(tokenizer), settings.date), conversations, variables)
 
 
+def _as_condition(tag: re.Match[str]) -> str:
+    """Write a tag that marks what a model generates, or its end, as a condition that is always met."""
+    before, end, after = tag.groups()
+    condition = "endif" if end else "if true"
+    return f"{before}{condition}{after}"
+
+
 def _roles(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(message["role"] for message in messages)
 
@@ -476,7 +488,9 @@ def _at_midnight(source: str, date: str) -> str:
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
     """Return what chat templates are given beside the messages."""
     variables: dict[str, Any] = {"date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")}
-    return variables if settings.enable_thinking is None else {**variables, "enable_thinking": settings.enable_thinking}
+    if settings.enable_thinking is None:
+        return variables
+    return {**variables, "enable_thinking": settings.enable_thinking}
 
 
 _UNREMOVABLE = 'give the system message yourself (system="…"), or accept the template\'s own with system="default"'

@@ -34,8 +34,8 @@ Ids: TypeAlias = np.ndarray
 Record = TypeVar("Record", Problem, Example)
 
 THINKING = ("<think>", "</think>")
-"""What begins and ends a thought. Where they are special tokens they stay in the text all the same: the answer is what
-follows the thought."""
+"""The tokens that begin and end a thought. Where they are special tokens they stay in the text all the same: the answer
+is what follows the thought."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
 """The name that transformers has for the file of a tokenizer's chat template."""
@@ -99,26 +99,30 @@ class PromptTokenizer:
             token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special
         }
         self._hidden = {i for token, i in self.special_tokens.items() if token not in THINKING}
-        named = (str(token) for token in tokenizer.all_special_tokens)
+        named = map(str, tokenizer.all_special_tokens)
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
         self.thinking = {name: self.special_tokens[name] for name in THINKING if name in self.special_tokens}
         if generates:
             _checked(self.template.check, fault)
         self.stop_id, self.eos_ids = self._stops(eos_ids)
-        self.pad_id: int = self.stop_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self.pad_id: int = self.stop_id
+        if tokenizer.pad_token_id is not None:
+            self.pad_id = int(tokenizer.pad_token_id)
         self.bos_id: int | None = tokenizer.bos_token_id
         self.adds_bos = self.bos_id is not None and self.backend.encode("").ids[:1] == [self.bos_id]
-        self.id_limit: int = min(self.vocab_size, self.vocab_size if rows is None else rows)
+        self.id_limit: int = self.vocab_size
+        if rows is not None:
+            self.id_limit = min(self.vocab_size, rows)
         _checked(self._check_own_ids, fault)
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
         """Render a prompt as text before tokenisation. Raises ValueError as `Template.render` does."""
-        return self.template.render(prompt.prompt if isinstance(prompt, Problem) else prompt)
+        return self.template.render(_bare(prompt))
 
     def conversation(self, prompt: Problem | Prompt) -> tuple[Message, ...]:
         """Return the prompt as chat messages, system message included, for other libraries' templating."""
-        return self.template.conversation(prompt.prompt if isinstance(prompt, Problem) else prompt)
+        return self.template.conversation(_bare(prompt))
 
     def encode_prompt(self, prompt: Problem | Prompt) -> Ids:
         """Encode a prompt, [P] int32 with P at least 1, ending where the response begins.
@@ -126,8 +130,9 @@ class PromptTokenizer:
         Raises ValueError when the chat template fails, when the problem's own text holds a special token (it would act
         as one), when the tokenizer does not know a character, and when nothing is left to encode.
         """
-        bare = prompt.prompt if isinstance(prompt, Problem) else prompt
-        for content in [bare] if isinstance(bare, str) else [message["content"] for message in bare]:
+        bare = _bare(prompt)
+        contents = [bare] if isinstance(bare, str) else [message["content"] for message in bare]
+        for content in contents:
             self._refuse_special(content)
         text = self.template.render(bare)
         ids = self.encode_text(text)
@@ -146,7 +151,8 @@ class PromptTokenizer:
         stop = self.stop_id
         for name, identifier in self.special_tokens.items():
             if identifier in self.eos_ids and name and text.rstrip().endswith(name):
-                stop, text = identifier, text.rstrip().removesuffix(name)
+                stop = identifier
+                text = text.rstrip().removesuffix(name)
                 break
         self._refuse_special(text, allowed=self.thinking)
         return np.asarray(self._inside([*self.encode_text(text), stop], text), np.int32)
@@ -157,7 +163,7 @@ class PromptTokenizer:
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """Decode ids without the stop token and special tokens, THINKING apart: what rewards and readers see."""
-        ids = [int(i) for i in ids]
+        ids = list(map(int, ids))
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
         if self.thinking:
@@ -166,7 +172,7 @@ class PromptTokenizer:
 
     def decode_raw(self, ids: Ids | Sequence[int]) -> str:
         """Decode ids with every special token written out."""
-        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
+        return str(self.backend.decode(list(map(int, ids)), skip_special_tokens=False))
 
     def check_stop_string(self, setting: str, string: str) -> str:
         """Return a warning for a stop string with a special token in it, "" for any other.
@@ -243,7 +249,8 @@ class PromptTokenizer:
         if self.id_limit == self.vocab_size:
             return
         own = [(i, "a stop token") for i in self.eos_ids] + [(self.pad_id, "the padding token")]
-        own += [] if self.bos_id is None else [(self.bos_id, "the BOS token")]
+        if self.bos_id is not None:
+            own.append((self.bos_id, "the BOS token"))
         for identifier, kind in own:
             if identifier >= self.id_limit:
                 raise ValueError(self._outside(identifier, kind))
@@ -274,7 +281,7 @@ class PromptTokenizer:
         for i in stops:
             if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.vocab_size:
                 raise ValueError(f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}")
-        return int(stops[0]), tuple(sorted({int(i) for i in stops}))
+        return int(stops[0]), tuple(sorted(set(map(int, stops))))
 
     def _fingerprint(self) -> str:
         return storage.fingerprint(
@@ -309,7 +316,9 @@ def encode(backend: Any, text: str) -> list[int]:
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
     except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
-        reason = _NO_UNKNOWN if "Missing [UNK] token" in str(error) else str(error)
+        reason = str(error)
+        if "Missing [UNK] token" in reason:
+            reason = _NO_UNKNOWN
         raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {reason}") from error
 
 
@@ -371,9 +380,9 @@ def _load_hugging_face(
             f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the files of the one the "
             "model was trained with into it, or set tokenizer.path to a folder or hub id that has it"
         )
-    for file in _VOCABULARIES if is_folder else ():
+    for file in _VOCABULARIES:
         path = os.path.join(source, file)
-        if os.path.exists(path):
+        if is_folder and os.path.exists(path):
             with open(path, "rb") as handle:
                 storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
     try:
@@ -402,7 +411,10 @@ def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
     declared: list[int] = []
     for file in ("generation_config.json", "config.json"):
         eos = _declared(name, file, "eos_token_id", revision)
-        declared += eos if isinstance(eos, list) else [] if eos is None else [eos]
+        if isinstance(eos, list):
+            declared += eos
+        elif eos is not None:
+            declared.append(eos)
     return tuple(declared)
 
 
@@ -411,8 +423,17 @@ def _declared(name: str, file: str, field: str, revision: str | None) -> Any:
     from transformers.utils.hub import cached_file
 
     path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-    content: Any = None if path is None else storage.read_json(path)
-    return content.get(field) if isinstance(content, dict) else None
+    if path is None:
+        return None
+    content: Any = storage.read_json(path)
+    if not isinstance(content, dict):
+        return None
+    return content.get(field)
+
+
+def _bare(prompt: Problem | Prompt) -> Prompt:
+    """Return the prompt of a problem."""
+    return prompt.prompt if isinstance(prompt, Problem) else prompt
 
 
 def _backend_copy(tokenizer: PreTrainedTokenizerFast) -> Any:

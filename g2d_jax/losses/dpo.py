@@ -136,12 +136,13 @@ def dpo_loss(
         margin = simpo_gamma if loss_type == "simpo" else 0.0
         pair_loss = sigmoid_loss(beta * gaps - margin, label_smoothing)
 
-    chosen_reward, rejected_reward = (
-        beta * x for x in (scores if loss_type == "simpo" else (chosen_logratio, rejected_logratio))
-    )
+    rewarded = chosen_logratio, rejected_logratio
+    terms: tuple[jax.Array, ...] = policy_chosen, policy_rejected, ref_chosen, ref_rejected
+    if loss_type == "simpo":
+        rewarded = terms = scores
+    chosen_reward, rejected_reward = (beta * x for x in rewarded)
     margins = chosen_reward - rejected_reward
-    terms = scores if loss_type == "simpo" else (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
-    slack = beta * tie_nats(sum(jnp.abs(x) for x in terms))
+    slack = beta * tie_nats(sum(map(jnp.abs, terms)))
     metrics = {
         "rewards/chosen": chosen_reward,
         "rewards/rejected": rejected_reward,

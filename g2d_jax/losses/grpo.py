@@ -206,7 +206,8 @@ def grpo_loss(
     Raises ValueError for differing shapes, a negative parameter, beta without a reference, or importance_cap without
     the sampler's log-probabilities.
     """
-    epsilon_high = epsilon if epsilon_high is None else epsilon_high
+    if epsilon_high is None:
+        epsilon_high = epsilon
     check_not_negative(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, importance_cap=importance_cap)
     if not is_off(beta) and ref_logprobs is None:
         raise ValueError(f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL term")

@@ -35,7 +35,9 @@ CPU_CHUNK = 256
 
 def chunk_of(words: int, platform: str) -> int:
     """Choose the tokens per chunk for a vocabulary: 256 on a CPU, else 1,024, and for 152k words 768."""
-    return CPU_CHUNK if platform == "cpu" else min(CHUNK, max(LOGITS // words // 256, 1) * 256)
+    if platform == "cpu":
+        return CPU_CHUNK
+    return min(CHUNK, max(LOGITS // words // 256, 1) * 256)
 
 
 def transform_logits(logits: jax.Array, temperature: Number = 1.0) -> jax.Array:
@@ -94,7 +96,8 @@ def token_logprobs(
     if hidden.ndim != 2:
         raise ValueError(f"expected hidden [N, D], got {hidden.shape}")
     _check(hidden, head, targets, chunk)
-    counted = jnp.ones(targets.shape, bool) if counted is None else counted
+    if counted is None:
+        counted = jnp.ones(targets.shape, bool)
     settings = _Settings(chunk, with_entropy)
     logprobs, entropies = _chunked(hidden, head, targets, counted, _positive(temperature), settings)
     return logprobs, (entropies if with_entropy else None)

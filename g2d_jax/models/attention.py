@@ -63,7 +63,7 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
         return jnp.asarray(np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept)
     wavelengths = np.float32(2 * np.pi) / freqs
     length = np.float32(scaling.original_max_position_embeddings)
-    low, high, factor = (np.float32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
+    low, high, factor = map(np.float32, (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
     smooth = (length / wavelengths - low) / (high - low)
     blended = (1 - smooth) * freqs / factor + smooth * freqs
     scaled = np.where(wavelengths > length / low, freqs / factor, np.where(wavelengths < length / high, freqs, blended))

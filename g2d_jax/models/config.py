@@ -16,7 +16,7 @@ GEMMA_NORM = (PRE_NORM[0], POST_NORM[0], ("mlp_norm", "pre_feedforward_layernorm
 
 @dataclass(frozen=True)
 class Family:
-    """What sets one family of models apart.
+    """Holds what sets one family of models apart.
 
     architecture: Hugging Face's class. qkv_bias: queries, keys and values have biases. qk_norm: queries and keys are
     normalised, each head for itself or ("all heads") over all of them at once. norms: see PRE_NORM. unit_offset: they
@@ -232,7 +232,7 @@ class ModelConfig:
 
     @property
     def traits(self) -> Family:
-        """What sets the model's family apart."""
+        """Return what sets the model's family apart."""
         return FAMILIES[self.family]
 
     @property
@@ -257,7 +257,7 @@ class ModelConfig:
         """The same config without adapters, and with weights in place of codes."""
         return dataclasses.replace(self, lora=None, quantise="")
 
-    def held(self, quantise: str) -> ModelConfig:
+    def with_quantisation(self, quantise: str) -> ModelConfig:
         """Return the same config with the linear layers as codes of this kind; empty: with weights."""
         return dataclasses.replace(self, quantise=quantise)
 

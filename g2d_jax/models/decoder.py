@@ -239,11 +239,13 @@ def project(
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
     product = wide_linear if adapted else linear
-    y = (quantised(product) if quantise.held(weight) else product)(x, weight, inputs)
+    y = (quantised(product) if quantise.is_quantised(weight) else product)(x, weight, inputs)
     if c.lora and adapted:
         low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
         y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
-    return y + getattr(block, f"{name}_bias")[...][None, None] if hasattr(block, f"{name}_bias") else y
+    if hasattr(block, f"{name}_bias"):
+        return y + getattr(block, f"{name}_bias")[...][None, None]
+    return y
 
 
 def project_qkv(
@@ -294,7 +296,9 @@ def apply_block(
     dropout: Dropout | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Apply one layer; return x and this layer's new (keys, values)."""
-    block = jax.tree.map(lambda p: p if quantise.held(p) else p.astype(x.dtype), block, is_leaf=quantise.held)
+    block = jax.tree.map(
+        lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype), block, is_leaf=quantise.is_quantised
+    )
     q, k, v = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
     y = project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
     return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), (k, v)
@@ -357,7 +361,9 @@ def forward(
 
 def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
     """Split x over the mesh by its logical axes; without a mesh it stays as it is."""
-    return x if mesh is None else jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
 
 
 def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:

@@ -316,10 +316,12 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
 def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
     """Return one parameter in our layout, of one layer if it belongs to the layers."""
     value, adapter = lora.parts(model, name)
-    if adapter or quantise.held(value):
+    if adapter or quantise.is_quantised(value):
         assert model.config.lora is not None
         return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
-    return value if layer is None else value[layer]  # type: ignore[no-any-return]
+    if layer is None:
+        return value
+    return value[layer]  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnames="scale")

@@ -73,8 +73,12 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
     window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
-    local_theta, scalar = absent.rope_local_base_freq, absent.query_pre_attn_scalar
-    raw = _by_layer_type(raw) if local_theta else raw
+    of_family: dict[str, Any] = {}
+    if absent.rope_local_base_freq:
+        raw = _by_layer_type(raw)
+        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, absent.rope_local_base_freq)
+    if absent.query_pre_attn_scalar:
+        of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, absent.query_pre_attn_scalar)
     theta, scaling = _rope(raw, absent.rope_theta, positions)
     return ModelConfig(
         family=family,
@@ -90,8 +94,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         no_rope_layers=_no_rope_layers(raw, absent, sizes["num_hidden_layers"]),
         sliding_window=window,
         layer_types=layer_types,
-        rope_local_base_freq=_field(raw, "rope_local_base_freq", float, local_theta) if local_theta else None,
-        query_pre_attn_scalar=_field(raw, "query_pre_attn_scalar", int, scalar) if scalar else None,
+        **of_family,
     )
 
 
@@ -106,7 +109,9 @@ def config_to_hf(
     """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both read."""
     others = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_theta", "rms_norm_eps")
     named = (*SIZES, *others, "max_position_embeddings", *config.traits.stated)
-    copied = {name: list(value) if isinstance(value := getattr(config, name), tuple) else value for name in named}
+    copied = {name: getattr(config, name) for name in named}
+    if "no_rope_layers" in copied:
+        copied["no_rope_layers"] = list(config.no_rope_layers)
     scaling = config.rope_scaling
     return {
         "architectures": [config.traits.architecture],
@@ -127,7 +132,9 @@ def config_to_hf(
 
 def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
     """Return token ids as Hugging Face writes them: none, one, or a list."""
-    return list(ids) if len(ids) > 1 else (ids[0] if ids else None)
+    if len(ids) > 1:
+        return list(ids)
+    return next(iter(ids), None)
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
@@ -139,25 +146,33 @@ def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
 
 def _activation(family: Family) -> dict[str, str]:
     """Return the field of config.json for the activation of feed-forward layers."""
-    return {"hidden_activation": "gelu_pytorch_tanh"} if family.gelu else {"hidden_act": "silu"}
+    if family.gelu:
+        return {"hidden_activation": "gelu_pytorch_tanh"}
+    return {"hidden_act": "silu"}
 
 
 def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int | None, tuple[str, ...]]:
     """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
-    in_use = family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False)
-    window = raw.get("sliding_window", _SLIDING_WINDOW) if in_use else None
+    window = None
+    if family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False):
+        window = raw.get("sliding_window", _SLIDING_WINDOW)
     kinds = raw.get("layer_types")
     if kinds is None and window is None and family.sliding != "pattern":
         return None, ()
     if family.sliding == "pattern":
         every = _field(raw, "sliding_window_pattern", int, 6)
-        usual = [SLIDING if number % every else FULL for number in range(1, layers + 1)]
+        usual = [SLIDING] * layers
+        for number in range(every - 1, layers, every):
+            usual[number] = FULL
     else:
-        full = layers if window is None else 0
-        if family.sliding == "last" and window is not None:
-            full = _field(raw, "max_window_layers", int, 28) if raw.get("max_window_layers") != 0 else 0
-        usual = [SLIDING if number >= full else FULL for number in range(layers)]
-    kinds = usual if kinds is None else kinds
+        full = 0
+        if window is None:
+            full = layers
+        elif family.sliding == "last" and raw.get("max_window_layers") != 0:
+            full = _field(raw, "max_window_layers", int, 28)
+        usual = [FULL] * min(full, layers) + [SLIDING] * (layers - full)
+    if kinds is None:
+        kinds = usual
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
         raise ValueError(f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got {kinds!r:.200}")
     has_none = window is None or not family.sliding
@@ -165,13 +180,18 @@ def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int |
         raise ValueError(
             "config.json: layer_types: sliding-window attention is not supported in this family, or is not in use"
         )
-    return (_field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)) if SLIDING in kinds else (None, ())
+    if SLIDING in kinds:
+        return _field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)
+    return None, ()
 
 
 def _sliding_to_hf(config: ModelConfig) -> dict[str, Any]:
     """Return the fields that `_sliding` reads."""
-    sliding, kinds = config.traits.sliding, list(config.layer_types)
-    fields: dict[str, Any] = {"use_sliding_window": bool(kinds)} if sliding == "last" else {}
+    sliding = config.traits.sliding
+    kinds = list(config.layer_types)
+    fields: dict[str, Any] = {}
+    if sliding == "last":
+        fields["use_sliding_window"] = bool(kinds)
     if kinds or sliding == "all":
         fields["sliding_window"] = config.sliding_window
     if sliding == "pattern" or (kinds and sliding == "last"):
@@ -225,8 +245,10 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
     if kind == "default":
         return theta, None
     length = _field(rope, "original_max_position_embeddings", int, positions)
-    stretched = kind == "yarn" and "factor" in rope  # and null: by as much as positions were extended
-    factor = _field(rope, "factor", float, positions / length if stretched else None)
+    default = None
+    if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
+        default = positions / length
+    factor = _field(rope, "factor", float, default)
     if kind == "linear":
         return theta, LinearRope(factor)
     if kind == "llama3":
@@ -248,7 +270,9 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
 
 def _mscale(factor: float, scale: float) -> float:
     """Return by how much YaRN lengthens queries and keys where positions are extended by this factor."""
-    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if factor <= 1:
+        return 1.0
+    return 0.1 * scale * math.log(factor) + 1.0
 
 
 _KINDS = {bool: "true or false", int: "a positive integer", float: "a positive number"}
@@ -256,8 +280,10 @@ _KINDS = {bool: "true or false", int: "a positive integer", float: "a positive n
 
 def _field(raw: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
     """Read a field of this kind, of JSON's types alone. Raises ValueError naming it."""
-    value: Any = default if raw.get(name) is None else raw[name]
-    right = type(value) in ((int, float) if kind is float else (kind,))
-    if not right or not (kind is bool or 0 < value <= sys.float_info.max):
+    value: Any = raw.get(name)
+    if value is None:
+        value = default
+    is_of_kind = type(value) is kind or (kind is float and type(value) is int)
+    if not is_of_kind or not (kind is bool or 0 < value <= sys.float_info.max):
         raise ValueError(f"config.json: {name} must be {_KINDS[kind]}, got {value!r}")
     return kind(value)

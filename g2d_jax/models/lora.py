@@ -41,7 +41,9 @@ def frozen(base: Decoder, config: ModelConfig) -> Decoder:
         if row.adapter:
             return None
         value = parameter(base, name)
-        return quantise.encode(row, value) if row.quantised else value
+        if row.quantised:
+            return quantise.encode(row, value)
+        return value
 
     return build(config, make)
 
@@ -79,7 +81,7 @@ def merge(model: Decoder) -> Decoder:
 @partial(jax.jit, static_argnames=("dtype", "weights"))
 def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
-    config = model.config.held(weights)
+    config = model.config.with_quantisation(weights)
     return build(config, lambda name, row: _viewed(row, parameter(model, name), dtype))
 
 
@@ -88,7 +90,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 
     Layer after layer where there are codes, so that beside the result no more than one layer exists in float32.
     """
-    config = model.config.held(weights)
+    config = model.config.with_quantisation(weights)
     if not (model.config.quantise or weights):
         return unstack(cast(model, dtype))
     rows = block_params(config)
@@ -101,16 +103,18 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
         views = {name: _viewed(rows[name], value, dtype) for name, value in layer.items()}
         layers.append({name: jax.tree.map(lambda x: x[0], view) for name, view in views.items()})
     outer = {name: parameter(model, name).astype(dtype) for name in outer_params(config)}
-    return Decoder(config, outer, nnx.List([Block(layer) for layer in layers]))
+    return Decoder(config, outer, nnx.List(list(map(Block, layers))))
 
 
 def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is those already."""
-    if quantise.held(value):
+    if quantise.is_quantised(value):
         if value.qtype == row.quantised:
             return value
         value = quantise.decode(value, jnp.dtype(jnp.float32) if row.quantised else dtype)
-    return quantise.encode(row, value) if row.quantised else value.astype(dtype)
+    if row.quantised:
+        return quantise.encode(row, value)
+    return value.astype(dtype)
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
@@ -124,7 +128,7 @@ def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Arra
 
     value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it is, codes decoded.
     """
-    if quantise.held(value):
+    if quantise.is_quantised(value):
         value = quantise.decode(value, jnp.dtype(jnp.float32))
     if not adapter:
         return value  # type: ignore[no-any-return]

@@ -51,7 +51,7 @@ def check(setting: str, kind: str, *kinds: str) -> None:
         raise extras.missing(f"{setting} is {kind!r}, which needs the package qwix", "quant") from error
 
 
-def held(value: Any) -> TypeGuard[Any]:
+def is_quantised(value: Any) -> TypeGuard[Any]:
     """Return whether the value is a quantised weight: a qwix.QArray, of arrays, shapes or shardings."""
     qwix = sys.modules.get("qwix")
     return qwix is not None and isinstance(value, qwix.QArray)

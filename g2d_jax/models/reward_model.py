@@ -56,7 +56,9 @@ class ReadOut:
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
         """Append the CLS token, if there is one, to a conversation's ids, int32 [T]."""
-        return ids if self.cls_id is None else np.append(ids, np.int32(self.cls_id))
+        if self.cls_id is None:
+            return ids
+        return np.append(ids, np.int32(self.cls_id))
 
     def scored_part(self, ids: np.ndarray) -> np.ndarray:
         """Cut ids, int32 [T], behind the token that is read (later ones cannot reach it); empty if there is none."""
@@ -169,6 +171,6 @@ def score_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
 
     config: of `ScalarModel`. No product with an output matrix; 2 E for the head, once a conversation.
     """
-    tokens, positions = sum(lengths), sum(flops.attended(length) for length in lengths)
+    tokens, positions = sum(lengths), sum(map(flops.attended, lengths))
     unused = 2.0 * config.vocab_size * config.hidden_size * tokens
     return flops.forward_flops(config, tokens, positions) - unused + 2.0 * config.hidden_size * len(lengths)

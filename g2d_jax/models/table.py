@@ -44,7 +44,9 @@ class Param:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape in which Hugging Face stores it, of one layer."""
-        return self.shape if self.flat is None else self.flat[::-1]
+        if self.flat is None:
+            return self.shape
+        return self.flat[::-1]
 
     @property
     def inputs(self) -> int:

@@ -30,8 +30,10 @@ def ready(spec: str, name: str) -> list[str]:
     text = ast.get_docstring(ast.parse(locate(spec)[0].read_text("utf-8"))) or ""
     lines = re.sub(r"\n\n.*", "", text.partition("\nPlan:")[2], flags=re.DOTALL).splitlines()
     rows = [line.strip() for line in lines[1:] if line.split()[0] == name]
+    if not rows:
+        return []
     head = f"compiled before for {spec.partition(':')[0]} as it is (docs/models.md):"
-    return [head, *(f"  {row}" for row in (lines[0].strip(), *rows))] if rows else []
+    return [head, *(f"  {row}" for row in (lines[0].strip(), *rows))]
 
 
 def plan(

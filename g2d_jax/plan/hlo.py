@@ -92,16 +92,21 @@ def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Co
 
 def bytes_sent(sending: list[Collective]) -> dict[str, float]:
     """Sum the bytes that each device sends in one call of the program, by kind of collective, as far as known."""
-    return {kind: sum(collective.sent or 0.0 for collective in sending if collective.kind == kind) for kind in KINDS}
+    sent = dict.fromkeys(KINDS, 0.0)
+    for collective in sending:
+        sent[collective.kind] += collective.sent or 0.0
+    return sent
 
 
 def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
     """Return the name of a module's entry, and its computations by name."""
     computations: dict[str, _Lines] = {}
-    entry, lines = "", None
+    entry = ""
+    lines: _Lines | None = None
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            entry = head[2] if head[1] else entry
+            if head[1]:
+                entry = head[2]
             lines = computations.setdefault(head[2], {})
         elif line.rstrip() == "}":  # not just any line with one: a kernel's metadata may go on over several
             lines = None
@@ -124,7 +129,7 @@ def _walk(
     starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].values())
     for instruction, rest in computations[name].items():
         opcode = _opcode(rest)
-        if loop := _WHILE.search(rest) if opcode == "while" else None:
+        if opcode == "while" and (loop := _WHILE.search(rest)):
             trips = _trips(computations, rest, loop[1], loop[2])
             inner, left = (dynamic, 1) if trips is None else (trips, dynamic)
             yield from _walk(computations, loop[2], times * inner, left, near, f"{path}/{instruction}")
@@ -132,17 +137,15 @@ def _walk(
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
             size, group, within = _size_and_group(rest, kind, opcode != kind, near)
-            pieces = tuple(re.findall(r'channel_id=\d+|chain_id="\d+"', rest)) if fused else ()
-            place = (kind, str(size), *pieces) if pieces else (f"{path}/{instruction}",)
+            pieces = re.findall(r'channel_id=\d+|chain_id="\d+"', rest)
+            place = (kind, str(size), *pieces) if fused and pieces else (f"{path}/{instruction}",)
             yield place, starts, Collective(kind, size, group, times, within)
         if opcode == "send" and (transfer := _TRANSFER.search(rest)):
             yield (f"{path}/{instruction}",), starts, _between_slices(rest, transfer[1], times)
         if opcode.endswith(("-done", "-update")):
             continue
-        called = _CALLS.findall(rest) + [
-            callee.strip().lstrip("%") for names in _LISTS.findall(rest) for callee in names.split(",")
-        ]
-        for callee in called:
+        listed = ",".join(_LISTS.findall(rest))
+        for callee in _CALLS.findall(rest) + re.findall(r"[\w.-]+", listed):
             if callee in computations and kind not in KINDS:
                 inside = f"{path}/{instruction}"
                 yield from _walk(computations, callee, times, dynamic, near, inside, fused or opcode == "fusion")
@@ -183,14 +186,17 @@ def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str])
         return 1
     step = body.get(_operands(result)[place], "")
     constants = _constants(body)
-    moves = [constants[name] for name in _operands(step) if name in constants] if _opcode(step) == "add" else []
-    return moves[0] if moves else 1
+    if _opcode(step) != "add":
+        return 1
+    return next((constants[name] for name in _operands(step) if name in constants), 1)
 
 
 def _operands(rest: str) -> list[str]:
     """List the names of an instruction's operands."""
     match = _OPCODE.search(rest)
-    return re.findall(r"%([\w.-]+)", rest[match.end() :].split(")", 1)[0]) if match else []
+    if match is None:
+        return []
+    return re.findall(r"%([\w.-]+)", rest[match.end() :].split(")", 1)[0])
 
 
 def _size_and_group(rest: str, kind: str, start: bool, near: int | None) -> tuple[int | None, int | None, int | None]:
@@ -201,7 +207,7 @@ def _size_and_group(rest: str, kind: str, start: bool, near: int | None) -> tupl
     try:
         groups = _groups(rest)
         pairs = "source_target_pairs=" in rest
-        group = max((len(set(members)) for members in groups), default=1) if pairs else len(groups[0])
+        group = max(map(len, map(set, groups)), default=1) if pairs else len(groups[0])
         return _size(rest, kind, start, group), group, _within(groups, near)
     except (ValueError, KeyError):
         return None, None, None
@@ -218,9 +224,13 @@ def _between_slices(rest: str, transfer: str, times: int) -> Collective:
     slices = _SLICES.search(rest)
     if kind not in KINDS or not shape or not slices:
         return Collective(kind if kind in KINDS else "collective-permute", None, None, times)
-    spans = [[int(end) for end in span.split(":")] for span in slices[1].split(",")]
-    count = sum(span[-1] - span[0] + 1 for span in spans)
-    size = _bytes(shape[1], shape[2]) * (count if kind == "all-gather" else 1)  # it sends its part
+    count = 0
+    for span in slices[1].split(","):
+        first, _, last = span.partition(":")
+        count += int(last or first) - int(first) + 1
+    size = _bytes(shape[1], shape[2])
+    if kind == "all-gather":
+        size *= count  # it sends its part
     return Collective(kind, size, count, times, within=1)
 
 
@@ -228,27 +238,34 @@ def _within(groups: list[list[int]], near: int | None) -> int | None:
     """Count the fewest devices that a group has in one slice of so many devices; None where each has all in one."""
     if near is None:
         return None
-    counts = [Counter(device // near for device in members) for members in groups]
-    return min((min(count.values()) for count in counts if len(count) > 1), default=None)
+    fewest = []
+    for members in groups:
+        in_slices = Counter(device // near for device in members)
+        if len(in_slices) > 1:
+            fewest.append(min(in_slices.values()))
+    return min(fewest, default=None)
 
 
 def _size(rest: str, kind: str, start: bool, group: int) -> int:
     """Count the bytes of the full array: what is gathered, or what is scattered or added up."""
-    shapes = rest.split(f" {kind}{'-start' if start else ''}(", 1)[0]
+    shapes = rest.split(f" {kind}{'-start' * start}(", 1)[0]
     if start and kind != "all-reduce":  # (operand or operands, result or results, context)
         operands, results, *_ = _elements(shapes)
         shapes = results if kind == "all-gather" else operands
-    sizes = [_bytes(match[1], match[2]) for match in _SHAPE.finditer(shapes)]
+    sizes = [_bytes(*shape) for shape in _SHAPE.findall(shapes)]
     if not sizes:
         raise ValueError(f"no shape found in this collective: {rest[:300]}")
-    return sum(sizes) * (group if kind == "reduce-scatter" and not start else 1)
+    if kind == "reduce-scatter" and not start:
+        return sum(sizes) * group
+    return sum(sizes)
 
 
 def _elements(shape: str) -> list[str]:
     """Split a tuple's shape into those of its elements, which may be tuples. Raises ValueError for another shape."""
     if not (shape.startswith("(") and shape.endswith(")")):
         raise ValueError(f"not a tuple: {shape[:300]}")
-    elements, depth = [""], 0
+    elements = [""]
+    depth = 0
     for letter in shape[1:-1]:
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and not depth:
@@ -266,21 +283,25 @@ def _bytes(kind: str, dimensions: str) -> int:
 def _groups(rest: str) -> list[list[int]]:
     """List the devices of every group, or every pair, in any of XLA's forms. Raises ValueError for another one."""
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?\s*)*)\}", rest):
-        return [[int(device) for device in pair.split(",")] for pair in re.findall(r"\d+,\d+", pairs[1])]
+        return list(map(_integers, re.findall(r"\d+,\d+", pairs[1])))
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]+?\})\}", rest):
-        return [[int(device) for device in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+        return list(map(_integers, re.findall(r"\{([\d,]+)\}", listed[1])))
     if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", rest):
-        return [[*group] for group in _iota(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2])).tolist()]
+        return list(_iota(iota[3], iota[4]).reshape(int(iota[1]), int(iota[2])).tolist())
     if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\]([^{]*?)\{([^}]*)\}", rest):
         return _mesh_groups(*named.groups())
     raise ValueError(f"no device groups found in this collective: {rest[:300]}")
 
 
+def _integers(text: str) -> list[int]:
+    return list(map(int, text.split(",")))
+
+
 def _iota(shape: str, order: str | None) -> np.ndarray:
     """Return the devices that a text such as [4,2]T(1,0) lists, as a flat array."""
-    sizes = [int(size) for size in shape.split(",")]
+    sizes = _integers(shape)
     devices = np.arange(math.prod(sizes)).reshape(sizes)
-    return devices.transpose([int(axis) for axis in order.split(",")] if order else None).reshape(-1)
+    return devices.transpose(_integers(order) if order else None).reshape(-1)
 
 
 def _mesh_groups(axes: str, assignment: str, chosen: str) -> list[list[int]]:
@@ -288,13 +309,13 @@ def _mesh_groups(axes: str, assignment: str, chosen: str) -> list[list[int]]:
 
     chosen: "'a','b':(1)2", where (1)2 stands for a part of the axis: of size 2, after parts whose sizes multiply to 1.
     """
-    named = re.findall(r"'?([\w.-]+)'?=(\d+)", axes)
-    names, sizes = [name for name, _ in named], [int(size) for _, size in named]
+    names, listed_sizes = zip(*re.findall(r"'?([\w.-]+)'?=(\d+)", axes), strict=True)
+    sizes = list(map(int, listed_sizes))
     devices = np.arange(math.prod(sizes))
     if iota := re.search(rf"device_ids=\({_IOTA}\)", assignment):
         devices = _iota(iota[1], iota[2])
     elif listed := re.search(r"device_ids=\(([\d,]+)\)", assignment):
-        devices = np.array([int(device) for device in listed[1].split(",")])
+        devices = np.array(_integers(listed[1]))
     elif assignment.strip():
         raise ValueError(f"an unknown order of devices: {assignment}")
     at = np.indices(sizes).reshape(len(sizes), -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,11 @@ class Plan:
         """The programs that need more memory than the device has."""
         return [entry for entry in self.entries if not entry.fits(self.topology.device)]
 
+    @property
+    def stages(self) -> list[str]:
+        """The stages that are planned, in their order."""
+        return list(dict.fromkeys(entry.program.stage for entry in self.entries))
+
 
 class Compiler:
     """A compiler for a machine, to be made after `target.prepare`; the same program is compiled once.
@@ -118,7 +124,7 @@ class Compiler:
                 continue
             outputs[program.name] = compiled.outputs
             time = roofline(program.work, compiled.sent, self.topology.device, compiled.far)
-            yield Entry(program, compiled, program.beside(outputs), time)
+            yield Entry(program, compiled, program.resident_bytes(outputs), time)
 
 
 class _Outputs(dict[str, Any]):
@@ -175,7 +181,7 @@ def make(
     with planned(config, compiler, prompt) as session:
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))
-        entries = [entry for stage_programs in programs for entry in compiler.entries(stage_programs)]
+        entries = list(itertools.chain.from_iterable(map(compiler.entries, programs)))
         ways = session.sampling_mesh.size // session.sampling_mesh.shape["data"]
         mesh, mean = dict(session.mesh.shape), session.mean_prompt
         return Plan(compiler.topology, config, session.model_config, mesh, ways, entries, mean)

@@ -97,7 +97,8 @@ def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), mo
     """
     names = stages or tuple(config.stages)
     with planned(config, compiler) as session:
-        model, programs = session.model_config, [program for name in names for program in programs_of(session, name)]
+        model = session.model_config
+        programs = itertools.chain.from_iterable(programs_of(session, name) for name in names)
         steps = [program.arguments({})[1]["tokens"] for program in programs if program.name == "train step"]
         row_length = max((tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length)
 
@@ -133,8 +134,10 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
     codes = ["lora.quantise=int8"] if importlib.util.find_spec("qwix") else []
     if config.lora.rank:
         base = ["lora.base_dtype=bfloat16"] if config.lora.base_dtype == "float32" else []
-        beside = [base, [*base, *codes]] if codes and not config.lora.quantise else [base]
-        return [overrides for overrides in beside if overrides]
+        beside = [base]
+        if codes and not config.lora.quantise:
+            beside.append([*base, *codes])
+        return list(filter(None, beside))
     trained = {
         name: stage.optimizer
         for name, stage in config.stages_of(TrainingStage).items()
@@ -146,8 +149,12 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
         if optimizer.kind == "adamw" and optimizer.moment_dtype == "float32"
     ]
     adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
-    beside = ([adapters, [*adapters, *codes]] if codes else [adapters]) if trained else []
-    return [overrides for overrides in (moments, *beside) if overrides]
+    if not trained:
+        return []
+    beside = [moments, adapters]
+    if codes:
+        beside.append([*adapters, *codes])
+    return list(filter(None, beside))
 
 
 def search_savings(config: ConfigDict, compiler: Compiler, *, stages: Sequence[str] = ()) -> list[str]:

@@ -35,8 +35,8 @@ def show(
     """
     screen.say(verdict(plan, price))
     columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "cost"]
-    names = [*dict.fromkeys(entry.program.stage for entry in plan.entries), "all"]
-    screen.table(f"the run on {plan.topology.name}", columns, [stage_row(plan, name, price) for name in names])
+    rows = [stage_row(plan, name, price) for name in [*plan.stages, "all"]]
+    screen.table(f"the run on {plan.topology.name}", columns, rows)
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
         f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} (--prompt N, "
@@ -55,6 +55,10 @@ def hours(entries: Sequence[Entry]) -> float:
     return least / EFFICIENCY / 3600
 
 
+def _tokens(entries: Sequence[Entry], kind: str) -> float:
+    return sum(getattr(entry.program.work, kind) for entry in entries)
+
+
 def rates(plan: Plan, response: int | None) -> Rates:
     """Compute the seconds a token of each kind takes in each kind of stage, at `EFFICIENCY`.
 
@@ -62,13 +66,17 @@ def rates(plan: Plan, response: int | None) -> Rates:
     state) is shared out among its kinds.
     """
     totals: dict[tuple[str, str], tuple[float, float]] = {}
-    for name in {entry.program.stage for entry in plan.entries}:
+    for name in plan.stages:
         entries = [entry for entry in plan.entries if entry.program.stage == name]
-        by_kind = {kind: [entry for entry in entries if getattr(entry.program.work, kind)] for kind in TOKENS}
-        with_tokens = sum(map(hours, by_kind.values()))
-        for kind in TOKENS if with_tokens else ():
-            spent = 3600 * hours(by_kind[kind]) * hours(entries) / with_tokens
-            count = sum(getattr(entry.program.work, kind) for entry in by_kind[kind])
+        by_kind = {}
+        for kind in TOKENS:
+            by_kind[kind] = hours([entry for entry in entries if _tokens([entry], kind)])
+        with_tokens = sum(by_kind.values())
+        if not with_tokens:
+            continue
+        for kind in TOKENS:
+            spent = 3600 * by_kind[kind] * hours(entries) / with_tokens
+            count = _tokens(entries, kind)
             for stage in ("", plan.config.stages[name].kind):
                 before = totals.get((stage, kind), (0.0, 0.0))
                 totals[stage, kind] = before[0] + spent, before[1] + count
@@ -96,7 +104,8 @@ def verdict(plan: Plan, price: float | None) -> str:
             for entry in plan.misfits
         ]
         return f"fits: NO, {'; '.join(needs)}"
-    spent, chips = hours(plan.entries), plan.topology.chips
+    spent = hours(plan.entries)
+    chips = plan.topology.chips
     cost = "" if price is None else f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
     return f"fits: yes, {spent:,.1f} h on {plan.topology.name}{cost}"
 
@@ -108,10 +117,10 @@ def stage_row(plan: Plan, name: str, price: float | None) -> list[str]:
     fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
     memory = [_gib(fullest.total) if fullest.compiled else "?", _gib(device.usable)]
     fits = "yes" if all(entry.fits(device) for entry in entries) else "NO"
-    counts = [sum(getattr(entry.program.work, kind) for entry in entries) for kind in TOKENS]
+    counts = [f"{_tokens(entries, kind):,.0f}" for kind in TOKENS]
     spent = hours(entries)
     cost = "" if price is None else f"{spent * plan.topology.chips * price:,.2f}"
-    return [name, fullest.program.name, *memory, fits, *(f"{count:,.0f}" for count in counts), f"{spent:.2f}", cost]
+    return [name, fullest.program.name, *memory, fits, *counts, f"{spent:.2f}", cost]
 
 
 def _gib(size: float) -> str:
@@ -120,29 +129,32 @@ def _gib(size: float) -> str:
 
 def assumptions(plan: Plan) -> list[str]:
     """List a line for each assumption of the work that neither settings nor problems decide."""
-    config, planned = plan.config, {entry.program.stage for entry in plan.entries}
+    config = plan.config
     if reads_locally(config):
         return []
-    splits = {stage.split: name for name, stage in config.stages_of(Evaluate).items() if name in planned}
-    sources = {
-        f"data.{split}" if name == "main" else f"tasks.{name}.{split}": (stage, getattr(task, split))
-        for split, stage in sorted(splits.items())
-        for name, task in config.all_tasks.items()
-    }
-    lengths = [
-        f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer and problems are not "
-        "all on this machine; --prompt N gives their mean"
-    ]
-    return lengths * (plan.prompt == config.data.max_prompt_length) + [
-        f"{stage}: {ASSUMED:,} problems of {name}, which is not read and has no limit: set how many there are with "
-        f"--config.{name}.limit=N"
-        for name, (stage, source) in sources.items()
-        if not source.limit and source.path.partition(":")[0] not in SUITES
-    ]
+    lines = []
+    if plan.prompt == config.data.max_prompt_length:
+        lines.append(
+            f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer and problems are "
+            "not all on this machine; --prompt N gives their mean"
+        )
+    splits = {stage.split: name for name, stage in config.stages_of(Evaluate).items() if name in plan.stages}
+    for split, stage in sorted(splits.items()):
+        for name, task in config.all_tasks.items():
+            source = getattr(task, split)
+            if source.limit or source.path.partition(":")[0] in SUITES:
+                continue
+            field = f"data.{split}" if name == "main" else f"tasks.{name}.{split}"
+            lines.append(
+                f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: set how many there are "
+                f"with --config.{field}.limit=N"
+            )
+    return lines
 
 
 def _show_programs(plan: Plan, screen: Screen) -> None:
-    device, compute = plan.topology.device, plan.config.compute
+    device = plan.topology.device
+    compute = plan.config.compute
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     screen.say(plan.topology.describe())
     screen.say(
@@ -151,15 +163,19 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
     )
     memory, calls, decoding = [], [], []
     for entry in plan.entries:
-        work, compiled, name = entry.program.work, entry.compiled, [entry.program.stage, entry.program.name]
+        work = entry.program.work
+        compiled = entry.compiled
+        name = [entry.program.stage, entry.program.name]
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in work.parts.items())
         peak = [_gib(compiled.peak), _gib(entry.total)] if compiled else ["?", "?"]
         memory.append([*name, *peak, _gib(device.usable), "yes" if entry.fits(device) else "NO", parts])
         if compiled is None or entry.time is None:
             continue
         sent = f"{sum(compiled.sent.values()) / 1e9:.3g}"
-        sent += f", {compiled.far / 1e9:.3g} to other {between}" if (between := plan.topology.between) else ""
-        sent += f" and {compiled.unknown} unknown" if compiled.unknown else ""
+        if plan.topology.between:
+            sent += f", {compiled.far / 1e9:.3g} to other {plan.topology.between}"
+        if compiled.unknown:
+            sent += f" and {compiled.unknown} unknown"
         least = f"{1e3 * entry.time.seconds:.3g}"
         calls.append([*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"])
         if work.generated:

@@ -118,12 +118,16 @@ class Topology:
     @property
     def compiler_name(self) -> str:
         """The name of a slice in libtpu, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
-        return self.grid if self.device.platform == "gpu" else f"{self.kind}:{self.grid}"
+        if self.device.platform == "gpu":
+            return self.grid
+        return f"{self.kind}:{self.grid}"
 
     @property
     def near(self) -> int:
         """The number of devices that fast links join: those of a slice, or of a host of GPUs."""
-        return self.devices // (self.hosts if self.device.platform == "gpu" else self.slices)
+        if self.device.platform == "gpu":
+            return self.devices // self.hosts
+        return self.devices // self.slices
 
     @property
     def between(self) -> str:

@@ -59,7 +59,9 @@ def reads_locally(config: Config) -> bool:
         files = [epath.Path(tokenizer).expanduser() / name for name in ("tokenizer.json", "tokenizer_config.json")]
         if not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
             return False
-    sources = [source.path for task in config.all_tasks.values() for source in (task.train, task.dev, task.test)]
+    sources = []
+    for task in config.all_tasks.values():
+        sources += [task.train.path, task.dev.path, task.test.path]
     return all(source.startswith("procedural:") or _is_local_file(source) for source in sources if source)
 
 

@@ -3,7 +3,7 @@
     read.py ─► tables.py, figures.py, samples.py ─► run.py, study.py, comparison.py ─► page.py
 
 read.py         runs, studies and runs side by side as records: policies with their answers by problem, cost and seed
-contrasts.py    policies beside each other: at equal compute, at equal K, chosen on dev
+paired_differences.py   policies beside each other: at equal compute, at equal K, chosen on dev
 tables.py       tables of text, those of a run's manifests, CSV      format.py   numbers as text
 figures.py      figures as SVG and PDF                               markup.py   escaping: model text is hostile
 samples.py      completions to look through                          tokens.py   tokens by their probability

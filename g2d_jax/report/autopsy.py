@@ -6,6 +6,7 @@ dumps ─► groups by step ─► informativeness ─► where the learning cur
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,10 +125,13 @@ class Autopsy:
     def bend(self) -> Bend | None:
         """The bend of the pass rate by step, or of the mean reward where rewards rank."""
         column = "pass_rate" if self.verifiable else "reward_mean"
-        curve = {step: np.asarray(informativeness.prompts(groups)[column]) for step, groups in self.steps.items()}
-        curve = {step: values[~np.isnan(values)] for step, values in curve.items()}
-        curve = {step: values for step, values in curve.items() if len(values)}
-        counts = np.array([len(values) for values in curve.values()])
+        curve = {}
+        for step, groups in self.steps.items():
+            values = np.asarray(informativeness.prompts(groups)[column])
+            values = values[~np.isnan(values)]
+            if len(values):
+                curve[step] = values
+        counts = np.array(list(map(len, curve.values())))
         squares = sum(float(np.square(values - values.mean()).sum()) for values in curve.values())
         freedom = counts.sum() - len(counts)
         errors = np.sqrt((squares / freedom if freedom else math.nan) / counts)
@@ -144,7 +148,8 @@ class Autopsy:
         if self.flat:
             return round(self.flat.step.low), round(self.flat.step.high)
         variances = np.nan_to_num([figures["reward_variance"] for figures in self.measures.values()])
-        width, numbers = max(round(SHARE * len(variances)), 1), list(self.steps)
+        width = max(round(SHARE * len(variances)), 1)
+        numbers = list(self.steps)
         first = int(np.convolve(variances, np.ones(width), mode="valid").argmax())
         return numbers[first], numbers[first + width - 1]
 
@@ -155,7 +160,8 @@ class Autopsy:
 
     def groups(self, first: int, last: int) -> Groups:
         """Return the groups of these steps, both included."""
-        return [group for step, groups in self.steps.items() if first <= step <= last for group in groups]
+        chosen = (groups for step, groups in self.steps.items() if first <= step <= last)
+        return list(itertools.chain.from_iterable(chosen))
 
     def collected(self) -> Groups:
         """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps together."""
@@ -167,16 +173,16 @@ class Autopsy:
     def measure(self, groups: Groups) -> dict[str, float]:
         """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as collected)."""
         by_prompt = informativeness.prompts(groups)
-        means, variances = (np.asarray(by_prompt[name], np.float64) for name in ("reward_mean", "reward_variance"))
+        means = np.asarray(by_prompt["reward_mean"], np.float64)
+        variances = np.asarray(by_prompt["reward_variance"], np.float64)
         scored = ~np.isnan(means)
         pairs = [pairs_of(0, g[0].rollout.problem_id, 0, g, PAIRS, verifiable=self.verifiable) for g in groups]
-        figures = {
-            **informativeness.summary(groups),
-            "pairs": float(sum(map(len, pairs))),
-            "reward_mean": float(means[scored].mean()) if scored.any() else math.nan,
-            "reward_std": float(np.sqrt(variances[scored]).mean()) if scored.any() else math.nan,
-        }
-        return {name: math.nan if name in self.unknown else value for name, value in figures.items()}
+        figures = {**informativeness.summary(groups), "pairs": float(sum(map(len, pairs)))}
+        figures["reward_mean"] = figures["reward_std"] = math.nan
+        if scored.any():
+            figures["reward_mean"] = float(means[scored].mean())
+            figures["reward_std"] = float(np.sqrt(variances[scored]).mean())
+        return figures | dict.fromkeys(figures.keys() & self.unknown, math.nan)
 
 
 def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = "boxed") -> Autopsy:
@@ -185,7 +191,10 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
     Raises ValueError as that, and for a row that does not say its step or has no field for its reward.
     """
     drawn: dict[int, dict[str, list[_Response]]] = {}
-    lengths, lacking = set[str](), {"distinct_answers"}
+    contents: dict[int, set[tuple[str, str]]] = {}  # of each step, by which repeated ones are known
+    rewards = set()
+    lengths = set()
+    lacking = {"distinct_answers"}
     as_text, rendered = True, False
     for row in read_dump(paths, reward):
         if row.step is None or not row.has_reward:
@@ -193,35 +202,43 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
             raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
         group = drawn.setdefault(row.step, {}).setdefault(row.prompt_key, [])
         group.append(_response(row, len(group), answers))
+        contents.setdefault(row.step, set()).add((row.prompt_key, group[-1].content))
+        if row.reward is not None:
+            rewards.add(row.reward)
         lengths.add("characters" if row.completion_ids is None else "tokens")
-        lacking -= {"distinct_answers"} if group[-1].answer else set()
-        lacking |= {"frac_truncated"} if row.finish_reason is None else set()
+        if group[-1].answer:
+            lacking.discard("distinct_answers")
+        if row.finish_reason is None:
+            lacking.add("frac_truncated")
         rendered |= row.rendered or row.prompt is None
         as_text &= isinstance(row.prompt, str) and row.prompt_ids is None and not row.rendered
     if not drawn:
         raise ValueError(f"{', '.join(paths)} holds no rollouts")
     if len(lengths) > 1:
         lacking |= {name for name in MEASURES if "length" in name}
-    rewards = {r.reward for groups in drawn.values() for group in groups.values() for r in group} - {None}
-    above = sum(r for r in rewards if r is not None) / 2 if len(rewards) == 2 else Reward().correct_above
+    above = sum(rewards) / 2 if len(rewards) == 2 else Reward().correct_above
     score = partial(_score, above=above if len(rewards) <= 2 else None)
-    first: dict[frozenset[tuple[str, str]], int] = {}  # the step that some rollouts are of, by their hashes
+    steps = {}
+    seen = set()
     for step in sorted(drawn):
-        first.setdefault(frozenset((key, r.content) for key, group in drawn[step].items() for r in group), step)
+        content = frozenset(contents[step])
+        if content not in seen:
+            seen.add(content)
+            steps[step] = [list(map(score, group)) for group in drawn[step].values()]
     return Autopsy(
-        steps={step: [list(map(score, group)) for group in drawn[step].values()] for step in first.values()},
+        steps=steps,
         verifiable=len(rewards) <= 2,
         above=above,
         unit=" or ".join(sorted(lengths)),
         unknown=frozenset(lacking),
-        repeated=sorted(drawn.keys() - first.values()),
+        repeated=sorted(drawn.keys() - steps.keys()),
         as_text=as_text,
         rendered=rendered,
     )
 
 
 class _Response(NamedTuple):
-    """What figures need of a row. content: the hash of its text."""
+    """A row, reduced to what figures need. content: the hash of its text."""
 
     rollout: Rollout
     content: str
@@ -234,11 +251,13 @@ def _response(row: DumpRow, sample: int, answers: AnswerRule) -> _Response:
 
     Where there are no ids, a zero for each character.
     """
-    ids, text = row.completion_ids, row.completion
+    ids = row.completion_ids
+    text = row.completion
     length = len(text or "") if ids is None else len(ids)
     logprob = math.nan if row.logprobs is None else float(row.logprobs.mean())
     zeros = np.broadcast_to(np.int32(0), length)
-    logprobs, unknown = (np.broadcast_to(np.float32(value), length) for value in (logprob, math.nan))
+    logprobs = np.broadcast_to(np.float32(logprob), length)
+    unknown = np.broadcast_to(np.float32(math.nan), length)
     stop = row.finish_reason or "stop"
     rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
     content = hash(text if ids is None or text is not None else ids.tobytes())
@@ -247,7 +266,8 @@ def _response(row: DumpRow, sample: int, answers: AnswerRule) -> _Response:
 
 def _score(response: _Response, above: float | None) -> ScoredRollout:
     """Score a response; above: rewards above are correct, None: rewards rank."""
-    reward, verdict = response.reward, Verdict.SCORED
+    reward = response.reward
+    verdict = Verdict.SCORED
     if reward is None:
         verdict = Verdict.UNSCORABLE
     elif above is not None:
@@ -259,12 +279,13 @@ def report(autopsy: Autopsy, name: str) -> Report:
     """Put together what the autopsy found. name: of the dump."""
     what, measure = ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
     chosen = autopsy.collected()
-    figures, steps = autopsy.measure(chosen), list(autopsy.steps)
+    figures = autopsy.measure(chosen)
+    steps = list(autopsy.steps)
     most = fmt.value(figures["reward_variance"])
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
     lines = {
-        title: (steps, [own[name] for own in autopsy.measures.values()])
-        for title, name in ((what, measure), ("share of mixed prompts", "frac_mixed"))
+        what: (steps, [of_step[measure] for of_step in autopsy.measures.values()]),
+        "share of mixed prompts": (steps, [of_step["frac_mixed"] for of_step in autopsy.measures.values()]),
     }
     repeated = ", ".join(map(str, autopsy.repeated))
     parts = [
@@ -286,20 +307,21 @@ def report(autopsy: Autopsy, name: str) -> Report:
 
 def headline(autopsy: Autopsy) -> str:
     """Say from which step on the run taught little, or that this cannot be told, and why."""
-    fit, last = autopsy.bend, max(autopsy.steps)
+    fit = autopsy.bend
     if fit is None:
         return f"Cannot tell from which step on it taught little: that takes {2 * EDGE + 1} steps, of several prompts."
     taught = f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
     where = f"{fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
     if not autopsy.flat:
         return f"Cannot tell from which step on it taught little: the curve bends most at step {where}; {taught}."
-    after = len(autopsy.groups(autopsy.checkpoint + 1, last)) / sum(map(len, autopsy.steps.values()))
+    later = autopsy.groups(autopsy.checkpoint + 1, max(autopsy.steps))
+    after = len(later) / sum(map(len, autopsy.steps.values()))
     return f"It taught little from step {where} on: {taught}. {fmt.percent(after)} % of its groups were drawn after."
 
 
 def _rate(autopsy: Autopsy, slope: Estimate) -> str:
-    unit = " points" if autopsy.verifiable else ""
-    value, low, high = (f"{(100 if autopsy.verifiable else 1) * number:+.2g}" for number in slope)
+    unit, scale = (" points", 100) if autopsy.verifiable else ("", 1)
+    value, low, high = (f"{scale * number:+.2g}" for number in slope)
     return f"{value}{unit} [{low}, {high}]"
 
 
@@ -313,14 +335,15 @@ def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
     for part in np.array_split(list(autopsy.steps), min(LINES, len(autopsy.steps))):
         first, last = int(part[0]), int(part[-1])
         figures = autopsy.measure(autopsy.groups(first, last))
-        yield {
+        row = {
             "steps": f"{first}" if first == last else f"{first}–{last}",
             "prompts": fmt.count(figures["prompts"]),
             "pairs": fmt.count(figures["pairs"]),
-            **({} if autopsy.verifiable else {"reward": fmt.value(figures["reward_mean"])}),
-            "reward std": fmt.value(figures["reward_std"]),
-            **{head: written(figures[name]) for name, (head, written) in MEASURES.items() if name in SHOWN},
         }
+        if not autopsy.verifiable:
+            row["reward"] = fmt.value(figures["reward_mean"])
+        row["reward std"] = fmt.value(figures["reward_std"])
+        yield row | {head: written(figures[name]) for name, (head, written) in MEASURES.items() if name in SHOWN}
 
 
 def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
@@ -328,7 +351,9 @@ def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
     for step, figures in autopsy.measures.items():
         for measure, value in figures.items():
             yield str(step), measure, value
-    for part in ("step", "before", "after") if autopsy.bend else ():
+    if autopsy.bend is None:
+        return
+    for part in ("step", "before", "after"):
         for end, value in getattr(autopsy.bend, part)._asdict().items():
             yield "", f"bend/{part}/{end}", value
 
@@ -344,19 +369,23 @@ def write_autopsy(
     folder = check_output(output, FILES, "an autopsy")
     first, last = autopsy.chosen
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
-    lines = [
-        json.dumps(raw.values, default=str)
-        for file in data_files(paths)
-        for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True)
-        if row.step is not None and first <= row.step <= last and row.step not in autopsy.repeated
-    ]
-    write_bytes(rollouts, "".join(f"{line}\n" for line in lines).encode())
+    lines = []
+    for file in data_files(paths):
+        for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True):
+            if row.step is not None and first <= row.step <= last and row.step not in autopsy.repeated:
+                lines.append(f"{json.dumps(raw.values, default=str)}\n")
+    write_bytes(rollouts, "".join(lines).encode())
+    required = ["POLICY"]
+    problems = "not needed, the dump has them"
+    if autopsy.rendered:
+        required.append("PROBLEMS")
+        problems = "prompts of the dump are looked up there"
     text = CONFIG.format(
         span=span(first, last),
         policy=places.decided(policy, "model", places.here()),
         step=autopsy.checkpoint,
-        problems="prompts of the dump are looked up there" if autopsy.rendered else "not needed, the dump has them",
-        required=("POLICY", "PROBLEMS") if autopsy.rendered else ("POLICY",),
+        problems=problems,
+        required=tuple(required),
         chat=False if autopsy.as_text else None,
         verifiable=autopsy.verifiable,
         above=autopsy.above,

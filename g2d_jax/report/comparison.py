@@ -8,9 +8,9 @@ from itertools import combinations
 
 from g2d_jax.report import figures, study
 from g2d_jax.report import format as fmt
-from g2d_jax.report.contrasts import compare
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.page import Note, Part, Report, Section, write
+from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import SAMPLING, Side, Study, changed_settings
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.tables import Table, sheet, table
@@ -87,10 +87,12 @@ def notes(runs: Study) -> list[str]:
     count = len(runs.problems)
     sides = runs.sides
     others = [f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count]
-    left = f"; {', '.join(others)} are not, and count nowhere here" if others else ", all there are"
+    left = ", all there are"
+    if others:
+        left = f"; {', '.join(others)} are not, and count nowhere here"
     texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
     for side in sides:
-        start = next(row.policies[0].outside for row in runs.rows if row.policies[0].run is side.run)
+        start = next(row.policies[0].external_start for row in runs.rows if row.policies[0].run is side.run)
         if start:
             texts.append(f"{side.mark} starts from {start}: what was done there is in neither its costs nor its K.")
     same = [side.mark for side in sides[1:] if not changed_settings(sides[0].run, side.run)]
@@ -111,27 +113,23 @@ def results(runs: Study) -> Table:
 
 def accuracies(runs: Study) -> figures.Chart | None:
     """Draw every policy's accuracy with its interval."""
-    ends = [(row.name, row.accuracy) for row in runs.rows]
-    bars = [(name, 100 * interval.mean, 100 * interval.low, 100 * interval.high) for name, interval in ends]
-    return figures.intervals("accuracy", "Accuracy on the common problems, % (bars: 95 %)", bars)
+    return study.accuracy_chart("Accuracy on the common problems, % (bars: 95 %)", runs.rows)
 
 
 def evaluated(runs: Study) -> Table:
     """Show the runs, and how they were evaluated."""
     heads = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
-    rows = [
-        {
+    rows = []
+    for side in runs.sides:
+        row = {
             "run": side.mark,
             "seed": str(side.run.seed),
             "evaluation": side.stage.name,
             "split": str(side.stage.split),
             "problems": fmt.count(len(side.stage.problems)),
-            **{heads.get(name, name): _sampling(side, name) for name in SAMPLING},
-            "config": str(side.run.config.get("name", UNKNOWN)),
-            "folder": side.label,
         }
-        for side in runs.sides
-    ]
+        row |= {heads.get(name, name): _sampling(side, name) for name in SAMPLING}
+        rows.append({**row, "config": str(side.run.config.get("name", UNKNOWN)), "folder": side.label})
     return table("Runs and how they were evaluated", rows)
 
 
@@ -163,14 +161,16 @@ def settings(runs: Study) -> list[Part | None]:
     first, *others = runs.sides
     parts: list[Part | None] = []
     for side in others:
-        lines = [line.split(": ", 1) for line in changed_settings(first.run, side.run)]
-        rows = [{"setting": setting, "change": change} for setting, change in lines]
+        rows = []
+        for line in changed_settings(first.run, side.run):
+            setting, change = line.split(": ", 1)
+            rows.append({"setting": setting, "change": change})
         parts.append(table(f"{first.mark} ({first.label}) -> {side.mark} ({side.label})", rows))
     return parts
 
 
 def records(runs: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
-    """All figures, columns `study.COLUMNS`: those of `study.records`, and of every two policies what parts them.
+    """Yield all figures, columns `study.COLUMNS`: those of `study.records`, and the differences of every two policies.
 
     arm of a pair: "A: … → B: …", the second minus the first; measure: "paired/difference", "paired/sem", ….
     """

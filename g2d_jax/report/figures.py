@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import warnings
 import xml.etree.ElementTree as ET
@@ -33,21 +34,37 @@ MAX_POINTS = 150
 COLOURS = {"#0b62a8": "s0", "#c8500a": "s1", "#0a7d5c": "s2", "#8b3f86": "s3", "#8a6d00": "s4", "#4f5b66": "s5"}
 INK, GRID = "#5c646c", "#e3e0da"
 _VARIABLES = {colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "soft", GRID: "line"}.items()}
+_DROPPED = {"svg": ("width", "height"), "g": ("id",)}
 _DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _STYLE: dict[Any, Any] = {
-    **{"svg.hashsalt": "g2d", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False},
-    **{"font.size": 8, "axes.titlesize": 8, "text.color": INK, "axes.labelcolor": INK, "lines.linewidth": 1.4},
-    **{"xtick.color": INK, "ytick.color": INK, "xtick.bottom": False, "ytick.left": False, "savefig.transparent": True},
-    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID, "axes.axisbelow": True, "axes.edgecolor": GRID},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False},
-    **{
-        "axes.formatter.useoffset": False,
-        "axes.formatter.limits": (-6, 7),
-        "legend.frameon": False,
-        "legend.fontsize": 7,
-        "legend.handlelength": 1.8,
-        "lines.markersize": 3.5,
-    },
+    "svg.hashsalt": "g2d",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "lines.linewidth": 1.4,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "savefig.transparent": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID,
+    "axes.axisbelow": True,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-6, 7),
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "legend.handlelength": 1.8,
+    "lines.markersize": 3.5,
 }
 
 
@@ -84,18 +101,16 @@ class Chart:
         """Write the SVG as part of a page: no style attributes and no styles, which its policy forbids."""
         root = ET.fromstring(self.file("svg"))
         for parent in list(root.iter()):
-            for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
-                parent.remove(child)
+            for child in list(parent):
+                if child.tag.endswith(("}metadata", "}style")):
+                    parent.remove(child)
         for node in root.iter():
-            node.tag, attributes = node.tag.rpartition("}")[2], node.attrib
-            style = dict(part.split(": ", 1) for part in attributes.pop("style", "").split("; ") if part)
-            plain = {name.rpartition("}")[2]: value for name, value in {**attributes, **style}.items()}
-            drop = {"font-family", "version", "width" * (node.tag == "svg"), "height" * (node.tag == "svg")}
-            node.attrib = {
-                name: _VARIABLES.get(value, value)
-                for name, value in plain.items()
-                if name not in drop and not (name == "id" and node.tag == "g")
-            }
+            node.tag = node.tag.rpartition("}")[2]
+            style = dict(part.split(": ", 1) for part in node.attrib.pop("style", "").split("; ") if part)
+            attributes = {name.rpartition("}")[2]: value for name, value in {**node.attrib, **style}.items()}
+            for name in ("font-family", "version", *_DROPPED.get(node.tag, ())):
+                attributes.pop(name, None)
+            node.attrib = {name: _VARIABLES.get(value, value) for name, value in attributes.items()}
         root.attrib |= {"role": "img", "aria-label": visible(f"{self.title}: {self.words}")}
         return Markup(ET.tostring(root, encoding="unicode"))
 
@@ -118,7 +133,8 @@ def _axes(
     Margins are fixed: to fit them to their texts would take as long as to draw all else.
     """
     figure = Figure(figsize=(4.0, height))
-    figure.subplots_adjust(left / 4, 0.42 / height if named else 0.25 / height, 0.985, 1 - 0.12 / height)
+    bottom = 0.42 if named else 0.25
+    figure.subplots_adjust(left / 4, bottom / height, 0.985, 1 - 0.12 / height)
     figure.subplots_adjust(wspace=0.06 if share else 0.3)
     return figure, list(figure.subplots(1, columns, sharey=share, squeeze=False)[0])
 
@@ -158,44 +174,59 @@ def curves(
 
     share: whether the panels have one y axis. x_title: what the x axis has in place of steps.
     """
-    names = list(dict.fromkeys(series for lines in panels.values() for series in lines))
-    values = {(panel, series): _drawable(lines[series][1]) for panel, lines in panels.items() for series in lines}
-    missing, total = (sum(int(f(line).sum()) for line in values.values()) for f in (np.isnan, np.ones_like))
+    names = list(dict.fromkeys(itertools.chain.from_iterable(panels.values())))
+    values = {}
+    for panel, lines in panels.items():
+        for series, (_, ys) in lines.items():
+            values[panel, series] = _drawable(ys)
+    total = sum(map(len, values.values()))
+    missing = sum(int(np.isnan(line).sum()) for line in values.values())
     if missing == total:
         return None
     with _styled():
         figure, axes = _axes(len(panels), share=share, named=bool(x_title))
         for ax, (panel, lines) in zip(axes, panels.items(), strict=True):
-            ax.set_title(visible(panel) if len(panels) > 1 else "", loc="left")
+            if len(panels) > 1:
+                ax.set_title(visible(panel), loc="left")
             ax.set_xlabel(x_title)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=not x_title))
             ax.yaxis.set_major_locator(MaxNLocator(5))
             for series, (x, _) in lines.items():
-                look, steps, band = _look(names.index(series)), np.asarray(x, np.float64), values[panel, series][None]
+                look = _look(names.index(series))
+                steps = np.asarray(x, np.float64)
+                band = values[panel, series][None]
                 if len(steps) >= 2 * MAX_POINTS:
                     steps, band = _thin(steps, band[0])
                     ax.fill_between(steps, band[1], band[2], color=look["color"], alpha=0.16, linewidth=0)
                 ax.plot(steps, band[0], label=visible(series), marker="o" if len(steps) <= 30 else "", **look)
         _finish(figure, axes, titled=len(panels) > 1)
     longest = max(map(len, values.values()))
-    notes = [f"Lines are means over about {round(longest / MAX_POINTS)} points, bands their smallest and largest."]
-    notes = [note, *(notes if longest >= 2 * MAX_POINTS else [])]
-    notes += [f"{missing} of {total} values are not finite and not drawn."] if missing else []
+    notes = [note]
+    if longest >= 2 * MAX_POINTS:
+        points = round(longest / MAX_POINTS)
+        notes.append(f"Lines are means over about {points} points, bands their smallest and largest.")
+    if missing:
+        notes.append(f"{missing} of {total} values are not finite and not drawn.")
     words = "; ".join(f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items())
     return Chart(name, title, words, " ".join(filter(None, notes)), figure)
 
 
 def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Average a line [N] in `MAX_POINTS` buckets: their steps, and mean, smallest and largest value [3, buckets]."""
-    parts = [part[~np.isnan(part)] for part in np.array_split(values, MAX_POINTS)]
-    band = [(part.mean(), part.min(), part.max()) if len(part) else (np.nan,) * 3 for part in parts]
-    return np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)]), np.array(band).T
+    middles = np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)])
+    band = np.full((3, MAX_POINTS), np.nan)
+    for i, part in enumerate(np.array_split(values, MAX_POINTS)):
+        known = part[~np.isnan(part)]
+        if len(known):
+            band[:, i] = known.mean(), known.min(), known.max()
+    return middles, band
 
 
 def _in_words(line: NDArray[np.float64]) -> str:
     values = line[~np.isnan(line)]
-    ends = f"from {fmt.value(values[0])} to {fmt.value(values[-1])}" if len(values) else "not known"
-    return f"{ends} over {len(values)} points"
+    if not len(values):
+        return "not known over 0 points"
+    return f"from {fmt.value(values[0])} to {fmt.value(values[-1])} over {len(values)} points"
 
 
 def points(
@@ -214,28 +245,33 @@ def points(
     On the axis points crowd less near zero, and lines, straight in the numbers as interpolation is, bend.
     joined: series that a line joins. written: numbers on the x axis as text.
     """
-    drawn = {key: [p for p in points if abs(p.x) < 1e300 and abs(p.y) < 1e300] for key, points in series.items()}
-    total, every = sum(map(len, series.values())), [p for points in drawn.values() for p in points]
-    missing = total - len(every)
-    if missing == total:
+    drawn = {}
+    for key, points in series.items():
+        drawn[key] = [p for p in points if abs(p.x) < 1e300 and abs(p.y) < 1e300]
+    every = list(itertools.chain.from_iterable(drawn.values()))
+    if not every:
         return None
+    labels: list[tuple[Point, str]] = []
+    words = []
     with _styled():
         figure, (ax,) = _axes(height=3.0, named=True, left=0.5 + 0.1 * bool(y_title))
         ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         for i, (key, points) in enumerate(drawn.items()):
-            _draw_points(ax, visible(key), points, _look(i), joined=key in joined)
+            look = _look(i)
+            _draw_points(ax, visible(key), points, look, joined=key in joined)
+            labels += [(p, look["color"]) for p in points]
+            if points:
+                said = [f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in points]
+                words.append(f"{key}: {', '.join(said)}")
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
         ax.set_ylabel(y_title)
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.xaxis.set_major_formatter(lambda x, _: written(x))
-        _label(ax, [(p, _look(i)["color"]) for i, points in enumerate(drawn.values()) for p in points])
+        _label(ax, labels)
         _finish(figure, [ax])
-    words = [
-        f"{key}: " + ", ".join(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in points)
-        for key, points in drawn.items()
-        if points
-    ]
+    total = sum(map(len, series.values()))
+    missing = total - len(every)
     notes = [note, f"{missing} of {total} points are not known." * bool(missing)]
     return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
@@ -252,7 +288,9 @@ def _draw_points(ax: Axes, label: str, points: Sequence[Point], look: dict[str, 
 def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
     """Write labels in their colours above their points, or else below, but none that would cover one before."""
     taken: list[NDArray[np.float64]] = []
-    for p, colour in ((p, colour) for p, colour in points if p.label):
+    for p, colour in points:
+        if not p.label:
+            continue
         place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
         for offset, align in ((4, "bottom"), (-4, "top")):
             written = place + np.array([0, 0.01 * offset])
@@ -288,4 +326,6 @@ def intervals(
 
 
 def _short(text: str, limit: int = 26) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 1]}…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -19,7 +20,9 @@ def number(record: Mapping[str, Any], *keys: str) -> float:
     """Read the number at record[key][key]…, NaN if it is missing or no number. "NaN" and "Infinity" are read so."""
     value: Any = record
     for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return math.nan
+        value = value.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:
@@ -36,8 +39,11 @@ def policy_name(policy: Mapping[str, Any]) -> str:
     """Name a policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has no other label."""
     name = str(policy.get("name", ""))
     label = str(policy.get("label") or name)
-    label = LABELS.get(own_stage(name), name) if label == name else label
-    return label if label.replace("-", "") == name else f"{label} ({name})"
+    if label == name:
+        label = LABELS.get(own_stage(name), name)
+    if label.replace("-", "") == name:
+        return label
+    return f"{label} ({name})"
 
 
 def words(measure: str) -> str:
@@ -45,26 +51,44 @@ def words(measure: str) -> str:
     return measure.replace("_", " ").replace("/", ", ")
 
 
+def _known(value: float, form: str) -> str:
+    if math.isnan(value):
+        return UNKNOWN
+    return format(value, form)
+
+
+def _error(error: float, form: str) -> str:
+    """Format the error that stands behind a value, " ± 1.0"; "" where it is not defined."""
+    if math.isnan(error):
+        return ""
+    return f" ± {error:{form}}"
+
+
 def fixed(digits: int) -> Written:
-    """Numbers with so many digits after the point."""
-    return lambda value: UNKNOWN if math.isnan(value) else f"{value:.{digits}f}"
+    """Make a format with a number of digits after the point."""
+    return lambda value: _known(value, f".{digits}f")
 
 
 def percent(fraction: float) -> str:
-    """0.3338 is "33.4": tables name the unit in their heads."""
-    return UNKNOWN if math.isnan(fraction) else f"{100 * fraction:.1f}"
+    """Format a fraction in percent, 0.3338 as "33.4": tables name the unit in their heads."""
+    return _known(100 * fraction, ".1f")
 
 
 def spread(fraction: float, error: float) -> str:
     """Format a percentage with its error, "33.4 ± 1.0"; without one where it is not defined."""
-    return percent(fraction) if math.isnan(error) else f"{percent(fraction)} ± {100 * error:.1f}"
+    return percent(fraction) + _error(100 * error, ".1f")
 
 
 def change(difference: float, error: float) -> str:
     """Format a difference in percentage points with its sign, "+36.7 ± 1.1"."""
     if math.isnan(difference):
         return UNKNOWN
-    return f"{100 * difference:+.1f}" + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
+    return f"{100 * difference:+.1f}" + _error(100 * error, ".1f")
+
+
+def percents(value: Interval) -> tuple[float, float, float]:
+    """Return a mean and the ends of its interval, in percent."""
+    return 100 * value.mean, 100 * value.low, 100 * value.high
 
 
 def interval(value: Interval | None, sign: str = "") -> str:
@@ -74,38 +98,47 @@ def interval(value: Interval | None, sign: str = "") -> str:
     """
     if value is None or math.isnan(value.mean):
         return UNKNOWN
-    mean, low, high = (f"{100 * end:{sign}.1f}" for end in (value.mean, value.low, value.high))
-    return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
+    mean, low, high = percents(value)
+    text = f"{mean:{sign}.1f}"
+    if math.isnan(low):
+        return text
+    return f"{text} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
 def measured(value: float, error: float, *, sign: str = "") -> str:
     """Format a reward with its error, "1.234 ± 0.021"; sign: "+" for a difference."""
     if math.isnan(value):
         return UNKNOWN
-    return f"{value:{sign}.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
+    return f"{value:{sign}.4g}" + _error(error, ".2g")
 
 
 def count(value: float) -> str:
     """Format a whole number with thousands separated, "1,024"."""
-    return f"{value:,.0f}" if math.isfinite(value) else UNKNOWN
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:,.0f}"
 
 
 def quantity(value: float) -> str:
-    """Three digits and a prefix, "12.3 M"; whole numbers below 1,000 as they are."""
+    """Format a number in three digits and a prefix, "12.3 M"; whole numbers below 1,000 as they are."""
     if not math.isfinite(value):
         return UNKNOWN
     for prefix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= 0.9995 * size:
             return f"{_digits(value / size)} {prefix}"
-    return f"{value:.0f}" if value == round(value) else _digits(value)
+    if value == round(value):
+        return f"{value:.0f}"
+    return _digits(value)
 
 
 def duration(seconds: float) -> str:
-    """ "0.05 s", "0.7 s", "45 s", "4 min 05 s", "2 h 03 min"."""
+    """Format a time: "0.05 s", "0.7 s", "45 s", "4 min 05 s", "2 h 03 min"."""
     if not math.isfinite(seconds):
         return UNKNOWN
+    if 0 < seconds < 0.095:
+        return f"{seconds:.1g} s"
     if seconds < 9.95:
-        return f"{seconds:.1g} s" if 0 < seconds < 0.095 else f"{seconds:.1f} s"
+        return f"{seconds:.1f} s"
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -119,18 +152,22 @@ def price(amount: float) -> str:
     """Format an amount of money, "1,234.50"; little is not rounded to nothing, "0.0021"."""
     if math.isnan(amount):
         return UNKNOWN
-    return f"{amount:.2g}" if 0 < amount < 0.095 else f"{amount:,.2f}"
+    if 0 < amount < 0.095:
+        return f"{amount:.2g}"
+    return f"{amount:,.2f}"
 
 
 def until(times: Iterable[float]) -> str:
     """Say when the last of some measurements was made, by Unix seconds; "" of none."""
-    last = max((time for time in times if not math.isnan(time)), default=None)
-    return "" if last is None else f"measured until {datetime.fromtimestamp(last, UTC):%d %B %Y, %H:%M} UTC"
+    last = max(itertools.filterfalse(math.isnan, times), default=None)
+    if last is None:
+        return ""
+    return f"measured until {datetime.fromtimestamp(last, UTC):%d %B %Y, %H:%M} UTC"
 
 
 def value(number: float) -> str:
     """Format a measured value in at most four digits, for charts and their descriptions."""
-    return UNKNOWN if math.isnan(number) else f"{number:.4g}"
+    return _known(number, ".4g")
 
 
 def setting(value: object) -> str:
@@ -141,5 +178,9 @@ def setting(value: object) -> str:
 
 
 def _digits(number: float) -> str:
-    size = abs(number)
-    return f"{number:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
+    """Format a number below 1,000 in three digits."""
+    if abs(number) >= 99.95:
+        return f"{number:.0f}"
+    if abs(number) >= 9.995:
+        return f"{number:.1f}"
+    return f"{number:.2f}"

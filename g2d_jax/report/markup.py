@@ -1,4 +1,4 @@
-"""Escaping: whatever a model, a data set or a config wrote goes through `shown`, or in attributes `visible`.
+"""Escape text: what a model, a data set or a config wrote goes through `shown`, or in attributes `visible`.
 
 Two fences: jinja2 escapes all that is not Markup, and the page's Content-Security-Policy forbids scripts, requests and
 any style but the page's own, should that ever fail.
@@ -14,9 +14,9 @@ _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (text
 
 
 def _invisible(text: str) -> dict[str, str | int | None]:
-    r"""Each character of a text that is invisible or steers its direction -> its escape, such as \u202e."""
-    chars = [] if text.isprintable() else sorted({c for c in text if unicodedata.category(c) in _INVISIBLE} - {*"\n\t"})
-    return {char: char.encode("unicode_escape").decode("ascii") for char in chars}
+    r"""Map each character of a text that is invisible or steers its direction to its escape, such as \u202e."""
+    chars = sorted(set(text) - {*"\n\t"})
+    return {c: c.encode("unicode_escape").decode("ascii") for c in chars if unicodedata.category(c) in _INVISIBLE}
 
 
 def visible(text: str) -> str:
@@ -44,4 +44,6 @@ def shorten(text: str, limit: int) -> str:
 def on_one_line(text: str, limit: int) -> str:
     """Return the text on one line, cut at `limit` characters."""
     line = " ".join(text[: 4 * limit].split())
-    return line if len(line) <= limit else line[:limit] + " …"
+    if len(line) <= limit:
+        return line
+    return line[:limit] + " …"

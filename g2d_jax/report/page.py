@@ -47,7 +47,7 @@ class Code(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is shown."""
+        """The value as indented JSON, shortened."""
         return shorten(json.dumps(plain(self.value), indent=2, ensure_ascii=False), 200_000)
 
 
@@ -115,13 +115,13 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"shown": shown, "visible": visible, "on_one_line": on_one_line, "shorten": shorten}
-    environment.filters |= {"fitting": _fitting, "grouped": _grouped, "kind": _kind}
+    environment.filters.update(shown=shown, visible=visible, on_one_line=on_one_line, shorten=shorten)
+    environment.filters.update(fitting=_fitting, grouped=_grouped, kind=_kind)
     return environment
 
 
 def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """Neighbours of one kind together: figures stand in a grid."""
+    """Group neighbours of one kind: figures stand in a grid."""
     return [(kind, list(group)) for kind, group in itertools.groupby(parts, key=_kind)]
 
 
@@ -138,12 +138,15 @@ def _fitting(listing: Listing) -> list[Markup]:
 
 def html(report: Report) -> str:
     """Write the page. The script stands on it only where there is a list to filter."""
-    listed = any(isinstance(part, Listing) for section in report.sections for part in section.shown)
-    script = SCRIPT if listed else ""
+    shown = itertools.chain.from_iterable(section.shown for section in report.sections)
     policy = f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src {_digest(script)}" if script else ""
+    script = ""
+    if any(isinstance(part, Listing) for part in shown):
+        script = SCRIPT
+        policy += f"; script-src {_digest(script)}"
+    template = _environment().get_template("page.html.j2")
     fixed = {"style": Markup(STYLE), "script": Markup(script), "policy": Markup(policy), "levels": LEVELS}
-    return _environment().get_template("page.html.j2").render(report=report, **fixed)
+    return template.render(report=report, **fixed)
 
 
 def _digest(source: str) -> str:
@@ -169,9 +172,11 @@ def check_output(output: PathLike, files: Sequence[str], what: str) -> epath.Pat
     what: these files together, for the message.
     """
     folder = absolute(output)
-    if folder.exists() and not folder.is_dir():
+    if not folder.exists():
+        return folder
+    if not folder.is_dir():
         raise ValueError(f"{folder} is a file: give --output a folder")
-    others = sorted(child.name for child in folder.iterdir() if child.name not in files) if folder.exists() else []
+    others = sorted(child.name for child in folder.iterdir() if child.name not in files)
     if others:
         raise ValueError(f"{folder} holds other things than {what} ({others[0]}): choose another --output")
     return folder
@@ -184,11 +189,12 @@ def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: b
     """
     paths = []
     for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
-        paths.append(folder / f"{name}.{form}")
-        write_bytes(paths[-1], content.encode())
-    charts = [part for section in report.sections for part in section.parts if isinstance(part, Chart)]
-    for chart in charts if figures else ():
-        stem = re.sub(r"[^\w.-]+", "-", f"{name}-{chart.name}")
-        write_bytes(folder / "figures" / f"{stem}.svg", chart.file("svg"))
-        write_bytes(folder / "figures" / f"{stem}.pdf", chart.file("pdf"))
-    return [str(path) for path in paths]
+        path = folder / f"{name}.{form}"
+        write_bytes(path, content.encode())
+        paths.append(str(path))
+    for part in itertools.chain.from_iterable(section.parts for section in report.sections):
+        if figures and isinstance(part, Chart):
+            stem = re.sub(r"[^\w.-]+", "-", f"{name}-{part.name}")
+            write_bytes(folder / "figures" / f"{stem}.svg", part.file("svg"))
+            write_bytes(folder / "figures" / f"{stem}.pdf", part.file("pdf"))
+    return paths

@@ -6,7 +6,9 @@ Run ─► Policy ─► Row, its seeds ─► Group, its K ─► Study, of a d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
@@ -164,8 +166,13 @@ class Run:
 
     @property
     def evaluations(self) -> list[Stage]:
-        """Finished evaluate stages, in order; the last one is the result."""
+        """The finished evaluate stages, in order; the last one is the result."""
         return [stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest]
+
+    @property
+    def latest(self) -> Manifest | None:
+        """The manifest of the last finished evaluation, the result; None before there is one."""
+        return next((stage.manifest for stage in reversed(self.evaluations)), None)
 
     @property
     def price(self) -> float | None:
@@ -198,7 +205,7 @@ class Run:
     def is_running(self) -> bool:
         """Whether a process works on it now: in its folder, or of a study's point in that of a stage."""
         unfinished = [stage.folder for stage in self.stages.values() if not stage.manifest]
-        return any(holder(folder) for folder in [self.workdir, *unfinished])
+        return any(map(holder, [self.workdir, *unfinished]))
 
     @property
     def warnings(self) -> list[str]:
@@ -206,16 +213,19 @@ class Run:
 
         Before that come the reference answers that the verifier cannot read, after it `damage`.
         """
-        logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
-        by_stage = [
-            stage.manifest.get("warnings", ())
-            if stage.manifest
-            else [record for record in logged if record["stage"] == name]
-            for name, stage in self.stages.items()
-        ]
-        warned = [str(warning["text"]) for warnings in by_stage for warning in warnings if "text" in warning]
-        unreadable = [entry["text"] for manifest in self.manifests.values() for entry in manifest.get("unreadable", ())]
-        return [*dict.fromkeys(map(str, unreadable)), *warned, *self.damage]
+        texts: list[str] = []
+        for manifest in self.manifests.values():
+            texts += [str(entry["text"]) for entry in manifest.get("unreadable", ())]
+        texts = list(dict.fromkeys(texts))
+        for stage in self.stages.values():
+            texts += [str(warning["text"]) for warning in self._warnings_of(stage) if "text" in warning]
+        return texts + self.damage
+
+    def _warnings_of(self, stage: Stage) -> Sequence[Mapping[str, Any]]:
+        if stage.manifest:
+            return stage.manifest.get("warnings", ())
+        records = [record for record in self.metrics if record["stage"] == stage.name]
+        return [record for record in records if str(record["kind"]).startswith("warning/")]
 
 
 def read_run(
@@ -302,17 +312,20 @@ class Policy:
     @property
     def parent(self) -> Policy | None:
         """The policy its training started from; None of one that online or offline training did not make."""
-        return Policy(self.run, self.chain[self._trained + 1]) if self.kind in (ONLINE, OFFLINE) else None
+        if self.kind not in (ONLINE, OFFLINE):
+            return None
+        return Policy(self.run, self.chain[self._trained + 1])
 
     @property
-    def outside(self) -> str:
+    def external_start(self) -> str:
         """The policy of elsewhere ("run:…", "hf:…") that all began with, "" for none."""
-        name = self.chain[-1]
-        start = str(self._section(name).get("policy", "")) if name in self.run.sections else name
+        start = self.chain[-1]
+        if start in self.run.sections:
+            start = str(self._section(start).get("policy", ""))
         return start if is_external(start) else ""
 
     @property
-    def pairs_from(self) -> Manifest:
+    def pairs_manifest(self) -> Manifest:
         """The manifest of the collect stage whose pairs it was trained on, {} without one."""
         return self._manifest(str(self.section.get("preferences", "")))
 
@@ -322,7 +335,7 @@ class Policy:
         return [policy for policy in self.chain if self._section(policy).get("kind") == ONLINE]
 
     @property
-    def has_one_warmup(self) -> bool:
+    def is_single_warmup(self) -> bool:
         """Whether offline training made it of the cold policy, or of one that online training alone made of that."""
         kinds = [self._section(policy)["kind"] for policy in self.chain[self._trained + 1 : -1]]
         return self.kind == OFFLINE and [kind for kind in kinds if kind != SELECT] in ([], [ONLINE])
@@ -330,24 +343,26 @@ class Policy:
     @property
     def steps(self) -> float:
         """K: the online steps behind it; NaN if a stage that counts them is not finished."""
-        at = [(policy, PolicyName.parse(policy).step or "") for policy in self.online]
-        return sum(
-            float(step) if step.isdecimal() else number(self._manifest(policy), "counts", "steps")
-            for policy, step in at
-        )
+        return sum(map(self._steps_of, self.online))
+
+    def _steps_of(self, policy: str) -> float:
+        step = PolicyName.parse(policy).step or ""
+        if step.isdecimal():
+            return float(step)
+        return number(self._manifest(policy), "counts", "steps")
 
     @property
     def stop(self) -> Manifest:
         """Why the last online stage ended, of one that may end by itself (a manifest's "stop"); {} of any other."""
-        policy = self.online[0] if self.online else ""
-        stops = self._section(policy).get("stop", "steps") != "steps"
-        return self._manifest(policy).get("stop", {}) if stops else {}
+        if not self.online or self._section(self.online[0]).get("stop", "steps") == "steps":
+            return {}
+        return self._manifest(self.online[0]).get("stop", {})
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """What making it cost by measure, supervised fine-tuning left out: it is the same for all.
+        """The cost of making it by measure, supervised fine-tuning left out: it is the same for all.
 
-        "hours": that its tokens would take elsewhere, where the run has `Run.rates`.
+        "hours": those that its tokens would take elsewhere, where the run has `Run.rates`.
         """
         run = self.run
         costs = accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
@@ -367,22 +382,31 @@ class Policy:
         return stage.policies[self.name] if stage else {}
 
     def answers(self, split: str) -> pd.DataFrame | None:
-        """Its answers on a split, as `read_answers` has them; None if it was not evaluated there or they are gone."""
+        """Read its answers on a split with `Run.answers`; None if it was not evaluated there or they are gone."""
         stage = self.evaluation(split)
-        file = stage.rollouts_file(self.name) if stage else None
-        return self.run.answers(file) if file is not None and file.exists() else None
+        if stage is None or not stage.rollouts_file(self.name).exists():
+            return None
+        return self.run.answers(stage.rollouts_file(self.name))
 
     @cached_property
     def gain(self) -> Array | None:
-        """What the stage that trained it added on each test problem [N]; None if that is not known."""
-        before, after = self.parent.answers("test") if self.parent else None, self.answers("test")
+        """The accuracy that its training added on each test problem [N]; None if that is not known."""
+        if self.parent is None:
+            return None
+        before = self.parent.answers("test")
+        after = self.answers("test")
         if before is None or after is None or not before.index.equals(after.index):
             return None
         return (after.mean(axis=1) - before.mean(axis=1)).to_numpy()
 
+    @property
+    def mean_gain(self) -> float:
+        """The mean of `gain`, NaN if that is not known."""
+        return math.nan if self.gain is None else float(np.nanmean(self.gain))
+
     def measure(self, kind: str, *keys: str) -> float:
-        """Read a number in the manifest of `pairs_from` (kind "collect") or of the stage that trained it, else NaN."""
-        return number(self.pairs_from if kind == COLLECT else self.manifest, *keys)
+        """Read a number in `pairs_manifest` (kind "collect") or the manifest of the stage that trained it, else NaN."""
+        return number(self.pairs_manifest if kind == COLLECT else self.manifest, *keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,6 +437,10 @@ class Row:
         """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
         return np.stack([stats.row_means(correct) for correct in self.correct])
 
+    def pass_at(self, k: int) -> float:
+        """Average pass@k over seeds."""
+        return float(np.mean([stats.pass_at(correct, k) for correct in self.correct]))
+
     @cached_property
     def seeds(self) -> list[int]:
         """The policies' seeds, in their order."""
@@ -439,17 +467,19 @@ class Row:
 
     @cached_property
     def gain(self) -> frontier.Interval | None:
-        """What the last training added over the policy it started from, paired by seed and problem; None: not known."""
+        """The accuracy that the last training added, paired by seed and problem; None if that is not known."""
         if self.split != "test":  # `Policy.gain` is of test problems
             return None
         gains = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
-        return frontier.mean_interval(np.stack(gains), limits=(-1, 1)) if gains else None
+        return mean_change(gains)
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """`Policy.costs` averaged over seeds; NaN where one lacks it."""
-        costs = [policy.costs for policy in self.policies]
-        return {name: float(np.mean([cost.get(name, np.nan) for cost in costs])) for name in costs[0]}
+        """The means of `Policy.costs` over seeds; NaN where one lacks it."""
+        return {measure: self._cost(measure) for measure in self.policies[0].costs}
+
+    def _cost(self, measure: str) -> float:
+        return float(np.mean([policy.costs.get(measure, np.nan) for policy in self.policies]))
 
     def mean(self, kind: str, *keys: str) -> float:
         """Average `Policy.measure` over seeds; NaN if one lacks it."""
@@ -466,7 +496,7 @@ class Group:
 
     @property
     def setting(self) -> str:
-        """What varies, for readers: "learning rate 0.0001"."""
+        """The settings that vary, for readers: "learning rate 0.0001"."""
         return ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {text}" for name, text in self.values.items())
 
     @property
@@ -477,7 +507,7 @@ class Group:
     @property
     def policies(self) -> list[Policy]:
         """The policies of all rows."""
-        return [policy for row in self.rows for policy in row.policies]
+        return policies_of(self.rows)
 
     @property
     def is_offline(self) -> bool:
@@ -491,11 +521,37 @@ class Group:
 
     def goes_on_from(self, other: Group) -> bool:
         """Whether a policy has the same online training behind it, and was tested on the same problems."""
-        mine, theirs = (
-            {policy.run.stages[own_stage(policy.online[0])].folder for policy in group.policies if policy.online}
-            for group in (self, other)
-        )
-        return bool(mine & theirs) and self.rows[0].ids == other.rows[0].ids
+        return not self._warmups.isdisjoint(other._warmups) and self.rows[0].ids == other.rows[0].ids
+
+    @property
+    def _warmups(self) -> set[epath.Path]:
+        """The folders of the last stages of online training behind its policies."""
+        return {policy.run.stages[own_stage(policy.online[0])].folder for policy in self.policies if policy.online}
+
+
+def mean_change(changes: Sequence[Array]) -> frontier.Interval | None:
+    """Average the differences in accuracy of seeds, each [N], with their interval; None without a seed."""
+    return frontier.mean_interval(np.stack(changes), limits=(-1, 1)) if changes else None
+
+
+def rows_of(groups: Iterable[Group]) -> list[Row]:
+    """List the rows of groups, in their order."""
+    return list(itertools.chain.from_iterable(group.rows for group in groups))
+
+
+def grouped_rows(groups: Iterable[Group]) -> list[tuple[Group, Row]]:
+    """List the rows of groups, in their order, each with its group."""
+    return [(group, row) for group in groups for row in group.rows]
+
+
+def policies_of(rows: Iterable[Row]) -> list[Policy]:
+    """List the policies of rows, in their order."""
+    return list(itertools.chain.from_iterable(row.policies for row in rows))
+
+
+def seeds_of(rows: Iterable[Row]) -> set[int]:
+    """Return the seeds that any of the rows has."""
+    return set(itertools.chain.from_iterable(row.seeds for row in rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -553,7 +609,7 @@ class Study:
     @property
     def rows(self) -> list[Row]:
         """The rows of all groups."""
-        return [row for group in self.groups for row in group.rows]
+        return rows_of(self.groups)
 
     @property
     def problems(self) -> list[str]:
@@ -573,8 +629,8 @@ class Study:
 
     @property
     def policies(self) -> list[Policy]:
-        """Of all finished points that were evaluated on the test split."""
-        return [policy for group in self.groups for policy in group.policies]
+        """The policies of all finished points that were evaluated on the test split."""
+        return policies_of(self.rows)
 
     @property
     def mean_length(self) -> float:
@@ -583,17 +639,17 @@ class Study:
 
     @property
     def offline(self) -> list[Group]:
-        """Groups that end with offline training."""
+        """The groups that end with offline training."""
         return [group for group in self.groups if group.is_offline]
 
     @property
     def baselines(self) -> list[Group]:
-        """Groups of online training alone."""
+        """The groups of online training alone."""
         return [*(group for group in self.groups if not group.is_offline), *self.warmups]
 
     @property
     def swept(self) -> list[Group]:
-        """Groups that end with offline training at several K."""
+        """The groups that end with offline training at several K."""
         return [group for group in self.offline if len(group.rows) > 1]
 
 
@@ -623,7 +679,8 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
     if name not in studies(root):
         raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}")
     plan = read_json(root / PLANS / f"{name}.json")
-    answers, left_out = functools.cache(read_answers), dict[str, str]()
+    answers = functools.cache(read_answers)
+    left_out = {}
     arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
     for point in plan["points"]:
         run = read_run(root / "points" / name / point["label"], answers, rates)
@@ -634,7 +691,7 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
         values = dict(point["values"])
         steps = [int(values.pop(field)) for field in point["values"] if _is_steps(field, run)]
         by_steps = arms.setdefault((point["arm"], tuple(values.items())), {})
-        by_steps.setdefault(steps[0] if steps else None, []).append(policy)
+        by_steps.setdefault(next(iter(steps), None), []).append(policy)
     groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
     return Study(root, name, plan["config"], groups, _warmups(groups), left_out, rates)
 
@@ -645,9 +702,9 @@ def _last_evaluated(run: Run) -> Policy | None:
     So points of K = 0 do not wait for a warm-up.
     """
     evaluated = {name: section["policies"] for name, section in run.sections.items() if section["kind"] == EVALUATE}
-    needed = {*evaluated}.union(
-        *(accounting.behind(policy, run.sections) for names in evaluated.values() for policy in names)
-    )
+    needed = set(evaluated)
+    for policy in itertools.chain.from_iterable(evaluated.values()):
+        needed.update(accounting.behind(policy, run.sections))
     if not evaluated or not needed <= run.manifests.keys():
         return None
     return Policy(run, list(evaluated.values())[-1][-1])
@@ -663,33 +720,41 @@ def _group(arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Se
     group = Group(arm, values, [])
     for k in sorted(by_steps, key=lambda k: -1 if k is None else k):
         seeds = by_steps[k]
-        answers = []
-        for policy in seeds:
-            its_answers = policy.answers("test")
-            if its_answers is None:
-                raise ValueError(f"{policy.run.workdir} has no test completions of {policy.name!r} any more")
-            answers.append(its_answers)
-            if not its_answers.index.equals(answers[0].index):
-                names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
-                raise ValueError(f"{names} were tested on different problems")
-        name = group.name if len(by_steps) == 1 else f"{group.name}, K = {np.mean([p.steps for p in seeds]):g}"
-        group.rows.append(Row(name, seeds, answers, k))
+        name = group.name
+        if len(by_steps) > 1:
+            name += f", K = {np.mean([policy.steps for policy in seeds]):g}"
+        group.rows.append(Row(name, seeds, _same_problems(seeds), k))
     return group
 
 
+def _same_problems(seeds: Sequence[Policy]) -> list[pd.DataFrame]:
+    """Read the test answers of policies. Raises ValueError where they are gone, or not to the same problems."""
+    answers = []
+    for policy in seeds:
+        own = policy.answers("test")
+        if own is None:
+            raise ValueError(f"{policy.run.workdir} has no test completions of {policy.name!r} any more")
+        answers.append(own)
+        if not own.index.equals(answers[0].index):
+            names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
+            raise ValueError(f"{names} were tested on different problems")
+    return answers
+
+
 def _warmups(groups: Sequence[Group]) -> list[Group]:
-    """Online training alone from what points evaluated of their own warm-ups, unless a group is about just that."""
-    alone, families = [group for group in groups if not group.is_offline], list[list[Group]]()
+    """Make groups of online training alone, of warm-ups that points evaluated, unless a group is about just that."""
+    alone = [group for group in groups if not group.is_offline]
+    families: list[list[Group]] = []
     for group in groups:
-        if group.stops or not all(policy.has_one_warmup for policy in group.policies):
+        if group.stops or not all(policy.is_single_warmup for policy in group.policies):
             continue
-        if any(group.goes_on_from(other) for other in alone):
+        if any(map(group.goes_on_from, alone)):
             continue
-        related = [family for family in families if any(group.goes_on_from(other) for other in family)]
-        if not related:
-            families.append([group])
-        else:
+        related = [family for family in families if any(map(group.goes_on_from, family))]
+        if related:
             related[0].append(group)
+        else:
+            families.append([group])
     warmups = [_warmup(family, several=len(families) > 1) for family in families]
     return [group for group in warmups if len(group.rows) > 1]
 
@@ -697,15 +762,17 @@ def _warmups(groups: Sequence[Group]) -> list[Group]:
 def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     """Add to groups with one warm-up a group of online training: K = 0 is the policy that it starts from."""
     shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
-    values = {name: text for name, text in family[0].values.items() if (name, text) in shared}
-    arm = f"{WARMUP} of {', '.join(dict.fromkeys(group.arm for group in family))}" if several else WARMUP
+    values = dict(item for item in family[0].values.items() if item in shared)
+    arm = WARMUP
+    if several:
+        arm += f" of {', '.join(dict.fromkeys(group.arm for group in family))}"
     by_steps: dict[int | None, dict[int, Policy]] = {}
-    for trained in (policy for group in family for policy in group.policies):
-        for policy in (Policy(trained.run, name) for name in trained.chain[1:]):
+    for trained in sorted(policies_of(rows_of(family)), key=lambda policy: policy.run.seed):
+        for name in trained.chain[1:]:
+            policy = Policy(trained.run, name)
             if policy.result("test"):
                 by_steps.setdefault(int(policy.steps), {}).setdefault(policy.run.seed, policy)
-    rows = {k: [policies[seed] for seed in sorted(policies)] for k, policies in by_steps.items()}
-    return _group(arm, values, rows)
+    return _group(arm, values, {k: list(by_seed.values()) for k, by_seed in by_steps.items()})
 
 
 def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", *, policies: str = "ends") -> Study:
@@ -720,10 +787,14 @@ def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", 
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
-    chosen, left_out, files = list[tuple[Side, str]](), dict[str, str](), set[epath.Path]()
+    chosen = []
+    left_out = {}
+    files = set()
     for side in sides:
         names = list(side.stage.policies)
-        for name in names if policies == "all" else dict.fromkeys((names[0], names[-1])):
+        if policies == "ends":
+            names = list(dict.fromkeys((names[0], names[-1])))
+        for name in names:
             file = side.file(name)
             if file in files and name != side.last:
                 left_out[f"{side.mark}: {name}"] = SHARED
@@ -731,7 +802,7 @@ def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", 
                 chosen.append((side, name))
             files.add(file)
     answers = [side.run.answers(side.file(name)) for side, name in chosen]
-    common = sorted(set.intersection(*(set(frame.index) for frame in answers)))
+    common = sorted(set(answers[0].index).intersection(*(frame.index for frame in answers)))
     if not common:
         evaluated = (f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.stage.split}" for side in sides)
         raise ValueError(
@@ -757,9 +828,11 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
         raise ValueError(f"a comparison takes two runs or more, got {len(roots)}")
     if twice := next((root for i, root in enumerate(roots) if root in roots[:i]), None):
         raise ValueError(f"{twice} is given twice: compare runs that differ")
-    names, sides = [root.name for root in roots], list[Side]()
+    names = [root.name for root in roots]
+    sides: list[Side] = []
     for i, root in enumerate(roots):
-        label, run = root.name if names.count(root.name) == 1 else str(root), read_run(root)
+        label = root.name if names.count(root.name) == 1 else str(root)
+        run = read_run(root)
         stages = [stage for stage in run.evaluations if stage.policies]
         if not stages:
             raise ValueError(f"{run.workdir} has no finished evaluation: let its evaluate stage finish first")
@@ -786,7 +859,11 @@ def _incomparable(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]
         if len({str(value) for value in values.values()}) > 1:
             listed = ", ".join(f"{mark} {setting(value)}" for mark, value in values.items())
             yield f"The evaluations differ in {name}: {listed}. A difference in accuracy may come from this."
-    rows = [[side.stage.problems.get(problem, {}) for side in sides] for problem in common]
-    different = sum(len({str(row.get("answer")) for row in in_runs if row}) > 1 for in_runs in rows)
+    different = sum(len(_reference_answers(sides, problem)) > 1 for problem in common)
     if different:
         yield f"{different:,} of the common problems have other reference answers in one run than in another."
+
+
+def _reference_answers(sides: Sequence[Side], problem: str) -> set[str]:
+    rows = (side.stage.problems.get(problem) for side in sides)
+    return {str(row.get("answer")) for row in rows if row}

@@ -34,29 +34,25 @@ class Result(Mapping[str, Manifest]):
         import pandas as pd
 
         measures = {"accuracy": "mean", "standard_error": "sem_clustered", "greedy": "greedy"}
-        evaluated = [policies(stage.manifest) for stage in self._run.evaluations[-1:]]
-        rows = {
-            str(policy["name"]): {name: number(policy, key) for name, key in measures.items()}
-            for listed in evaluated
-            for policy in listed
-        }
-        return pd.DataFrame.from_dict(rows, orient="index", columns=list(measures))
+        evaluated = policies(self._run.latest)
+        frame = pd.DataFrame(index=[str(policy["name"]) for policy in evaluated])
+        for name, key in measures.items():
+            frame[name] = [number(policy, key) for policy in evaluated]
+        return frame
 
     @property
     def policies(self) -> dict[str, epath.Path]:
         """Where each trained policy lies, stage -> checkpoint folder of its last step; `g2d export` writes it out."""
-        saved = {
-            name: [path for path in (stage.folder / "checkpoints").glob("*") if path.name.isdecimal()]
-            for name, stage in self._run.stages.items()
-            if name in self
-        }
-        return {name: max(steps, key=lambda path: int(path.name)) for name, steps in saved.items() if steps}
+        saved = {name: _last_step(self._run.stages[name].folder / "checkpoints") for name in self}
+        return {name: folder for name, folder in saved.items() if folder is not None}
 
     @property
     def report(self) -> epath.Path | None:
         """The page of the whole report, None where it is not written yet: it is once all stages are done."""
         page = self.workdir / "report.html"
-        return page if page.exists() else None
+        if not page.exists():
+            return None
+        return page
 
     def __getitem__(self, stage: str) -> Manifest:
         return self._manifests[stage]
@@ -78,3 +74,8 @@ class Result(Mapping[str, Manifest]):
         from g2d_jax.report.run import summary  # here: it loads what draws figures
 
         return summary(self._run)._repr_html_()
+
+
+def _last_step(checkpoints: epath.Path) -> epath.Path | None:
+    steps = [path for path in checkpoints.glob("*") if path.name.isdecimal()]
+    return max(steps, key=lambda path: int(path.name), default=None)

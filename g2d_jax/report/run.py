@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,26 +23,30 @@ from g2d_jax.study.stats import t_quantile
 
 COLUMNS = ("stage", "policy", "measure", "value")
 
-CURVES: Mapping[str, tuple[tuple[str, ...], bool]] = {
-    "Reward": (("reward", "accuracy"), True),
-    "Token entropy, nats": (("entropy",), True),
+CURVES: Mapping[str, tuple[str, ...]] = {
+    "Reward": ("reward", "accuracy"),
+    "Token entropy, nats": ("entropy",),
     "Completion length, tokens": (
-        ("completions/mean_length", "completions/mean_length_correct", "completions/mean_length_incorrect"),
-        True,
+        "completions/mean_length",
+        "completions/mean_length_correct",
+        "completions/mean_length_incorrect",
     ),
-    "KL divergence from the reference, nats": (("kl",), True),
-    "Spread of reward within groups": (("reward_std",), True),
-    "Share of groups without signal": (("frac_reward_zero_std",), True),
-    "Share of completions cut at the limit": (("completions/clipped_ratio",), True),
-    "Length in pairs, tokens": (("pairs/chosen_length", "pairs/rejected_length"), True),
-    "Implicit rewards": (("rewards/chosen", "rewards/rejected", "rewards/margins"), True),
-    "Share of pairs ranked correctly": (("rewards/accuracies",), True),
-    "Log-probability of completions, nats": (("logps/chosen", "logps/rejected"), True),
-    "Loss": (("loss",), False),
-    "Gradient norm": (("grad_norm",), True),
-    "Learning rate": (("learning_rate",), False),
+    "KL divergence from the reference, nats": ("kl",),
+    "Spread of reward within groups": ("reward_std",),
+    "Share of groups without signal": ("frac_reward_zero_std",),
+    "Share of completions cut at the limit": ("completions/clipped_ratio",),
+    "Length in pairs, tokens": ("pairs/chosen_length", "pairs/rejected_length"),
+    "Implicit rewards": ("rewards/chosen", "rewards/rejected", "rewards/margins"),
+    "Share of pairs ranked correctly": ("rewards/accuracies",),
+    "Log-probability of completions, nats": ("logps/chosen", "logps/rejected"),
+    "Loss": ("loss",),
+    "Gradient norm": ("grad_norm",),
+    "Learning rate": ("learning_rate",),
 }
-"""Title of a figure -> metrics, and whether those of several stages have one y axis. Other metrics fold."""
+"""Title of a figure -> its metrics. Other metrics fold."""
+
+OWN_AXES = ("Loss", "Learning rate")
+"""Titles of figures in which each stage has a y axis of its own."""
 
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
@@ -83,21 +88,25 @@ MEANINGS = (
     "(over tokens) and length (over completions, in tokens)."
 )
 
-PAIR_MEASURES: Mapping[str, tuple[tuple[str, ...], Written]] = {
-    "gap in log-prob, chosen − rejected, nats": (("before", "after", "gap_mean"), fmt.fixed(2)),
-    "its median": (("before", "after", "gap_p50"), fmt.fixed(2)),
-    "its lowest tenth, below": (("before", "after", "gap_p10"), fmt.fixed(2)),
-    "its highest tenth, above": (("before", "after", "gap_p90"), fmt.fixed(2)),
-    "gap per token, nats": (("before", "after", "gap_per_token"), fmt.fixed(3)),
-    "pairs ranked right %": (("before", "after", "frac_ranked"), fmt.percent),
-    "length, chosen": (("before", "", "chosen_length"), fmt.fixed(1)),
-    "length, rejected": (("before", "", "rejected_length"), fmt.fixed(1)),
-    "implicit reward, chosen": (("", "margins", "chosen_mean"), fmt.fixed(2)),
-    "implicit reward, rejected": (("", "margins", "rejected_mean"), fmt.fixed(2)),
-    "implicit margin": (("", "margins", "margin_mean"), fmt.fixed(2)),
-    "margins right %": (("", "margins", "accuracy"), fmt.percent),
+BOTH = ("before", "after")
+BEFORE = ("before", "")
+AFTER = ("", "margins")
+PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
+    "gap in log-prob, chosen − rejected, nats": (BOTH, "gap_mean", fmt.fixed(2)),
+    "its median": (BOTH, "gap_p50", fmt.fixed(2)),
+    "its lowest tenth, below": (BOTH, "gap_p10", fmt.fixed(2)),
+    "its highest tenth, above": (BOTH, "gap_p90", fmt.fixed(2)),
+    "gap per token, nats": (BOTH, "gap_per_token", fmt.fixed(3)),
+    "pairs ranked right %": (BOTH, "frac_ranked", fmt.percent),
+    "length, chosen": (BEFORE, "chosen_length", fmt.fixed(1)),
+    "length, rejected": (BEFORE, "rejected_length", fmt.fixed(1)),
+    "implicit reward, chosen": (AFTER, "chosen_mean", fmt.fixed(2)),
+    "implicit reward, rejected": (AFTER, "rejected_mean", fmt.fixed(2)),
+    "implicit margin": (AFTER, "margin_mean", fmt.fixed(2)),
+    "margins right %": (AFTER, "accuracy", fmt.percent),
 }
-"""Measure of an offline stage's pairs -> where its result has it before and after training, and its numbers as text."""
+"""Measure of an offline stage's pairs -> parts of its result that have it before and after training ("": none has), its
+name there, and its numbers as text."""
 
 
 def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
@@ -113,15 +122,14 @@ def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
 
 def summary(run: Run) -> Report:
     """Put together what a notebook shows of a run: the result and the figures of training."""
-    latest = run.evaluations[-1].manifest if run.evaluations else None
     return Report(
         kind="report",
         name=run.name,
         eyebrow=_eyebrow(run),
-        headline=headline(latest),
+        headline=headline(run.latest),
         warnings=[*filter(None, [state(run)]), *run.warnings],
         sections=[
-            Section("results", "Result", list(_results(run, latest))),
+            Section("results", "Result", list(_results(run, run.latest))),
             Section("curves", "Training", list(_training(run))),
         ],
     )
@@ -129,25 +137,30 @@ def summary(run: Run) -> Report:
 
 def report(run: Run) -> Report:
     """Put together all that there is to show of a run."""
-    short, manifests = summary(run), list(run.manifests.values())
+    short = summary(run)
     results, curves = short.sections
+    manifests = list(run.manifests.values())
+    pairs = itertools.chain.from_iterable(map(_pairs, run.stages.values()))
     compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
-    settings = {"Configuration (config.json)": run.config, "Environment (environment.json)": run.environment}
+    settings = [
+        Code("Configuration (config.json)", run.config),
+        Code("Environment (environment.json)", run.environment),
+    ]
     return short._replace(
         sections=[
             results,
             Section("compute", "Compute", [*compute, Fold("Programs", [tables.compiled_table(manifests)])]),
             curves,
             Section("informativeness", "Informativeness", list(_informativeness(run))),
-            Section("pairs", "Preference pairs", [part for stage in run.stages.values() for part in _pairs(stage)]),
+            Section("pairs", "Preference pairs", list(pairs)),
             Section("browser", "Browser", browser(run)),
-            Section("settings", "Settings", [Code(title, values) for title, values in settings.items()]),
+            Section("settings", "Settings", settings),
         ],
     )
 
 
 def _eyebrow(run: Run) -> str:
-    """When, which config, which seed."""
+    """Say when it was measured, of which config and which seed."""
     keys = {"config": "name", "seed": "seed"}
     config = " · ".join(f"{title} {run.config[key]}" for title, key in keys.items() if key in run.config)
     measured = fmt.until(float(record["time"]) for record in run.metrics)
@@ -181,12 +194,13 @@ def headline(evaluation: Manifest | None) -> str:
     ordered = policies(evaluation)
     if not evaluation or not ordered:
         return "No policy has been evaluated yet."
-    first, name, over = ordered[0], policy_name(ordered[0]), tables.problems(evaluation, "held-out problems")
+    first = ordered[0]
+    name = policy_name(first)
+    over = tables.problems(evaluation, "held-out problems")
     if has_accuracy(evaluation):
         kind: tuple[str, ...] = ()
-        parts = [
-            f"{name} answers {fmt.spread(number(first, 'mean'), number(first, 'sem_clustered'))} % of {over} correctly"
-        ]
+        accuracy = fmt.spread(number(first, "mean"), number(first, "sem_clustered"))
+        parts = [f"{name} answers {accuracy} % of {over} correctly"]
     else:
         kind = ("tasks", next(iter(tables.tasks(evaluation))))
         parts = [f"{name} has a mean reward of {tables.reward(first, kind[1])} on {over}"]
@@ -199,10 +213,11 @@ def headline(evaluation: Manifest | None) -> str:
             size = fmt.measured(difference, error, sign="+")
         half = t_quantile(compared.get((before["name"], after["name"]), math.nan)) * error
         parts.append(_step(before, after, reached, difference, half, size))
-    # Not capitalised where it begins with a path.
     sentence = "; ".join(parts) + "."
-    sentence = f"The policy {sentence}" if any(c in name for c in ":/\\") else sentence[0].upper() + sentence[1:]
-    return sentence + _greedily(evaluation)
+    # Not capitalised where it begins with a path.
+    if set(name) & set(":/\\"):
+        return f"The policy {sentence}{_greedily(evaluation)}"
+    return sentence[0].upper() + sentence[1:] + _greedily(evaluation)
 
 
 def _step(before: Manifest, after: Manifest, reached: str, difference: float, half: float, size: str) -> str:
@@ -219,12 +234,14 @@ def _step(before: Manifest, after: Manifest, reached: str, difference: float, ha
 def _greedily(evaluation: Manifest) -> str:
     """State the result of greedy answers, which a lower temperature does not change; "" where none were compared."""
     compared = steps(evaluation, "greedy")
-    if not compared or any(math.isnan(difference) for _, _, difference, _ in compared):
+    if not compared:
         return ""
-    reached = [f"{fmt.percent(number(policy, 'greedy'))} %" for policy in policies(evaluation)]
-    changes = [fmt.change(difference, error) for _, _, difference, error in compared]
-    later = (f", then {after} ({change})" for after, change in zip(reached[1:], changes, strict=True))
-    return f" Decoded greedily: {reached[0]}{''.join(later)}."
+    text = f" Decoded greedily: {fmt.percent(number(compared[0][0], 'greedy'))} %"
+    for _, after, difference, error in compared:
+        if math.isnan(difference):
+            return ""
+        text += f", then {fmt.percent(number(after, 'greedy'))} % ({fmt.change(difference, error)})"
+    return f"{text}."
 
 
 def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
@@ -258,10 +275,14 @@ def _interval(policy: Manifest) -> tuple[float, float, float]:
 
 
 def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
-    ks = sorted({int(k) for policy in ordered for k in policy.get("pass_at", {})})
-    lines = {policy_name(p): (ks, [100 * number(p, "pass_at", str(k)) for k in ks]) for p in ordered}
+    ks = tables.pass_at_ks(ordered)
+    if len(ks) <= 1:
+        return None
+    lines = {}
+    for policy in ordered:
+        lines[policy_name(policy)] = ks, [100 * number(policy, "pass_at", str(k)) for k in ks]
     note = "Chance that one of k answers is right: the unbiased estimator."
-    return figures.curves("pass-at-k", "pass@k, %", {"": lines}, x_title="k", note=note) if len(ks) > 1 else None
+    return figures.curves("pass-at-k", "pass@k, %", {"": lines}, x_title="k", note=note)
 
 
 def _training(run: Run) -> Iterator[Part | None]:
@@ -273,12 +294,14 @@ def _training(run: Run) -> Iterator[Part | None]:
     }
     yield tables.counts_table("What training did", counts)
     logged = logged_metrics(run)
-    charts = [_curves(logged, title, names, share) for title, (names, share) in CURVES.items()]
-    yield Note(TRAINING_NOTE) if any(charts) else None
+    charts = [_curves(logged, title, names, title not in OWN_AXES) for title, names in CURVES.items()]
+    if any(charts):
+        yield Note(TRAINING_NOTE)
     yield from charts
-    drawn = {name for names, _ in CURVES.values() for name in names}
+    drawn = set(itertools.chain.from_iterable(CURVES.values()))
+    there = {name for _, name in itertools.chain.from_iterable(logged.values())}
     families: dict[str, list[str]] = {}
-    for name in sorted({name for metrics in logged.values() for _, name in metrics} - drawn):
+    for name in sorted(there - drawn):
         families.setdefault(name.rpartition("/")[0] or name, []).append(name)
     others = [_curves(logged, family, names, False) for family, names in families.items()]
     yield Fold(f"More metrics ({len(others)})", [chart for chart in others if chart is not None])
@@ -294,45 +317,41 @@ def logged_metrics(run: Run) -> Logged:
     evaluations = {name for name, stage in run.stages.items() if stage.kind == EVALUATE}
     for record in run.metrics:
         stage, kind = str(record["stage"]), str(record["kind"])
+        if stage in evaluations or kind.partition("/")[0] in ELSEWHERE:
+            continue
         for name, value in record["metrics"].items():
-            if stage not in evaluations and not {kind.partition("/")[0], name.partition("/")[0]} & {*ELSEWHERE}:
+            if name.partition("/")[0] not in ELSEWHERE:
                 points.setdefault(stage, {}).setdefault((kind, name), []).append((record["step"], value))
-    return {
-        stage: {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
-        for stage, metrics in points.items()
-    }
+    for stage, metrics in points.items():
+        points[stage] = {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
+    return points
 
 
 def _curves(logged: Logged, title: str, names: Sequence[str], share: bool) -> Chart | None:
     panels: dict[str, Lines] = {}
     for stage, metrics in logged.items():
-        lines = {
-            name + {"train": "", "probe": ", fresh"}.get(kind, f" ({kind})"): (xs, ys)
-            for (kind, name), points in metrics.items()
-            if name in names
-            for xs, ys in [zip(*points, strict=True)]
-        }
-        panels |= {stage: lines} if lines else {}
+        lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+        for (kind, name), points in metrics.items():
+            if name in names:
+                xs, ys = zip(*points, strict=True)
+                lines[name + {"train": "", "probe": ", fresh"}.get(kind, f" ({kind})")] = xs, ys
+        if lines:
+            panels[stage] = lines
     return figures.curves(title.partition(",")[0].lower(), title, panels, share=share)
 
 
 def _informativeness(run: Run) -> Iterator[Part | None]:
-    """How much rollouts of each policy can teach."""
-    measured: list[tuple[Stage, Manifest, Manifest]] = []
+    """Show how much rollouts of each policy can teach."""
+    rows = []
     for stage in run.stages.values():
-        measured += [(stage, entry, entry.get("informativeness", {})) for entry in stage.policies.values()]
+        measured = [(entry, entry.get("informativeness", {})) for entry in stage.policies.values()]
         if stage.kind == COLLECT:
             policy = stage.json("preferences/_manifest.json").get("policy") or stage.section.get("policy") or stage.name
-            measured.append((stage, {"name": str(policy)}, stage.json("informativeness.json")))
-    rows = [
-        {
-            "policy": policy_name(entry),
-            "rollouts of": stage.name,
-            **{head: written(number(values, name)) for name, (head, written) in MEASURES.items()},
-        }
-        for stage, entry, values in measured
-        if values
-    ]
+            measured.append(({"name": str(policy)}, stage.json("informativeness.json")))
+        for entry, values in measured:
+            cells = {head: written(number(values, name)) for name, (head, written) in MEASURES.items()}
+            if values:
+                rows.append({"policy": policy_name(entry), "rollouts of": stage.name, **cells})
     yield Note(MEANINGS)
     yield table("Rollouts of each policy", rows)
     for stage in run.stages.values():
@@ -340,12 +359,13 @@ def _informativeness(run: Run) -> Iterator[Part | None]:
 
 
 def _pass_rates(stage: Stage) -> Chart | None:
-    """How hard a collection's prompts were: the share of prompts by pass rate."""
+    """Draw how hard a collection's prompts were: the share of prompts by pass rate."""
     file = stage.folder / "informativeness" / "prompts.parquet"
     if not file.exists():
         return None
     columns = read_parquet(file, ["pass_rate", "scored"]).to_pydict()
-    rates, scored = np.asarray(columns["pass_rate"], np.float64), np.asarray(columns["scored"])
+    rates = np.asarray(columns["pass_rate"], np.float64)
+    scored = np.asarray(columns["scored"])
     is_rated = ~np.isnan(rates)
     if not is_rated.any():
         return None
@@ -355,7 +375,8 @@ def _pass_rates(stage: Stage) -> Chart | None:
     lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / is_rated.sum())}
     unrated = int(np.sum(~is_rated))
     note = f"Pass rates in steps of 1/{bins}. Prompts at 0 and 1 give no pairs."
-    note += f" {fmt.count(unrated)} prompts have no pass rate and are left out." if unrated else ""
+    if unrated:
+        note += f" {fmt.count(unrated)} prompts have no pass rate and are left out."
     title = f"Prompts of {stage.name} by pass rate, %"
     return figures.curves(f"pass-rates-{stage.name}", title, {"": lines}, x_title="pass rate", note=note)
 
@@ -369,17 +390,21 @@ def _pairs(stage: Stage) -> Iterator[Part | None]:
         yield Code(f"How {stage.name} made its pairs (preferences/_manifest.json)", provenance)
     if stage.kind == OFFLINE:
         rows = []
-        for name, ((before, after, key), written) in PAIR_MEASURES.items():
-            start, end = (number(stage.manifest, "result", part, key) for part in (before, after))
-            moved = f"{100 * (end - start):+.1f}" if written is fmt.percent else f"{end - start:+.3g}"
-            change = fmt.UNKNOWN if math.isnan(end - start) else moved
-            rows.append({"measure": name, "before": written(start), "after": written(end), "change": change})
-        measured = [row for row in rows if set(row.values()) != {row["measure"], fmt.UNKNOWN}]
-        yield table(f"The pairs under the policy before and after {stage.name}", measured)
+        for name, ((before, after), key, written) in PAIR_MEASURES.items():
+            start = number(stage.manifest, "result", before, key)
+            end = number(stage.manifest, "result", after, key)
+            row = {"measure": name, "before": written(start), "after": written(end)}
+            if written is fmt.percent:
+                row["change"] = fmt.change(end - start, math.nan)
+            elif not math.isnan(end - start):
+                row["change"] = f"{end - start:+.3g}"
+            if not math.isnan(start) or not math.isnan(end):
+                rows.append(row)
+        yield table(f"The pairs under the policy before and after {stage.name}", rows)
 
 
 def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
-    """All figures of the finished stages, in their order: cost and counts, then those of each policy.
+    """Yield all figures of the finished stages, in their order: cost and counts, then those of each policy.
 
     stage, policy ("" for a stage's own figures), measure, value. measure is a path such as "tokens/generated",
     "pass_at/4", "informativeness/ece" or, of a policy compared with one before it, "paired/sft/difference". Units are
@@ -397,6 +422,7 @@ def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
         for pair in manifest.get("result", {}).get("paired", ()):
             tasks = {f"{task}/": values for task, values in pair.get("tasks", {}).items()}
             for prefix, values in {"": pair, "greedy/": pair.get("greedy", {}), **tasks}.items():
-                path = f"paired/{pair['before']}/{prefix}"
-                measured = {m: number(values, m) for m in ("difference", "sem") if m in values}
-                yield from ((name, str(pair["after"]), path + m, value) for m, value in measured.items())
+                for measure in ("difference", "sem"):
+                    if measure in values:
+                        path = f"paired/{pair['before']}/{prefix}{measure}"
+                        yield name, str(pair["after"]), path, number(values, measure)

@@ -1,4 +1,4 @@
-"""The browser of completions: rollouts of evaluations and collections, and pairs, to be filtered and read.
+"""List completions to look through: rollouts of evaluations and collections, and pairs, to be filtered and read.
 
     Listing ─ Row (one problem) ─ Cell (what one policy answered) ─ Sample
 
@@ -28,8 +28,17 @@ LENGTH = 4000
 """Characters of a text without colours."""
 
 _ROLLOUT = (
-    *("problem_id", "visit", "sample", "policy", "token_ids", "text", "logprobs"),
-    *("reward", "verdict", "answer", "stop_reason"),
+    "problem_id",
+    "visit",
+    "sample",
+    "policy",
+    "token_ids",
+    "text",
+    "logprobs",
+    "reward",
+    "verdict",
+    "answer",
+    "stop_reason",
 )
 _PAIRS = (
     "problem_id",
@@ -88,22 +97,26 @@ class Listing(NamedTuple):
 
     @property
     def verdicts(self) -> list[str]:
-        """Those that occur."""
-        there = {sample.verdict for row in self.rows for cell in row.cells for sample in cell.samples}
+        """The verdicts that occur."""
+        there: set[str] = set()
+        for row in self.rows:
+            for cell in row.cells:
+                there.update(sample.verdict for sample in cell.samples)
         return [verdict.value for verdict in Verdict if verdict.value in there]
 
 
 def browser(run: Run) -> list[Listing]:
     """List the completions of each evaluation, those of each collection and its pairs."""
     paint, note = painter(run)
-    collected = [stage for stage in run.stages.values() if stage.kind == COLLECT]
     listings = [_evaluated(stage, paint, note) for stage in run.evaluations]
-    listings += [listing for stage in collected for listing in _collected(run, stage, paint, note)]
+    for stage in run.stages.values():
+        if stage.kind == COLLECT:
+            listings += _collected(run, stage, paint, note)
     return [listing for listing in listings if listing.rows]
 
 
 def painter(run: Run) -> tuple[Painter, str]:
-    """How completions of this run are shown, and why there are no colours, "" if there are."""
+    """Return what shows completions of this run, and why there are no colours, "" if there are."""
     try:
         tokenizer, note = run_tokenizer(run.config, run.workdir), ""
     except ValueError as error:
@@ -111,7 +124,9 @@ def painter(run: Run) -> tuple[Painter, str]:
         note = f"Completions are shown without colours: the run's tokenizer is not to be had here. {error}"
 
     def paint(text: str, ids: np.ndarray, logprobs: np.ndarray | None) -> Sequence[Span]:
-        spans = None if tokenizer is None or logprobs is None else coloured(tokenizer, text, ids, logprobs)
+        spans = None
+        if tokenizer is not None and logprobs is not None:
+            spans = coloured(tokenizer, text, ids, logprobs)
         return [Span(shorten(text, LENGTH))] if spans is None else spans
 
     return paint, note
@@ -127,13 +142,17 @@ def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
 def read_samples(
     files: Sequence[epath.Path], columns: Sequence[str], also: Iterable[str] = (), first: int = PROBLEMS
 ) -> tuple[dict[str, list[Answer]], int]:
-    """Read the rows of the `first` problems by id, and of those wanted `also`; and how many problems there are.
+    """Read the rows of the `first` problems, ids ascending, and of those wanted `also`; count all problems.
 
     Only of these are texts and arrays read. Raises ValueError for a damaged file.
     """
-    there = {str(name) for file in files for name in read_parquet(file, ["problem_id"])["problem_id"].to_pylist()}
+    there: set[str] = set()
+    for file in files:
+        there.update(map(str, read_parquet(file, ["problem_id"])["problem_id"].to_pylist()))
     wanted = {*sorted(there)[:first], *also}
-    rows = [row for file in files for row in read_parquet(file, columns, wanted).to_pylist()]
+    rows: list[Answer] = []
+    for file in files:
+        rows += read_parquet(file, columns, wanted).to_pylist()
     by_problem: dict[str, list[Answer]] = {}
     for row in sorted(rows, key=lambda row: (row["problem_id"], row.get("visit", 0), row.get("sample", 0))):
         by_problem.setdefault(row["problem_id"], []).append(row)
@@ -154,41 +173,48 @@ def _listing(
     """Put policies' answers beside each other. problems: those listed, with their entries of problems.json, or {}."""
     rows = []
     for problem, entry in problems.items():
-        answered = [(i, column, column.answers.get(problem, ())) for i, column in enumerate(columns)]
-        cells = [
-            Cell(i, column.name, [_sample(answer, column.paint) for answer in answers[:SAMPLES]])
-            for i, column, answers in answered
-            if answers
-        ]
-        facts = " · ".join(f"{column.name} {_outcome(answers)}" for _, column, answers in answered if answers)
+        cells = []
+        facts = []
+        for i, column in enumerate(columns):
+            answers = column.answers.get(problem, ())
+            if answers:
+                cells.append(Cell(i, column.name, [_sample(answer, column.paint) for answer in answers[:SAMPLES]]))
+                facts.append(f"{column.name} {_outcome(answers)}")
+        prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
         reference = None if entry.get("answer") is None else str(entry["answer"])
-        rows.append(Row(conversation(entry.get("prompt", "")) or f"problem {problem}", facts, reference, cells))
+        rows.append(Row(prompt, " · ".join(facts), reference, cells))
     return Listing(title, rule, [column.name for column in columns], rows, note)
 
 
 def _sample(row: Answer, paint: Painter) -> Sample:
-    ids, nats = np.asarray(row["token_ids"], np.int32), np.asarray(row["logprobs"], np.float32)
-    sure = math.exp(min(float(nats.mean(dtype=np.float64)), 0.0)) if len(nats) else math.nan
+    ids = np.asarray(row["token_ids"], np.int32)
+    nats = np.asarray(row["logprobs"], np.float32)
     facts = [f"{len(ids):,} tokens"]
-    facts += [f"reward {fmt.value(row['reward'])}"] if row["verdict"] == "scored" and row["reward"] is not None else []
-    facts += [] if math.isnan(sure) else [f"confidence {sure:.2f}"]
-    facts += [] if row["answer"] is None else [f"answer {on_one_line(row['answer'], 60)}"]
-    facts += ["cut at the limit"] if row["stop_reason"] == "length" else []
+    if row["verdict"] == "scored" and row["reward"] is not None:
+        facts.append(f"reward {fmt.value(row['reward'])}")
+    mean = float(nats.mean(dtype=np.float64)) if len(nats) else math.nan
+    if not math.isnan(mean):
+        facts.append(f"confidence {math.exp(min(mean, 0.0)):.2f}")
+    if row["answer"] is not None:
+        facts.append(f"answer {on_one_line(row['answer'], 60)}")
+    if row["stop_reason"] == "length":
+        facts.append("cut at the limit")
     return Sample(row["verdict"], ", ".join(facts), paint(row["text"], ids, nats))
 
 
 def _outcome(rows: Sequence[Answer]) -> str:
     """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of other rewards."""
     if any(row["verdict"] == "scored" for row in rows):
-        return f"reward {fmt.value(float(np.mean([row['reward'] for row in rows if row['reward'] is not None])))}"
+        mean = np.mean([row["reward"] for row in rows if row["reward"] is not None])
+        return f"reward {fmt.value(float(mean))}"
     return f"{sum(row['verdict'] == 'correct' for row in rows)}/{len(rows)}"
 
 
 def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
-    """Every policy's answers to the same problems."""
+    """List every policy's answers to the same problems."""
     files = {fmt.policy_name(entry): stage.rollouts_file(name) for name, entry in stage.policies.items()}
     read = {name: read_samples([file], _ROLLOUT) for name, file in files.items() if file.exists()}
-    first = sorted({problem for answers, _ in read.values() for problem in answers})[:PROBLEMS]
+    first = sorted(set[str]().union(*(answers for answers, _ in read.values())))[:PROBLEMS]
     rule = _rule(len(first), max((count for _, count in read.values()), default=0), "problems")
     columns = [Column(name, answers, paint) for name, (answers, _) in read.items()]
     problems = {problem: stage.problems.get(problem, {}) for problem in first}
@@ -198,42 +224,42 @@ def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
 def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listing]:
     """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected ones."""
     pairs, paired = read_samples(stage.parts("preferences"), _PAIRS)
-    pairs = {problem: pairs[problem] for problem in sorted(pairs)[:PROBLEMS]}
     answers, total = read_samples(_rollouts(run, stage), _ROLLOUT, pairs)
-    problems = {problem: {"prompt": pairs[problem][0]["prompt"]} if problem in pairs else {} for problem in answers}
-    first = {problem: problems[problem] for problem in sorted(answers)[:PROBLEMS]}
-    columns = [
-        Column(
-            fmt.policy_name({"name": name}),
-            {problem: [row for row in answers[problem] if row["policy"] == name] for problem in first},
-            paint,
-        )
-        for name in sorted({row["policy"] for problem in first for row in answers[problem]})
-    ]
-    rollouts = _listing(f"Rollouts, {stage.name}", _rule(len(first), total, "problems"), first, columns, note)
-    nats = {(p, tuple(row["token_ids"])): row["logprobs"] for p in pairs for row in answers.get(p, ())}
+    problems: dict[str, Mapping[str, Any]] = {}
+    by_policy: dict[str, dict[str, list[Answer]]] = {}
+    for problem in list(answers)[:PROBLEMS]:
+        problems[problem] = {}
+        if problem in pairs:
+            problems[problem] = {"prompt": pairs[problem][0]["prompt"]}
+        for row in answers[problem]:
+            by_policy.setdefault(row["policy"], {}).setdefault(problem, []).append(row)
+    columns = [Column(fmt.policy_name({"name": name}), by_policy[name], paint) for name in sorted(by_policy)]
+    rollouts = _listing(f"Rollouts, {stage.name}", _rule(len(problems), total, "problems"), problems, columns, note)
     couples = []
-    for rows in pairs.values():
-        sides = [
-            Cell(i, side, [_side(row, side, verdict, nats, paint) for row in rows[:SAMPLES]])
-            for i, (side, verdict) in enumerate((("chosen", "correct"), ("rejected", "incorrect")))
-        ]
+    for problem, rows in pairs.items():
+        nats = {tuple(row["token_ids"]): row["logprobs"] for row in answers.get(problem, ())}
+        chosen = [_side(row, "chosen", "correct", nats, paint) for row in rows[:SAMPLES]]
+        rejected = [_side(row, "rejected", "incorrect", nats, paint) for row in rows[:SAMPLES]]
+        cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
         facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
-        couples.append(Row(conversation(rows[0]["prompt"]), facts, None, sides))
+        couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells))
     rule = _rule(len(couples), paired, "problems with pairs")
     return [rollouts, Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples, note)]
 
 
 def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
     """Return the stage's own rollouts, or those of the online stage whose archive it reads."""
-    is_archive = stage.section.get("rollouts") == "archive"
-    source = run.stages.get(own_stage(str(stage.section.get("policy", "")))) if is_archive else None
-    return stage.parts() or (source.parts() if source else [])
+    own = stage.parts()
+    source = run.stages.get(own_stage(str(stage.section.get("policy", ""))))
+    if own or source is None or stage.section.get("rollouts") != "archive":
+        return own
+    return source.parts()
 
 
 def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[float]], paint: Painter) -> Sample:
-    ids, text = row[f"{side}_ids"], row[side] if isinstance(row[side], str) else row[side][-1]["content"]
-    logprobs = nats.get((row["problem_id"], tuple(ids)))
+    ids = row[f"{side}_ids"]
+    text = row[side] if isinstance(row[side], str) else row[side][-1]["content"]
+    logprobs = nats.get(tuple(ids))
     spans = paint(text, np.asarray(ids, np.int32), None if logprobs is None else np.asarray(logprobs, np.float32))
     return Sample(verdict, f"{len(ids):,} tokens, reward {fmt.value(row[f'{side}_reward'])}", spans)
 
@@ -241,8 +267,9 @@ def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[floa
 def furthest_apart(study: Study) -> list[str]:
     """Order the problems on which the runs' last policies differ, largest difference first, equal ones by id."""
     means = np.stack([row.accuracies[0] for row in study.last])
-    apart = zip(means.min(axis=0) - means.max(axis=0), study.problems, strict=True)  # NaN is not below 0
-    return [problem for size, problem in sorted((float(size), problem) for size, problem in apart if size < 0)]
+    sizes = means.min(axis=0) - means.max(axis=0)
+    apart = [pair for pair in zip(sizes.tolist(), study.problems, strict=True) if pair[0] < 0]  # NaN is not below 0
+    return [problem for _, problem in sorted(apart)]
 
 
 def most_different(study: Study) -> list[Listing]:
@@ -258,7 +285,7 @@ def most_different(study: Study) -> list[Listing]:
         answers, _ = read_samples([stage.rollouts_file(policy.name)] if stage else [], _ROLLOUT, wanted, 0)
         columns.append(Column(row.name, answers, painters[policy.run.workdir][0]))
     entries: dict[str, Mapping[str, Any]] = {}
-    for side in study.sides[::-1]:
+    for side in reversed(study.sides):
         entries |= {problem: entry for problem, entry in side.stage.problems.items() if entry}
     rule = (
         f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the accuracies of the runs' "
@@ -271,7 +298,11 @@ def most_different(study: Study) -> list[Listing]:
 
 
 def _rule(listed: int, total: int, things: str) -> str:
-    """Which problems are listed, and of each the first how many samples, or pairs."""
-    left_out = f", the first by problem id, which is a hash; {total - listed:,} are left out" if listed < total else ""
-    each = " Beside the prompt: right answers among all samples, or their mean reward." if things == "problems" else ""
-    return f"{listed:,} of {total:,} {things}{left_out}. Of each the first {SAMPLES} samples.{each}"
+    """Say which problems are listed, and how many samples, or pairs, of each."""
+    rule = f"{listed:,} of {total:,} {things}"
+    if listed < total:
+        rule += f", the first by problem id, which is a hash; {total - listed:,} are left out"
+    rule += f". Of each the first {SAMPLES} samples."
+    if things == "problems":
+        rule += " Beside the prompt: right answers among all samples, or their mean reward."
+    return rule

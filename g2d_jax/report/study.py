@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -9,12 +10,28 @@ import numpy as np
 import pandas as pd
 
 from g2d_jax.accounting import TOKENS
-from g2d_jax.report import contrasts, figures
+from g2d_jax.report import figures
 from g2d_jax.report import format as fmt
+from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written, number
 from g2d_jax.report.page import Code, Note, Part, Report, Section, write
-from g2d_jax.report.read import COLLECT, ONLINE, UNFINISHED, UNTESTED, Group, Policy, Row, Study, read_study
+from g2d_jax.report.read import (
+    COLLECT,
+    OFFLINE,
+    ONLINE,
+    UNFINISHED,
+    UNTESTED,
+    Group,
+    Policy,
+    Row,
+    Study,
+    grouped_rows,
+    policies_of,
+    read_study,
+    rows_of,
+    seeds_of,
+)
 from g2d_jax.report.run import MEANINGS, MEASURES
 from g2d_jax.report.tables import COSTS, Table, cost_cells, leaves, sheet, table
 from g2d_jax.runtime.storage import PathLike, fingerprint
@@ -88,11 +105,11 @@ def write_study(
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
-    arms = contrasts.spectrum(study)
-    intervals = [(row.name, row.accuracy) for _, row in arms]
-    bars = [(name, 100 * interval.mean, 100 * interval.low, 100 * interval.high) for name, interval in intervals]
-    accuracies = figures.intervals("accuracy", "Test accuracy, % (bars: 95 %)", bars)
+    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", [row for _, row in paired.spectrum(study)])
     costs = [*(frontier_chart(study, measure) for measure in FRONTIERS), details(study)]
+    elsewhere = []
+    if study.rates is not None:
+        elsewhere = [_priced_section(study, study.rates)]
     left_out = [{"point": label, "why": why} for label, why in study.left_out.items()]
     return Report(
         kind="study",
@@ -103,7 +120,7 @@ def report(study: Study) -> Report:
         sections=[
             Section("results", "Result", [Note(caution(study)), results(study), accuracies]),
             Section("frontier", "Accuracy against compute", costs),
-            *([] if study.rates is None else [_priced_section(study, study.rates)]),
+            *elsewhere,
             Section("informativeness", "Informativeness", [Note(TAUGHT_NOTE), taught(study), correlations(study)]),
             Section("stopping", "K that chose itself", [Note(STOP_NOTE), stopping(study)]),
             Section("points", "Points left out", [table("Points left out", left_out)]),
@@ -112,25 +129,32 @@ def report(study: Study) -> Report:
     )
 
 
+def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
+    """Draw every row's accuracy with its interval."""
+    bars = [(row.name, *fmt.percents(row.accuracy)) for row in rows]
+    return figures.intervals("accuracy", title, bars)
+
+
 def _eyebrow(study: Study) -> str:
-    """How much there is, and until when it was measured."""
-    manifests = [manifest for policy in study.policies for manifest in policy.run.manifests.values()]
+    """Say how much there is, and until when it was measured."""
+    manifests = itertools.chain.from_iterable(policy.run.manifests.values() for policy in study.policies)
     measured = fmt.until(number(manifest, "started") + number(manifest, "seconds") for manifest in manifests)
-    seeds = {seed for group in study.groups for row in group.rows for seed in row.seeds}
+    seeds = seeds_of(study.rows)
     size = f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"
     return " · ".join(filter(None, ["G2D study", size, measured]))
 
 
 def state(study: Study) -> str:
     """Say what is missing, and the command that runs it; "" if nothing is."""
-    reasons, parts = list(study.left_out.values()), []
+    reasons = list(study.left_out.values())
+    parts = []
     if unfinished := reasons.count(UNFINISHED):
         total = len(reasons) + len(study.policies)
         parts.append(f"{unfinished} of {total} points are not finished and left out (listed under Points).")
         parts.append(f"To finish them: {command(study)}")
     if untested := reasons.count(UNTESTED):
         parts.append(f"{untested} points were not evaluated on the test split and are left out.")
-    if len({frozenset(row.seeds) for group in study.groups for row in group.rows}) > 1:
+    if len({frozenset(row.seeds) for row in study.rows}) > 1:
         parts.append("Rows have different seeds: their means are not yet comparable.")
     return " ".join(parts)
 
@@ -150,18 +174,18 @@ def command(study: Study) -> str:
 
 def caution(study: Study) -> str:
     """Explain how intervals are made, what those of few seeds rest on, and the columns."""
-    counts = {len(row.seeds) for group in study.groups for row in group.rows} or {0}
+    counts = {len(row.seeds) for row in study.rows} or {0}
     texts = [
         *_of_intervals(min(counts), max(counts)),
         "Gain: over the policy its last training started from; differences are in points on test, paired by seed and "
         "problem. Costs leave out supervised fine-tuning, which is the same for all.",
     ]
-    if contrasts.spectrum(study):
+    if paired.spectrum(study):
         texts.append(
             "s: updates between two synchronisations of the sampling policy with the trained one; 1 is online, ∞ "
             "(never) is offline."
         )
-    swept = contrasts.swept_rows(study)
+    swept = paired.swept_rows(study)
     if swept and any(group.stops for group in study.groups):
         median = float(np.median([row.costs["flops"] for row in swept]))
         spent = sum(row.costs["flops"] * len(row.seeds) for row in swept)
@@ -195,29 +219,30 @@ def flops(amount: float) -> str:
 
 
 def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """How each row answers, and what it cost, as all reports of several policies have it.
+    """Format how each row answers, and what it cost, as all reports of several policies have it.
 
     pass@k is of the k answers that all of them have.
     """
-    k = min((correct.shape[1] for row in rows for correct in row.correct), default=1)
+    answered = itertools.chain.from_iterable(row.correct for row in rows)
+    k = min((correct.shape[1] for correct in answered), default=1)
     measures = ("generated", "trained", "flops", "seconds", "device_seconds", "price")
     cells = []
     for row in rows:
-        passed = float(np.mean([stats.pass_at(correct, k) for correct in row.correct])) if k > 1 else math.nan
+        passed = row.pass_at(k) if k > 1 else math.nan
         evaluated = {head: of(row.evaluated(row.split, name)) for head, (name, of) in EVALUATED.items()}
         cells.append({f"pass@{k} %": fmt.percent(passed), **evaluated, **cost_cells(row.costs, measures)})
     return cells
 
 
 def results(study: Study) -> Table:
-    """Every row of the study: offline training after K online steps first, then online training alone."""
-    arms = contrasts.spectrum(study)
-    start = contrasts.start_of([row for _, row in arms]) if arms else None
-    rows = [] if start is None else [(Group(start.name, {}, [start]), start)]
-    rows += [(group, row) for group in study.offline for row in group.rows]
-    rows += arms or [(group, row) for group in study.baselines for row in group.rows]
-    best = [contrasts.chosen(group.rows) for group in study.swept]
-    others = [contrasts.reference(study, group, row) for group, row in rows]
+    """Show every row of the study: offline training after K online steps first, then online training alone."""
+    arms = paired.spectrum(study)
+    start = paired.start_of([row for _, row in arms])
+    rows = [(Group(start.name, {}, [start]), start)] if start else []
+    rows += grouped_rows(study.offline)
+    rows += arms or grouped_rows(study.baselines)
+    best = [paired.chosen(group.rows) for group in study.swept]
+    others = [paired.reference(study, group, row) for group, row in rows]
     names = {other.name for other in others if other is not None}
     over = f"over {names.pop()}" if len(names) == 1 else "over"
     several = len({len(row.seeds) for _, row in rows}) > 1
@@ -225,14 +250,14 @@ def results(study: Study) -> Table:
     for (group, row), other in zip(rows, others, strict=True):
         apart = UNKNOWN
         if other is not None and other is not row:
-            apart = _of_seeds(contrasts.difference(row, other), row) + f", {other.name}" * (over == "over")
+            apart = _of_seeds(paired.difference(row, other), row) + f", {other.name}" * (over == "over")
         policy = row.policies[0]
         lines.append(
             {
-                "policy": f"{row.name} (best on dev)" if row in best else row.name,
+                "policy": f"{row.name}{' (best on dev)' * (row in best)}",
                 "K": f"{row.steps:g}",
-                "s": str(contrasts.sync_every(policy) or "∞") if arms and policy.kind == ONLINE else UNKNOWN,
-                "loss": (arms and contrasts.loss_of(policy)) or UNKNOWN,
+                "s": str(paired.sync_every(policy) or "∞") if arms and policy.kind == ONLINE else UNKNOWN,
+                "loss": (arms and paired.loss_of(policy)) or UNKNOWN,
                 "seeds": str(len(row.seeds)) if several else UNKNOWN,
                 "dev %": fmt.percent(row.dev),
                 "accuracy % [95 %]": fmt.interval(row.accuracy),
@@ -247,8 +272,8 @@ def results(study: Study) -> Table:
 
 
 def details(study: Study) -> Table:
-    """How the policies of every row answer, and what else making them cost."""
-    rows = [row for group in (*study.groups, *study.warmups) for row in group.rows]
+    """Show how the policies of every row answer, and what else making them cost."""
+    rows = rows_of((*study.groups, *study.warmups))
     cells = [{"policy": row.name, **own} for row, own in zip(rows, row_cells(rows), strict=True)]
     return table("Their answers, and what they cost", cells)
 
@@ -264,7 +289,8 @@ def _priced_section(study: Study, rates: Rates) -> Section:
         "or their mean over all stages where it has none. "
         "It prices what was done here, and is no forecast of how many steps that model would need."
     )
-    note += f" The recipe has no rate for tokens {absent}: they count as nothing." if absent else ""
+    if absent:
+        note += f" The recipe has no rate for tokens {absent}: they count as nothing."
     return Section(
         "priced",
         "What its tokens would take elsewhere",
@@ -273,40 +299,33 @@ def _priced_section(study: Study, rates: Rates) -> Section:
 
 
 def priced(study: Study, rates: Rates) -> Table:
-    """Every row of the study at the rates, offline training against each GRPO alone in equal time."""
+    """Show every row of the study at the rates, offline training against each GRPO alone in equal time."""
     lines = []
-    for group in (*study.offline, *study.baselines):
-        for row in group.rows:
-            hours = row.costs["hours"]
-            price = UNKNOWN if rates.price is None else f"{hours * rates.chips * rates.price:,.2f}"
-            lines.append(
-                {
-                    "policy": row.name,
-                    "accuracy % [95 %]": fmt.interval(row.accuracy),
-                    "time": fmt.duration(3600 * hours),
-                    "price": price,
-                    **{
-                        f"against {other.name} in equal time": _against(row, other, "hours")
-                        for other in study.baselines
-                        if group.is_offline
-                    },
-                }
-            )
+    for group, row in grouped_rows((*study.offline, *study.baselines)):
+        hours = row.costs["hours"]
+        line = {"policy": row.name, "accuracy % [95 %]": fmt.interval(row.accuracy), "time": fmt.duration(3600 * hours)}
+        if rates.price is not None:
+            line["price"] = f"{hours * rates.chips * rates.price:,.2f}"
+        if group.is_offline:
+            line |= {f"against {other.name} in equal time": _against(row, other, "hours") for other in study.baselines}
+        lines.append(line)
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
 
 
 def _of_seeds(interval: Interval | None, row: Row) -> str:
     """Format a difference, and its number of seeds where that is not all of the row's."""
     total = len(row.seeds)
-    part = f" ({interval.seeds} of {total} seeds)" if interval is not None and 0 < interval.seeds < total else ""
-    return fmt.interval(interval, "+") + part
+    text = fmt.interval(interval, "+")
+    if interval is not None and 0 < interval.seeds < total:
+        text += f" ({interval.seeds} of {total} seeds)"
+    return text
 
 
 def _versus(study: Study, row: Row) -> str:
     """Compare a row with the baseline `best_at` what it cost, named if there are several."""
-    best = contrasts.best_at(study, row)
+    best = paired.best_at(study, row)
     if best is None:
-        on_dev = any(other.dev == other.dev for baseline in study.baselines for other in baseline.rows)
+        on_dev = [other for other in rows_of(study.baselines) if not math.isnan(other.dev)]
         return OUT_OF_RANGE if on_dev else UNKNOWN
     text = _against(row, best, "flops")
     named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
@@ -315,7 +334,7 @@ def _versus(study: Study, row: Row) -> str:
 
 def _against(row: Row, baseline: Group, measure: str) -> str:
     """Format what a row has over a baseline that spent as much."""
-    if (advantage := contrasts.advantage(row, baseline, measure)) is not None:
+    if (advantage := paired.advantage(row, baseline, measure)) is not None:
         return _of_seeds(advantage, row)
     if baseline.rows[0].ids != row.ids:
         return UNKNOWN
@@ -330,44 +349,55 @@ def headline(study: Study) -> str:
     """
     if not study.policies:
         return f"No point of this study is finished and tested yet. To go on: {command(study)}"
-    arms = contrasts.spectrum(study)
+    arms = paired.spectrum(study)
     if arms and not study.offline:
         return _span([row for _, row in arms])
+    answers = []
+    undecided: list[Row] = []
+    for what, rows in _questions(study):
+        row = paired.chosen(rows)
+        if row is None:
+            answers.append(_span_of(what, rows))
+            undecided += rows
+        else:
+            answers.append(_chosen(study, row, rows))
+    if undecided:
+        answers.append(_advice(study, undecided))
+    return f"On {fmt.count(len(study.problems))} test problems: {' '.join(answers)}"
+
+
+def _questions(study: Study) -> list[tuple[str, list[Row]]]:
+    """List what is to be chosen, each with its rows: K where it is swept, else an arm's setting, else a policy."""
+    swept = [("K", group.rows) for group in study.swept if not group.stops]
+    if swept:
+        return swept
     by_arm: dict[str, list[Row]] = {}
     for group in study.offline:
-        by_arm.setdefault(group.arm, []).extend(group.rows)
-    questions = [("K", group.rows) for group in study.swept if not group.stops]
-    questions = questions or [(f"the setting of {arm}", rows) for arm, rows in by_arm.items() if len(rows) > 1]
-    questions = questions or [("the best policy", [row for group in study.groups for row in group.rows])]
-    chosen = [contrasts.chosen(rows) for _, rows in questions]
-    answers = [
-        _span_of(what, rows) if row is None else _chosen(study, row, rows)
-        for row, (what, rows) in zip(chosen, questions, strict=True)
-    ]
-    if undecided := [row for best, (_, rows) in zip(chosen, questions, strict=True) if best is None for row in rows]:
-        answers.append(_advice(study, undecided))
-    return f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems: {' '.join(answers)}"
+        by_arm.setdefault(f"the setting of {group.arm}", []).extend(group.rows)
+    several = [(what, rows) for what, rows in by_arm.items() if len(rows) > 1]
+    return several or [("the best policy", study.rows)]
 
 
 def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
-    candidates = len(contrasts.comparable(rows))
+    candidates = len(paired.comparable(rows))
     among = f" among {candidates} of {len(rows)}" if candidates < len(rows) else ""
     text = f"{row.name}, chosen on dev{among}, answers {fmt.interval(row.accuracy)} % correctly"
-    every = [other for group in (*study.groups, *study.warmups) for other in group.rows]
+    every = rows_of((*study.groups, *study.warmups))
     best = max((other for other in every if {*other.seeds} >= {*row.seeds}), key=lambda other: other.accuracy.mean)
-    lost = contrasts.difference(row, best)
+    lost = paired.difference(row, best)
+    spent, most = row.costs["flops"], best.costs["flops"]
     if best is row or lost is None:
-        text += f", more than all others, for {flops(row.costs['flops'])}"
+        text += f", more than all others, for {flops(spent)}"
     else:
         interval = fmt.interval(lost, "+").partition(" ")[2]
         text += f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
-        share = row.costs["flops"] / best.costs["flops"] if best.costs["flops"] else math.nan
-        text += f", for {flops(row.costs['flops'])}"
-        text += "" if math.isnan(share) else f" or {100 * share:.0f} % of its compute"
+        text += f", for {flops(spent)}"
+        if most and not math.isnan(spent / most):
+            text += f" or {100 * spent / most:.0f} % of its compute"
     if row.gain is not None:
         text += f"; its last training added {fmt.interval(row.gain, '+')} points"
-    baseline = contrasts.best_at(study, row)
-    if baseline and (advantage := contrasts.advantage(row, baseline)) is not None:
+    baseline = paired.best_at(study, row)
+    if baseline and (advantage := paired.advantage(row, baseline)) is not None:
         text += f"; against {baseline.name} at these FLOPs it has {fmt.interval(advantage, '+')} points"
     return f"{text}."
 
@@ -380,7 +410,7 @@ def _span_of(what: str, rows: Sequence[Row]) -> str:
 
 def _advice(study: Study, rows: Sequence[Row]) -> str:
     """Say what to run for a setting to be chosen among rows."""
-    missing = sorted({policy.name for row in rows for policy in row.policies if not policy.result("dev")})
+    missing = sorted({policy.name for policy in policies_of(rows) if not policy.result("dev")})
     if not missing:
         return f"No row has all seeds yet. To finish them: {command(study)}"
     names = "".join(f'"{name}", ' for name in missing).rstrip()
@@ -392,30 +422,38 @@ def _advice(study: Study, rows: Sequence[Row]) -> str:
 
 
 def _span(rows: Sequence[Row]) -> str:
-    start, updates = contrasts.start_of(rows), {f"{row.steps:g}" for row in rows}
+    start = paired.start_of(rows)
+    updates = {f"{row.steps:g}" for row in rows}
     text = f"On {fmt.count(len(rows[0].ids))} test problems"
-    text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)" if start else ""
-    text += f", after {updates.pop()} updates" if len(updates) == 1 else ""
+    if start:
+        text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)"
+    if len(updates) == 1:
+        text += f", after {updates.pop()} updates"
     reached = [f"{row.name}{' answers' * (i == 0)} {fmt.interval(row.accuracy)} %" for i, row in enumerate(rows)]
     return f"{text}: {', '.join(reached)} correctly."
 
 
 def frontier_chart(study: Study, measure: str) -> Chart | None:
-    """Accuracy against one cost; None where it is known of no point or zero for all.
+    """Draw accuracy against one cost; None where it is known of no point or zero for all.
 
     A line for each group, its points labelled with K, settings at one K with the setting.
     """
     name, written = COSTS[measure]
     series: dict[str, list[Point]] = {}
+    joined = set()
     for group in (*study.offline, *study.baselines):
-        line = group.arm if group.values and len(group.rows) == 1 else group.name
-        for row in group.rows:
-            mean, low, high = (100 * end for end in (row.accuracy.mean, row.accuracy.low, row.accuracy.high))
-            label = ", ".join(group.values.values()) if line != group.name else f"{row.steps:g}"
-            series.setdefault(line, []).append(Point(row.costs.get(measure, math.nan), mean, low, high, label))
-    if not any(point.x > 0 for points in series.values() for point in points):
+        line = group.name
+        labels = [f"{row.steps:g}" for row in group.rows]
+        if len(group.rows) > 1:
+            joined.add(line)
+        elif group.values:
+            line = group.arm
+            labels = [", ".join(group.values.values())]
+        for row, label in zip(group.rows, labels, strict=True):
+            point = Point(row.costs.get(measure, math.nan), *fmt.percents(row.accuracy), label)
+            series.setdefault(line, []).append(point)
+    if not any(point.x > 0 for point in itertools.chain.from_iterable(series.values())):
         return None
-    joined = {group.name for group in (*study.offline, *study.baselines) if len(group.rows) > 1}
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
     if study.sides:
         note = "Bars are 95 % intervals over the common problems only: another seed is not in them."
@@ -429,22 +467,22 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
 
 def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
-    rows = [
-        {"policy": row.name, **{head: of(row.mean(*path)) for head, (path, of) in TAUGHT.items()}}
-        for group in study.offline
-        for row in group.rows
-    ]
+    rows = []
+    for row in rows_of(study.offline):
+        cells = {head: written(row.mean(*path)) for head, (path, written) in TAUGHT.items()}
+        rows.append({"policy": row.name, **cells})
     return table("Rollouts and pairs that offline training was given", rows)
 
 
 def correlations(study: Study) -> Table:
-    """Each measure's rank correlation with what offline training added, over the points of each group at several K."""
+    """Correlate each measure's rank with what offline training added, over the points of each group at several K."""
     rows: dict[str, dict[str, str]] = {}
     for group in study.swept:
         policies = group.policies
-        gains = [math.nan if policy.gain is None else float(np.nanmean(policy.gain)) for policy in policies]
-        measures = {head: [policy.measure(*path) for policy in policies] for head, (path, _) in TAUGHT.items()}
-        for name, rho, n in rank_correlations({"K": [policy.steps for policy in policies], **measures}, gains):
+        measures = {"K": [policy.steps for policy in policies]}
+        for head, (path, _) in TAUGHT.items():
+            measures[head] = [policy.measure(*path) for policy in policies]
+        for name, rho, n in rank_correlations(measures, [policy.mean_gain for policy in policies]):
             rows.setdefault(name, {"measure": name})[f"{group.name}, {n} points"] = f"{rho:+.2f}"
     title = "Spearman's rank correlation with what offline training added on test, over points (K and seed). "
     title += "Points of one seed share a trajectory and all measures move with K: no test of a cause"
@@ -457,38 +495,36 @@ def rank_correlations(measures: Mapping[str, Sequence[float]], gains: Sequence[f
     A measure is left out where fewer than three points have both, or it is the same in all.
     """
     frame = pd.DataFrame({**measures, "gain": gains}, dtype=np.float64)
-    rho, counts = frame.corr("spearman", min_periods=3)["gain"], frame[frame["gain"].notna()].count()
+    rho = frame.corr("spearman", min_periods=3)["gain"]
+    counts = frame[frame["gain"].notna()].count()
     return [(name, float(rho[name]), int(counts[name])) for name in measures if not math.isnan(rho[name])]
 
 
 def stopping(study: Study) -> Table:
-    """Why each warm-up that may end by itself did, seed by seed."""
+    """Show why each warm-up that may end by itself did, seed by seed."""
     lines = []
-    for row in (row for group in study.groups if group.stops for row in group.rows):
-        for policy, seed in zip(row.policies, row.seeds, strict=True):
-            stop = policy.stop
-            lines.append(
-                {
-                    "policy": row.name,
-                    "seed": str(seed),
-                    "K": f"{policy.steps:g}",
-                    "why": f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"]),
-                }
-            )
+    for row in rows_of(group for group in study.groups if group.stops):
+        for policy in row.policies:
+            why = str(policy.stop["rule"])
+            if "measure" in policy.stop:
+                why += f" ({policy.stop['measure']})"
+            lines.append({"policy": row.name, "seed": str(policy.run.seed), "K": f"{policy.steps:g}", "why": why})
     return table("Where each warm-up ended", lines)
 
 
 def _settings(study: Study) -> list[Part | None]:
     """Show the study's config, and the environments its stages were made in, but for the command."""
-    stages = {stage.folder: stage for policy in study.policies for stage in policy.run.stages.values()}
-    environments = [{**stage.environment, "command": ""} for stage in stages.values()]
-    distinct = {fingerprint(environment): environment for environment in environments}
+    stages = itertools.chain.from_iterable(policy.run.stages.values() for policy in study.policies)
+    distinct = {}
+    for stage in {stage.folder: stage for stage in stages}.values():
+        environment = {**stage.environment, "command": ""}
+        distinct[fingerprint(environment)] = environment
     codes = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
     return [Code("Configuration of the study", study.config), *codes]
 
 
 def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
-    """All figures, group by group and K by K: those of each seed, then those of all together (seed "all").
+    """Yield all figures, group by group and K by K: those of each seed, then those of all together (seed "all").
 
     arm, values, seed, K, split ("" where none applies), measure, value. measure is a path such as "accuracy",
     "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean", and, of all seeds together,
@@ -498,9 +534,9 @@ def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]
     for group in (*study.groups, *study.warmups):
         values = ";".join(f"{field}={text}" for field, text in group.values.items())
         for row in group.rows:
-            for policy, seed in zip(row.policies, row.seeds, strict=True):
+            for policy in row.policies:
                 for split, measure, value in _of_policy(policy):
-                    yield group.arm, values, str(seed), f"{policy.steps:g}", split, measure, value
+                    yield group.arm, values, str(policy.run.seed), f"{policy.steps:g}", split, measure, value
             for split, measure, value in _of_row(study, group, row):
                 yield group.arm, values, "all", f"{row.steps:g}", split, measure, value
 
@@ -511,11 +547,10 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
         if answers is not None:
             yield split, "accuracy", stats.accuracy(answers.to_numpy()).mean
         yield from ((split, *figure) for figure in leaves(policy.result(split)))
-    kind = "offline" if policy.kind == "offline" else "online"
-    gain = policy.gain if kind == "offline" else None
-    yield "test", "offline_gain", math.nan if gain is None else float(np.nanmean(gain))
+    kind = OFFLINE if policy.kind == OFFLINE else ONLINE
+    yield "test", "offline_gain", policy.mean_gain if kind == OFFLINE else math.nan
     yield from (("", f"cost/{measure}", value) for measure, value in policy.costs.items())
-    for name, manifest in ((COLLECT, policy.pairs_from), (kind, policy.manifest)):
+    for name, manifest in ((COLLECT, policy.pairs_manifest), (kind, policy.manifest)):
         for measure, value in leaves({part: manifest.get(part, {}) for part in ("counts", "result")}):
             yield "", f"{name}/{measure.removeprefix('counts/')}", value
     if policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps"):
@@ -525,16 +560,17 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
     if row.split != "dev":
         yield "dev", "accuracy/mean", row.dev
-    intervals = {"accuracy": row.accuracy, "gain": row.gain, "offline_gain": row.gain if group.is_offline else None}
+    intervals = {"accuracy": row.accuracy, "gain": row.gain}
     if group.is_offline:
-        intervals |= {
-            f"advantage/{baseline.name}/{measure}": contrasts.advantage(row, baseline, measure)
-            for measure in ("flops", *["hours"] * (study.rates is not None))
-            for baseline in study.baselines
-        }
-        if (best := contrasts.best_at(study, row)) is not None:
-            intervals["advantage/best on dev/flops"] = contrasts.advantage(row, best)
+        intervals["offline_gain"] = row.gain
+        measures = ["flops"] if study.rates is None else ["flops", "hours"]
+        for measure, baseline in itertools.product(measures, study.baselines):
+            intervals[f"advantage/{baseline.name}/{measure}"] = paired.advantage(row, baseline, measure)
+        if (best := paired.best_at(study, row)) is not None:
+            intervals["advantage/best on dev/flops"] = paired.advantage(row, best)
     for name, interval in intervals.items():
-        for part in ("mean", "low", "high", "seeds") if interval is not None else ():
+        if interval is None:
+            continue
+        for part in ("mean", "low", "high", "seeds"):
             yield row.split, f"{name}/{part}", float(getattr(interval, part))
     yield from (("", f"cost/{measure}", value) for measure, value in row.costs.items())

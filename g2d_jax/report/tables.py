@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,16 +45,22 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns but the first have cells that all start as numbers."""
-        starts = [{row[i][:1] for row in self.rows} - {"", UNKNOWN} for i in range(len(self.columns))]
-        return [i > 0 and all(c.isdigit() or c in "+-" for c in first) for i, first in enumerate(starts)]
+        """The columns but the first whose cells all start as numbers, True for each."""
+        return [i > 0 and self._is_numeric(i) for i in range(len(self.columns))]
+
+    def _is_numeric(self, column: int) -> bool:
+        starts = {row[column][:1] for row in self.rows} - {"", UNKNOWN}
+        return all(start.isdigit() or start in "+-" for start in starts)
 
 
 def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
     """Make a table of rows that map heads to cells, without heads of which no row knows anything."""
     rows = list(rows)
-    heads = list(dict.fromkeys(head for row in rows for head in row))
-    heads = [head for head in heads if any(row.get(head, UNKNOWN) != UNKNOWN for row in rows)]
+
+    def is_known(head: str) -> bool:
+        return any(row.get(head, UNKNOWN) != UNKNOWN for row in rows)
+
+    heads = list(filter(is_known, dict.fromkeys(itertools.chain.from_iterable(rows))))
     return Table(title, heads, [[row.get(head, UNKNOWN) for head in heads] for row in rows])
 
 
@@ -61,14 +68,14 @@ def markdown(table: Table) -> str:
     """Write a table under its title; "" without rows."""
     if not table.rows:
         return ""
-    cells = [[one_line(cell) for cell in line] for line in (table.columns, *table.rows)]
+    cells = [list(map(one_line, line)) for line in (table.columns, *table.rows)]
     cells.insert(1, ["---"] + ["---:"] * (len(table.columns) - 1))
     return f"{one_line(table.title)}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def one_line(text: str) -> str:
-    """Text on one line in which Markdown and HTML see no markup."""
-    return "".join(f"\\{char}" if char in "\\|`*_<>[]#" else char for char in clean(text, newlines=False))
+    """Put a text on one line in which Markdown and HTML see no markup."""
+    return re.sub(r"[\\|`*_<>\[\]#]", r"\\\g<0>", clean(text, newlines=False))
 
 
 _FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: their full-width forms, which some spreadsheets take too
@@ -80,15 +87,24 @@ def sheet(columns: Sequence[str], rows: Iterable[tuple[*tuple[str, ...], float]]
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
     for *texts, value in rows:
-        whole = math.isfinite(value) and float(value).is_integer() and abs(value) < 2**53
-        writer.writerow([*map(guarded, texts), int(value) if whole else "NaN" if math.isnan(value) else float(value)])
+        writer.writerow([*map(guarded, texts), _cell(value)])
     return buffer.getvalue()
 
 
+def _cell(value: float) -> int | float | str:
+    if math.isnan(value):
+        return "NaN"
+    if float(value).is_integer() and abs(value) < 2**53:
+        return int(value)
+    return float(value)
+
+
 def guarded(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: on one line, an apostrophe before a leading = + - @."""
+    """Guard a text from being taken for a formula: on one line, an apostrophe before a leading = + - @."""
     line = clean(text, newlines=False)
-    return f"'{line}" if line.lstrip().startswith(tuple(_FORMULA)) else line
+    if line.lstrip().startswith(tuple(_FORMULA)):
+        return f"'{line}"
+    return line
 
 
 _NOT_FIGURES = {"done", "started", "inputs", "fingerprint", "kind", "name", "sampling", "policies", "paired"}
@@ -96,7 +112,7 @@ _SPELLED = ("NaN", "Infinity", "-Infinity")  # as storage writes them
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers by path, those in "result" without that name in front."""
+    """Yield numbers by path, those in "result" without that name in front."""
     for key, value in values.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and key not in _NOT_FIGURES:
@@ -109,13 +125,20 @@ def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str,
     """Format these measures of a cost, those it lacks as unknown; device time only where there were several devices."""
     if not costs.get("device_seconds", math.nan) > costs.get("seconds", math.nan):
         costs = {**costs, "device_seconds": math.nan}
-    return {head: written(costs.get(name, math.nan)) for name in measures for head, written in [COSTS[name]]}
+    cells = {}
+    for name in measures:
+        head, written = COSTS[name]
+        cells[head] = written(costs.get(name, math.nan))
+    return cells
 
 
 def total_cost(manifests: Iterable[Manifest], price_per_device_hour: float | None = None) -> dict[str, float]:
     """Add up what stages cost, by measure; {} for none."""
-    costs = [cost(manifest, price_per_device_hour) for manifest in manifests]
-    return {measure: sum(stage[measure] for stage in costs) for measure in (costs[0] if costs else ())}
+    total: dict[str, float] = {}
+    for manifest in manifests:
+        for measure, value in cost(manifest, price_per_device_hour).items():
+            total[measure] = total.get(measure, 0) + value
+    return total
 
 
 def policies(evaluation: Manifest | None) -> list[Manifest]:
@@ -124,7 +147,7 @@ def policies(evaluation: Manifest | None) -> list[Manifest]:
 
 
 def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """(before, after) -> paired difference in accuracy and its standard error clustered by problem.
+    """Map (before, after) to the paired difference in accuracy and its standard error clustered by problem.
 
     kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its reward.
     """
@@ -139,16 +162,17 @@ def compared(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], float]:
 
 
 def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, float, float]]:
-    """Each policy but the first with the one before it: before, after, paired difference, standard error.
+    """List each policy but the first with the one before it: before, after, paired difference, standard error.
 
     kind: as in `differences`.
     """
-    measured, ordered = differences(evaluation, *kind), policies(evaluation)
-    return [(b, a, *measured.get((b["name"], a["name"]), NOT_MEASURED)) for b, a in itertools.pairwise(ordered)]
+    measured = differences(evaluation, *kind)
+    pairs = itertools.pairwise(policies(evaluation))
+    return [(b, a, *measured.get((b["name"], a["name"]), NOT_MEASURED)) for b, a in pairs]
 
 
 def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
-    """Name of each policy but the first -> what it gained on the one before it, and the standard error; see `steps`."""
+    """Map each policy but the first to its gain on the one before it, and the standard error; see `steps`."""
     return {after["name"]: (difference, error) for _, after, difference, error in steps(evaluation, *kind)}
 
 
@@ -163,6 +187,11 @@ def has_accuracy(evaluation: Manifest) -> bool:
     return not tasks(evaluation) or any(tasks(evaluation).values())
 
 
+def pass_at_ks(ordered: Iterable[Manifest]) -> list[int]:
+    """List the k of the pass@k that policies were evaluated with, ascending."""
+    return sorted(set(map(int, itertools.chain.from_iterable(policy.get("pass_at", ()) for policy in ordered))))
+
+
 def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Table:
     """Build the result: accuracy of each policy, its gain, and the cost of making it.
 
@@ -173,21 +202,22 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
     if not evaluation:
         return Table("No evaluation is finished yet", [], [])
     ordered = policies(evaluation)
-    largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
-    sampled, greedy = gains(evaluation), gains(evaluation, "greedy")
-    rows: list[dict[str, str]] = []
+    largest = max(pass_at_ks(ordered), default=1)
+    sampled = gains(evaluation)
+    greedy = gains(evaluation, "greedy")
+    rows = []
     for policy, makers in zip(ordered, _makers(ordered, stage_manifests), strict=True):
-        accuracy = {
-            "pass@1 %": fmt.spread(number(policy, "mean"), number(policy, "sem_clustered")),
-            **{f"pass@{k} %": fmt.percent(number(policy, "pass_at", str(k))) for k in (largest,) if k > 1},
-            "greedy %": fmt.percent(number(policy, "greedy")),
-            "change": fmt.change(*sampled.get(policy["name"], NOT_MEASURED)),
-            "greedy change": fmt.change(*greedy.get(policy["name"], NOT_MEASURED)),
-        }
-        made_by = {"made by": " + ".join(str(stage.get("name", "")) for stage in makers) or UNKNOWN}
-        costs = cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds"))
-        shown = accuracy if has_accuracy(evaluation) else {}
-        rows.append({"policy": policy_name(policy), **shown, **_rewards(evaluation, policy), **made_by, **costs})
+        row = {"policy": policy_name(policy)}
+        if has_accuracy(evaluation):
+            row["pass@1 %"] = fmt.spread(number(policy, "mean"), number(policy, "sem_clustered"))
+            if largest > 1:
+                row[f"pass@{largest} %"] = fmt.percent(number(policy, "pass_at", str(largest)))
+            row["greedy %"] = fmt.percent(number(policy, "greedy"))
+            row["change"] = fmt.change(*sampled.get(policy["name"], NOT_MEASURED))
+            row["greedy change"] = fmt.change(*greedy.get(policy["name"], NOT_MEASURED))
+        row |= _rewards(evaluation, policy)
+        row["made by"] = " + ".join(str(stage.get("name", "")) for stage in makers) or UNKNOWN
+        rows.append(row | cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds")))
     over = f"{problems(evaluation, 'problems')}, {fmt.count(number(evaluation, 'result', 'samples'))} answers each"
     what, unit = ("Accuracy", ", in points") if has_accuracy(evaluation) else ("Reward", "")
     return table(f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})", rows)
@@ -196,7 +226,9 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
     """Build a policy's mean reward in each task without right and wrong, and its gain."""
     cells = {}
-    for task in [task for task, verifiable in tasks(evaluation).items() if not verifiable]:
+    for task, verifiable in tasks(evaluation).items():
+        if verifiable:
+            continue
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         cells[f"{name}reward"] = reward(policy, task)
         gain = gains(evaluation, "tasks", task).get(policy["name"], NOT_MEASURED)
@@ -206,89 +238,93 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
 
 def reward(policy: Manifest, task: str) -> str:
     """Format a policy's mean reward in a task, with its standard error."""
-    return fmt.measured(*(number(policy, "tasks", task, key) for key in ("reward", "sem")))
+    return fmt.measured(number(policy, "tasks", task, "reward"), number(policy, "tasks", task, "sem"))
 
 
 def problems(evaluation: Manifest, what: str) -> str:
-    """How many problems the result is about: those with right and wrong answers, if there are any."""
+    """Count the problems that the result is about: those with right and wrong answers, if there are any."""
     judged = [name for name, verifiable in tasks(evaluation).items() if verifiable]
-    counted = sum(number(policies(evaluation)[0], "tasks", name, "problems") for name in judged)
-    return f"{fmt.count(counted if judged else number(evaluation, 'result', 'problems'))} {what}"
+    counted = number(evaluation, "result", "problems")
+    if judged:
+        counted = sum(number(policies(evaluation)[0], "tasks", name, "problems") for name in judged)
+    return f"{fmt.count(counted)} {what}"
 
 
 def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
-    """For each policy the stages that led to it and are not yet in a row above: its own, with those it reads."""
+    """List for each policy the stages that led to it and are not yet in a row above: its own, with those it reads."""
     waiting = {str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"}
 
     def claim(name: str) -> list[Manifest]:
         if (stage := waiting.pop(name, None)) is None:
             return []
-        return [*(maker for needed in stage.get("inputs", {}) for maker in claim(needed)), stage]
+        return [*itertools.chain.from_iterable(map(claim, stage.get("inputs", ()))), stage]
 
     stages = [own_stage(str(policy["name"])) for policy in ordered]
     return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
 
 
 def tasks_table(evaluation: Manifest) -> Table:
-    """Every task by policy; no rows where accuracy says it all."""
-    rows = [
-        {
-            "policy": policy_name(policy),
-            "task": task,
-            "accuracy %": fmt.percent(number(result, "accuracy")),
-            "reward": reward(policy, task),
-            "runs' std": fmt.value(number(result, "std_runs")),
-            "reward / token": fmt.measured(
-                number(result, "length_normalised"), number(result, "length_normalised_sem")
-            ),
-            "greedy": fmt.value(number(result, "greedy")),
-            "length": fmt.value(number(result, "mean_length")),
-            "problems": fmt.count(number(result, "problems")),
-            "unscorable %": fmt.percent(number(result, "unscorable")),
-        }
-        for policy in policies(evaluation)
-        for task, result in policy.get("tasks", {}).items()
-    ]
+    """Show every task by policy; no rows where accuracy says it all."""
+    rows = []
+    for policy in policies(evaluation):
+        for task, result in policy.get("tasks", {}).items():
+            by_length = fmt.measured(number(result, "length_normalised"), number(result, "length_normalised_sem"))
+            rows.append(
+                {
+                    "policy": policy_name(policy),
+                    "task": task,
+                    "accuracy %": fmt.percent(number(result, "accuracy")),
+                    "reward": reward(policy, task),
+                    "runs' std": fmt.value(number(result, "std_runs")),
+                    "reward / token": by_length,
+                    "greedy": fmt.value(number(result, "greedy")),
+                    "length": fmt.value(number(result, "mean_length")),
+                    "problems": fmt.count(number(result, "problems")),
+                    "unscorable %": fmt.percent(number(result, "unscorable")),
+                }
+            )
     return table("Each task (± standard error clustered by problem; lengths in tokens)", rows)
 
 
 def verdicts_table(evaluation: Manifest) -> Table:
     """Return the share of each policy's answers by verdict, of those that occur and that the result is not about."""
     ordered = policies(evaluation)
+
+    def occurs(verdict: Verdict) -> bool:
+        return any(number(policy, "verdicts", verdict.value) > 0 for policy in ordered)
+
+    occurring = list(filter(occurs, Verdict))
+    shown = [verdict.value for verdict in occurring if verdict not in (Verdict.CORRECT, Verdict.SCORED)]
     rows = []
     for policy in ordered:
-        counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in Verdict}
+        counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in occurring}
         total = max(sum(count for count in counts.values() if count > 0), 1)
-        others = [name for name in counts if name not in (Verdict.CORRECT.value, Verdict.SCORED.value)]
-        occur = [name for name in others if any(number(policy, "verdicts", name) > 0 for policy in ordered)]
-        shares = {words(name): fmt.percent(counts[name] / total) for name in occur}
+        shares = {words(name): fmt.percent(counts[name] / total) for name in shown}
         rows.append({"policy": policy_name(policy), **shares})
-    return table("Answers that are not right, by verdict, %", rows if any(len(row) > 1 for row in rows) else [])
+    return table("Answers that are not right, by verdict, %", rows if shown else [])
 
 
 def paired_table(evaluation: Manifest) -> Table:
     """Build the paired differences that the result lacks: those of policies that do not follow each other."""
     stepwise = {(before["name"], after["name"]) for before, after, *_ in steps(evaluation)}
-    rows = [
-        {"pair": f"{before} → {after}{f', {kind}' * bool(kind)}", "change": fmt.change(difference, error)}
-        for kind in ("", "greedy")
-        for (before, after), (difference, error) in differences(evaluation, *filter(None, [kind])).items()
-        if not math.isnan(difference) and (before, after) not in stepwise and has_accuracy(evaluation)
-    ]
-    return table("Other paired differences, points ± standard error clustered by problem", rows)
+    rows = []
+    for kind in ((), ("greedy",)):
+        for (before, after), (difference, error) in differences(evaluation, *kind).items():
+            if not math.isnan(difference) and (before, after) not in stepwise:
+                pair = ", ".join([f"{before} → {after}", *kind])
+                rows.append({"pair": pair, "change": fmt.change(difference, error)})
+    title = "Other paired differences, points ± standard error clustered by problem"
+    return table(title, rows if has_accuracy(evaluation) else [])
 
 
 def subsets_table(evaluation: Manifest) -> Table:
-    """Accuracy by subset of the problems."""
+    """Show accuracy by subset of the problems."""
     ordered = policies(evaluation)
-    rows = [
-        {
-            "subset": name,
-            "problems": fmt.count(max(number(policy, "subsets", name, "problems") for policy in ordered)),
-            **{policy_name(policy): fmt.percent(number(policy, "subsets", name, "mean")) for policy in ordered},
-        }
-        for name in dict.fromkeys(name for policy in ordered for name in policy.get("subsets", {}))
-    ]
+    rows = []
+    for name in dict.fromkeys(itertools.chain.from_iterable(policy.get("subsets", ()) for policy in ordered)):
+        size = max(number(policy, "subsets", name, "problems") for policy in ordered)
+        means = {policy_name(policy): fmt.percent(number(policy, "subsets", name, "mean")) for policy in ordered}
+        rows.append({"subset": name, "problems": fmt.count(size), **means})
     return table("Accuracy by subset, %", rows)
 
 
@@ -296,14 +332,17 @@ def selection_table(manifest: Manifest) -> Table:
     """Show the scores of a finished best_checkpoint stage at every step, and of each task if several."""
     result = manifest.get("result", {})
     measured: Mapping[str, Any] = result.get("steps", {})
-    names = list(dict.fromkeys(name for scores in measured.values() for name in scores.get("tasks", {})))
+    names = dict.fromkeys(itertools.chain.from_iterable(scores.get("tasks", ()) for scores in measured.values()))
+    if len(names) == 1:
+        names.clear()  # its scores are the whole
     rows = []
     for step in sorted(measured, key=lambda step: (not step.isdecimal(), step.zfill(20))):
-        is_chosen, scores = str(result.get("policy")).endswith(f"@{step}"), measured[step]
+        is_chosen = str(result.get("policy")).endswith(f"@{step}")
+        scores = measured[step]
         row = {"step": f"{step}{' (chosen)' * is_chosen}"}
         row["score"] = fmt.measured(number(scores, "score"), number(scores, "sem"))
-        for name in names if len(names) > 1 else ():
-            row[name] = fmt.measured(*(number(scores, "tasks", name, key) for key in ("score", "score_sem")))
+        for name in names:
+            row[name] = fmt.measured(number(scores, "tasks", name, "score"), number(scores, "tasks", name, "score_sem"))
         rows.append(row)
     title = f"Selection {manifest.get('name')}: {result.get('policy')} by its score on {result.get('split')}"
     return table(f"{title} (± standard error)", rows)
@@ -312,73 +351,67 @@ def selection_table(manifest: Manifest) -> Table:
 def compute_table(manifests: Sequence[Manifest], price_per_device_hour: float | None = None) -> Table:
     """Build each finished stage's cost; the last row is the total. A price adds a column for the device time."""
     groups = [(str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests]
-    groups += [("all stages", "", list(manifests))] if len(manifests) > 1 else []
-    measures = (*TOKENS, "flops", *TIMES, "price")
-    rows = [
-        {
-            "stage": name,
-            "kind": kind,
-            **cost_cells(total_cost(stages, price_per_device_hour), measures),
-            "host memory": _peak_memory(stages),
-        }
-        for name, kind, stages in groups
-    ]
+    if len(manifests) > 1:
+        groups.append(("all stages", "", list(manifests)))
+    rows = []
+    for name, kind, stages in groups:
+        costs = cost_cells(total_cost(stages, price_per_device_hour), (*TOKENS, "flops", *TIMES, "price"))
+        rows.append({"stage": name, "kind": kind, **costs, "host memory": _peak_memory(stages)})
     return table("Compute of each finished stage (generated to trained: tokens)", rows)
 
 
 def _peak_memory(manifests: Iterable[Manifest]) -> str:
     """Format the most memory that the processes of stages took at a time; unknown for those of earlier versions."""
     peaks = [number(manifest, "peak_memory_bytes") for manifest in manifests]
-    known = peaks and not any(map(math.isnan, peaks))
-    return f"{max(peaks) / GIB:.1f} GiB" if known else UNKNOWN
+    if not peaks or any(map(math.isnan, peaks)):
+        return UNKNOWN
+    return f"{max(peaks) / GIB:.1f} GiB"
 
 
 def goodput_table(manifests: Iterable[Manifest]) -> Table:
-    """Where the time of each finished stage went, without a row of one that does not tell.
+    """Show where the time of each finished stage went, without a row of one that does not tell.
 
     The wall time has writing checkpoints in it, and neither probes nor diagnoses, which are counted apart.
     """
-    rows = [
-        {
-            "stage": str(manifest.get("name", "")),
-            "wall time": fmt.duration(number(manifest, "seconds") + number(manifest, "checkpointing_seconds")),
-            **{activity: fmt.percent(share) for activity, share in spent.items()},
-        }
-        for manifest in manifests
-        if (spent := shares(manifest))
-    ]
+    rows = []
+    for manifest in manifests:
+        spent = {activity: fmt.percent(share) for activity, share in shares(manifest).items()}
+        if spent:
+            took = fmt.duration(number(manifest, "seconds") + number(manifest, "checkpointing_seconds"))
+            rows.append({"stage": str(manifest.get("name", "")), "wall time": took, **spent})
     return table("Where the time went, in % of the wall time", rows)
 
 
 def compiled_table(manifests: Iterable[Manifest]) -> Table:
     """Build a row for the programs that took longest to compile, those of a name together, and the rest."""
-    programs = [program for manifest in manifests for program in (manifest.get("programs") or {}).items()]
-    compiled, seconds = Counter[str](), defaultdict[str, float](float)
-    for name, program in programs:
-        compiled[name] += int(program["compiled"])
-        seconds[name] += float(program["seconds"])
+    compiled = Counter[str]()
+    seconds = defaultdict[str, float](float)
+    for manifest in manifests:
+        for name, program in (manifest.get("programs") or {}).items():
+            compiled[name] += int(program["compiled"])
+            seconds[name] += float(program["seconds"])
+
+    def row(title: str, names: Sequence[str]) -> dict[str, str]:
+        took = sum(seconds[name] for name in names)
+        return {"program": title, "times": str(sum(compiled[name] for name in names)), "took": f"{took:.1f} s"}
+
     longest = sorted(seconds, key=lambda name: -seconds[name])
-    groups = [*((name, [name]) for name in longest[:8]), ("others", longest[8:])]
-    rows = [
-        {
-            "program": title,
-            "times": str(sum(compiled[name] for name in names)),
-            "took": f"{sum(seconds[name] for name in names):.1f} s",
-        }
-        for title, names in groups
-        if names
-    ]
+    rows = [row(name, [name]) for name in longest[:8]]
+    if len(longest) > 8:
+        rows.append(row("others", longest[8:]))
     return table("Programs compiled, or read from the cache", rows)
 
 
 def counts_table(title: str, by_stage: Mapping[str, Mapping[str, Any]]) -> Table:
     """Build the counts of stages, a column each, without what is 0 everywhere."""
     counted = {stage: dict(leaves(values)) for stage, values in by_stage.items()}
-    counts = dict.fromkeys(name for values in counted.values() for name, value in values.items() if value)
-    rows = [
-        {"count": words(name), **{stage: _counted(values.get(name, math.nan)) for stage, values in counted.items()}}
-        for name in counts
-    ]
+    names: dict[str, None] = {}
+    for values in counted.values():
+        names |= dict.fromkeys(name for name, value in values.items() if value)
+    rows = []
+    for name in names:
+        cells = {stage: _counted(values.get(name, math.nan)) for stage, values in counted.items()}
+        rows.append({"count": words(name), **cells})
     return table(title, rows)
 
 

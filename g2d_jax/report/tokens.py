@@ -1,4 +1,4 @@
-"""A completion's tokens coloured by the probability they were drawn with.
+"""Colour a completion's tokens by the probability they were sampled with.
 
 Token boundaries come from decoding ever longer parts of the ids, so any fast tokenizer will do. Tokens that hold parts
 of one character are shown together. What cannot be shown rightly is not coloured: None, and callers show plain text.
@@ -53,7 +53,8 @@ def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) ->
 
     workdir: of the run, for files that have moved together with it. Raises ValueError when it cannot be loaded.
     """
-    settings, model = config.get("tokenizer") or {}, config.get("model") or {}
+    settings = config.get("tokenizer") or {}
+    model = config.get("model") or {}
     try:
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
         chosen = TemplateSettings(**{name: settings[name] for name in names if settings.get(name) is not None})
@@ -96,18 +97,21 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
     decoded = safe_text(tokenizer.decode(ids))
     if not decoded.startswith(text):  # it may end before: a stop string and what follows it are cut off, or all is
         return None
+    special = _special(tokenizer, ids)
+    if len(ids) <= MOST:
+        whole = pieces(tokenizer, ids)
+        return None if whole is None else list(_spans(whole, logprobs, special))
     half = MOST // 2
-    head = pieces(tokenizer, ids[:half] if len(ids) > MOST else ids)
-    tail = pieces(tokenizer, ids[-half:], len(ids) - half) if len(ids) > MOST else []
+    head = pieces(tokenizer, ids[:half])
+    tail = pieces(tokenizer, ids[-half:], len(ids) - half)
     if head is None or tail is None:
         return None
-    special = _special(tokenizer, ids)
-    if not tail:
-        return list(_spans(head, logprobs, special))
     head, tail = head[:-1], tail[1:]  # the cut may have gone through a character, or dropped a space
     while tail and tail[0].first < len(ids) - half + _CHARACTER and tail[0].text.strip(_BROKEN) == "":
         tail = tail[1:]
-    left_out = Span(f"\n[… {tail[0].first - head[-1].last:,} tokens left out …]\n") if head and tail else Span("")
+    left_out = Span("")
+    if head and tail:
+        left_out = Span(f"\n[… {tail[0].first - head[-1].last:,} tokens left out …]\n")
     return [*_spans(head, logprobs, special), left_out, *_spans(tail, logprobs, special)]
 
 
@@ -128,13 +132,13 @@ def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece]
 
 
 def _special(tokenizer: PromptTokenizer, ids: Ids) -> set[int]:
-    """Where the tokens stand that readers and rewards do not see."""
+    """Find where the tokens stand that readers and rewards do not see."""
     hidden = {i for i in set(ids.tolist()) if not tokenizer.decode([i]) and tokenizer.decode_raw([i])}
     return {place for place, i in enumerate(ids.tolist()) if i in hidden}
 
 
 def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> Iterator[Span]:
-    """Every piece with its probability; neighbours of the highest class together, as they are most of a text."""
+    """Yield every piece with its probability; neighbours of the highest class together: they are most of a text."""
     run: list[tuple[Piece, float]] = []
     for piece in parts:
         nats = float(logprobs[piece.first : piece.last].mean(dtype=np.float64))
@@ -149,7 +153,8 @@ def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> I
 
 
 def _span(run: Sequence[tuple[Piece, float]], css: str = "") -> Span:
-    count, least = sum(piece.last - piece.first for piece, _ in run), min((p for _, p in run), default=1.0)
+    count = sum(piece.last - piece.first for piece, _ in run)
+    least = min((p for _, p in run), default=1.0)
     kind = "mean" if len(run) == 1 else "least"
     title = f"p = {least:.2g}" if count == 1 else f"{count} tokens, {kind} p = {least:.2g}"
     return Span("".join(piece.text for piece, _ in run), f"p{level(least)}{css}", title)

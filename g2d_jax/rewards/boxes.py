@@ -82,10 +82,13 @@ def braced(text: str) -> list[Box]:
     is_eaten = "\x0cbox" in text or text.count("oxed") > text.count("boxed")
     open_braces: list[tuple[int, int]] = []  # (where its command starts, -1 for no box, where its content starts)
     boxes: list[Box] = []
-    for token in (_TOKEN_OR_EATEN if is_eaten else _TOKEN).finditer(text):
+    pattern = _TOKEN_OR_EATEN if is_eaten else _TOKEN
+    for token in pattern.finditer(text):
         kind = token.lastgroup
-        if kind == "box" or kind == "open":
-            open_braces.append((token.start() if kind == "box" else -1, token.end()))
+        if kind == "box":
+            open_braces.append((token.start(), token.end()))
+        elif kind == "open":
+            open_braces.append((-1, token.end()))
         elif kind == "close" and open_braces:
             start, inside = open_braces.pop()
             if start >= 0:
@@ -112,37 +115,46 @@ def answer_of(text: str, boxes: Sequence[Box]) -> Boxed:
     filled = [(box, content) for box, content in reversed(run) if content]
     if not filled:
         return NOT_BOXED
-    answer = filled[0][1] if len(filled) == 1 else _listed(text, filled)
-    return Boxed(filled[0][0].start, filled[-1][0].end, answer)
+    first, answer = filled[0]
+    last, _ = filled[-1]
+    if len(filled) > 1:
+        answer = _listed(text, filled)
+    return Boxed(first.start, last.end, answer)
 
 
 def _is_joined(text: str, box: Box, after: Box) -> bool:
     """Tell whether nothing but separators, and the name of the later one, stands between two boxes."""
-    name = _name(text, box.end, after)
-    return _GAP.fullmatch(text, box.end, after.start if name is None else name.start()) is not None
+    following = _name(text, box.end, after)
+    start = following.start() if following else after.start
+    return _GAP.fullmatch(text, box.end, start) is not None
 
 
 def _name(text: str, start: int, box: Box) -> re.Match[str] | None:
     r"""Match the name that a box gives a value to, as in `x = \boxed{1}`, from a place on."""
     first = max(start, box.start - _NAME_WINDOW)
-    return None if text.find("=", first, box.start) < 0 else _NAMED.search(text, first, box.start)
+    if "=" not in text[first : box.start]:
+        return None
+    return _NAMED.search(text, first, box.start)
 
 
 def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
     """Write the contents of a run as one answer, by name where each box has one and they differ."""
-    named: dict[tuple[str | None, str], None] = {}
+    found: list[tuple[str, str]] = []
     before = 0
     for box, content in run:
         name = _name(text, before, box)
         if name and before == 0 and _OPERATOR.search(text, max(name.start() - _NAME_WINDOW, 0), name.start()):
             name = None
-        named[name[1] if name else None, content] = None
+        found.append((name[1] if name else "", content))
         before = box.end
-    contents = list(dict.fromkeys(content for _, content in named))
+    named = dict.fromkeys(found)  # each once
     names = {name for name, _ in named}
-    if len(names) > 1 and None not in names:
+    if len(names) > 1 and "" not in names:
         return ", ".join(f"{name} = {_one_value(content)}" for name, content in named)
-    return contents[0] if len(contents) == 1 else ", ".join(map(_one_value, contents))
+    first, *others = dict.fromkeys(content for _, content in named)
+    if not others:
+        return first
+    return ", ".join(map(_one_value, (first, *others)))
 
 
 def _one_value(content: str) -> str:

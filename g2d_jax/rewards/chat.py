@@ -45,7 +45,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of one request. finish: the server's finish_reason. failure: why there is no reply, else "".
+    """Holds the outcome of one request. finish: the server's finish_reason. failure: why there is no reply, else "".
 
     detail: the error's text, shortened, without the key.
     """
@@ -101,7 +101,7 @@ class Chat:
         A request that failed after all retries is a Reply with a failure. Raises ConnectionError when the server is
         down, ValueError when it rejects the key or the url, or all that was sent.
         """
-        named = [self._named(conversation) for conversation in conversations]
+        named = list(map(self._named, conversations))
         missing = {name: messages for name, messages in named if name not in self._replies}
         self.counts["journal"] += len(named) - len(missing)
         failed = self._send(missing)
@@ -121,7 +121,7 @@ class Chat:
         )
         waiting = dict(zip(futures, requests, strict=True))
         try:
-            for done, future in enumerate(processes.patiently_completed(waiting), 1):
+            for done, future in enumerate(processes.completed_interruptible(waiting), 1):
                 reply, usage = future.result()
                 self._record(waiting[future], reply, usage)
                 if reply.failure:
@@ -135,7 +135,9 @@ class Chat:
 
     def _record(self, name: str, reply: Reply, usage: dict[str, int]) -> None:
         self.counts["sent"] += 1
-        self._lost = self._lost + 1 if reply.failure in NO_REPLY else 0
+        self._lost += 1
+        if reply.failure not in NO_REPLY:
+            self._lost = 0
         if reply.failure:
             self.counts.update(["failed", reply.failure])
             self._journal.append({"request": name, "failure": reply.failure, "detail": reply.detail})
@@ -169,7 +171,9 @@ class Chat:
             reply, usage, pause = self._attempt(messages)
             if reply.failure not in NO_REPLY or attempt == self.endpoint.retries:
                 return reply, usage
-            if stopped.wait(min(PAUSE * 2**attempt, MOST_PAUSE) if pause is None else pause):
+            if pause is None:
+                pause = min(PAUSE * 2**attempt, MOST_PAUSE)
+            if stopped.wait(pause):
                 return reply, usage
             attempt += 1
 
@@ -240,8 +244,10 @@ def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
         raise ValueError(f"the answer is no chat completion: {body[:100]!r}") from error
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
-    usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
-    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    usage = content.get("usage")
+    counts: dict[str, Any] = {}
+    if isinstance(usage, dict):
+        counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     return Reply(text or "", (finish or "")[:100]), {name: n for name, n in counts.items() if _is_count(n)}
 
 

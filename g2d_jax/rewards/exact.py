@@ -8,6 +8,7 @@ expressions are math-verify's, with so many digits in place of its few.
 
 from __future__ import annotations
 
+import itertools
 import random
 from fractions import Fraction
 from typing import Any
@@ -69,13 +70,19 @@ def sets_equal(gold: Any, answer: Any) -> bool | None:
     """Tell whether two finite sets of plain numbers are equal, in n log n comparisons; None for anything else."""
     if not (isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)):
         return None
-    sides: list[list[Any]] = [[_number(element) for element in numbers.args] for numbers in (gold, answer)]
-    if any(value is None for values in sides for value in values):
+    a, b = _different(gold), _different(answer)
+    if a is None or b is None:
         return None
-    for values in sides:
-        values.sort(key=lambda value: default_sort_key(value.evalf(30)))
-    a, b = ([x for i, x in enumerate(xs) if i == 0 or not _is_zero(x - xs[i - 1])] for xs in sides)
     return len(a) == len(b) and all(_is_zero(x - y) for x, y in zip(a, b, strict=True))
+
+
+def _different(numbers: FiniteSet) -> list[Any] | None:
+    """Return the elements of a set in order, of equal ones the first; None if one is no plain number."""
+    values: list[Any] = list(map(_number, numbers.args))
+    if None in values:
+        return None
+    values.sort(key=lambda value: default_sort_key(value.evalf(30)))
+    return values[:1] + [x for before, x in itertools.pairwise(values) if not _is_zero(x - before)]
 
 
 def equations_equal(gold: Any, answer: Any) -> bool | None:
@@ -110,9 +117,9 @@ def same_function(gold: Any, answer: Any) -> bool:
     seen = 0
     for number in range(POINTS):
         # All positive, then one after the other alone negative, then any signs; small values and large ones.
-        negative = {symbols[number - 2]} if 2 <= number < 2 + len(symbols) else set()
+        negative = symbols[max(number - 2, 0) : max(number - 1, 0)]
         if number >= 2 + len(symbols):
-            negative = {symbol for symbol in symbols if draw.random() < 0.5}
+            negative = [symbol for symbol in symbols if draw.random() < 0.5]
         largest = draw.choice((400, 4_000, 100_000))
         point = {symbol: Rational(draw.randint(11, largest), 100) for symbol in symbols}
         point |= {symbol: -point[symbol] for symbol in negative}
@@ -135,13 +142,22 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
 
     exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in place of rounded.
     """
-    number = Rational(exact.numerator, exact.denominator) if isinstance(exact, Fraction) else _number(exact)
+    number = _rational(exact) if isinstance(exact, Fraction) else _number(exact)
     if number is None or (cut and number.is_Rational):
         return False
-    value, unit = Rational(decimal.numerator, decimal.denominator), Rational(1, 10**places)
-    excess = (number if decimal > 0 else -number) - abs(value)
-    excess = excess if excess.is_Rational else excess.evalf(30, maxn=DIGITS)
-    return bool(excess.is_real and -unit / 2 <= excess and (excess < unit if cut else excess <= unit / 2))
+    unit = Rational(1, 10**places)
+    excess = number - _rational(decimal)
+    if decimal <= 0:
+        excess = -excess
+    if not excess.is_Rational:
+        excess = excess.evalf(30, maxn=DIGITS)
+    if not excess.is_real or excess < -unit / 2:
+        return False
+    return bool(excess < unit if cut else excess <= unit / 2)
+
+
+def _rational(fraction: Fraction) -> Rational:
+    return Rational(fraction.numerator, fraction.denominator)
 
 
 def _number(expr: Any) -> Expr | None:
@@ -168,11 +184,10 @@ def _is_zero(difference: Expr) -> bool | None:
     if not value.is_number:
         return None
     for part in value.as_real_imag():
-        if isinstance(part, Float):
-            if private.precision(part) > 1 and part != 0:  # 1: no digit is known
-                return False
-        elif not part.is_Rational:
+        if isinstance(part, Float) and private.precision(part) <= 1:  # no digit of it is known
+            continue
+        if not (isinstance(part, Float) or part.is_Rational):
             return None
-        elif part != 0:
+        if part != 0:
             return False
     return True

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from g2d_jax.rewards.normalise import rules
+
 NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?"
 """`x`, `x_1`, `f(x)`: what an answer gives a value to, as a pattern."""
 
@@ -24,36 +26,30 @@ _LARGEST_POWER = 3000  # bits
 _FAR = 0.1
 """Relative difference beyond which no rounding makes one number of two."""
 
-_NAMED = re.compile(rf"{NAME}\s*(?:=|\\in(?![A-Za-z]))")
+_NAMED = re.compile(rf"\A{NAME}\s*(?:=|\\in(?![A-Za-z]))")
 _THOUSANDS = re.compile(r"\d,\s*\d{3}(?!\d)")
 _SEPARATOR = re.compile(r"\\(?:begin|end)\s*\{[bpvBV]?matrix\}|\\\\|[;&]")
 _UNREAD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\d_|\d\s*!")  # words, numerals with a base
-_INNERMOST = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"([\^_])\s*\{([^{}]*)\}", r"\1(\2)"),
-        (r"(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", r"(\1+\2//\3)"),
-        (r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)//(\2))"),
-        (r"\\sqrt\s*\[([^][{}]*)\]\s*\{([^{}]*)\}", r"((\2)^(1//(\1)))"),
-        (r"\\sqrt\s*\{([^{}]*)\}", r"((\1)^(1//2))"),
-    )
-]
-_TO_PYTHON = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\?[{[]", "("),
-        (r"\\?[]}]", ")"),
-        (r"_\((\w+)\)", r"_\1"),
-        (r"\\(?:cdot|times)(?![A-Za-z])", "*"),
-        (r"\\infty(?![A-Za-z])", "10^30"),
-        (r"\\pi(?![A-Za-z])", "\u03c0"),
-        (r"(\d+) (\d+)\s*/\s*(\d+)", r"(\1+\2//\3)"),
-        (r"(\d)[eE]([-+]?\d+)", r"\1*10^(\2)"),
-        (r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])", "@"),  # what stands side by side is multiplied
-        (r"\^", "**"),
-        (r",(?:\s*,)+", ","),
-    )
-]
+_INNERMOST = rules(
+    (r"([\^_])\s*\{([^{}]*)\}", r"\1(\2)"),
+    (r"(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", r"(\1+\2//\3)"),
+    (r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)//(\2))"),
+    (r"\\sqrt\s*\[([^][{}]*)\]\s*\{([^{}]*)\}", r"((\2)^(1//(\1)))"),
+    (r"\\sqrt\s*\{([^{}]*)\}", r"((\1)^(1//2))"),
+)
+_TO_PYTHON = rules(
+    (r"\\?[{[]", "("),
+    (r"\\?[]}]", ")"),
+    (r"_\((\w+)\)", r"_\1"),
+    (r"\\(?:cdot|times)(?![A-Za-z])", "*"),
+    (r"\\infty(?![A-Za-z])", "10^30"),
+    (r"\\pi(?![A-Za-z])", "\u03c0"),
+    (r"(\d+) (\d+)\s*/\s*(\d+)", r"(\1+\2//\3)"),
+    (r"(\d)[eE]([-+]?\d+)", r"\1*10^(\2)"),
+    (r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])", "@"),  # what stands side by side is multiplied
+    (r"\^", "**"),
+    (r",(?:\s*,)+", ","),
+)
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
 _ENDS = re.compile(r"[][(){}<>|]|\\(?:le|ge|ne|in|mathbb)(?![A-Za-z])")
 _PLAIN = re.compile(r"[-+]?\s*(?:\\\$)?\d[\d.,]*|[-+]?\\frac\s*\{\d+\}\s*\{\d+\}|[A-Za-z]|\d+\s*_\s*\{?\d+\}?")
@@ -76,14 +72,16 @@ def far_apart(gold: str, answer: str) -> bool:
         if not (_ENDS.search(gold) and _ENDS.search(answer)):
             return _PLAIN.fullmatch(gold) is not None or _PLAIN.fullmatch(answer) is not None
         a, b = _ends(gold), _ends(answer)
-        return bool(a and b) and any(_some_alone([x], [y]) for x, y in zip(a, b, strict=True))
+        return bool(a and b) and any(map(_are_far, a, b))
     a, b = values(gold), values(answer)
     if not (a and b):
         return False
-    factors = [1.0]
-    if ("^\\circ" in gold) != ("^\\circ" in answer):
-        factors.append(math.pi / 180 if "^\\circ" in gold else 180 / math.pi)
-    return all(_some_alone([x * factor for x in a], b) or _some_alone(b, [x * factor for x in a]) for factor in factors)
+    is_apart = _some_alone(a, b) or _some_alone(b, a)
+    if not is_apart or ("^\\circ" in gold) == ("^\\circ" in answer):
+        return is_apart
+    factor = math.pi / 180 if "^\\circ" in gold else 180 / math.pi
+    a = [x * factor for x in a]
+    return _some_alone(a, b) or _some_alone(b, a)
 
 
 def _ends(union: str) -> list[complex]:
@@ -95,7 +93,15 @@ def _ends(union: str) -> list[complex]:
 
 
 def _some_alone(numbers: list[complex], others: list[complex]) -> bool:
-    return any(all(abs(x - y) > _FAR * max(abs(x), abs(y)) for y in others) for x in numbers)
+    return any(_is_alone(number, others) for number in numbers)
+
+
+def _is_alone(number: complex, others: list[complex]) -> bool:
+    return all(_are_far(number, other) for other in others)
+
+
+def _are_far(x: complex, y: complex) -> bool:
+    return abs(x - y) > _FAR * max(abs(x), abs(y))
 
 
 def values(cleaned: str) -> list[complex]:
@@ -105,15 +111,12 @@ def values(cleaned: str) -> list[complex]:
     """
     if len(cleaned) > MAX_CHARS or _THOUSANDS.search(cleaned):
         return []
-    named = _NAMED.match(cleaned)
-    text = cleaned[named.end() :] if named else cleaned
-    text = text.removesuffix("^\\circ").rstrip()
+    text = _NAMED.sub("", cleaned).removesuffix("^\\circ").rstrip()
     try:
-        return [
-            complex(value)
-            for sign in ("+-" if "\\pm" in text else "+")
-            for value in evaluate(text.replace("\\pm", sign))
-        ]
+        found = evaluate(text.replace("\\pm", "+"))
+        if "\\pm" in text:
+            found += evaluate(text.replace("\\pm", "-"))
+        return list(map(complex, found))
     except (ValueError, ArithmeticError):
         return []
 
@@ -144,7 +147,9 @@ def evaluate(latex: str) -> list[Any]:
 def _exact(number: re.Match[str]) -> str:
     """Write a number as Python does: without leading zeros, decimals as fractions."""
     value = str(Fraction(number[0]))
-    return f"({value.replace('/', '//')})" if "." in number[0] else value
+    if "." not in number[0]:
+        return value
+    return f"({value.replace('/', '//')})"
 
 
 def _elements(node: ast.expr) -> Iterator[Any]:
@@ -161,8 +166,10 @@ def _number(node: ast.expr) -> Any:
             return Fraction(value)
         case ast.Name(id=name):
             return _CONSTANTS.get(name, 1.1 + zlib.crc32(name.encode()) % 10_007 / 5_000)
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
-            return -_number(operand) if isinstance(sign, ast.USub) else _number(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _number(operand)
         case ast.BinOp(left=ast.BinOp(op=ast.Div()), op=ast.MatMult()):
             raise ValueError("1/2x is two things")
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
@@ -173,7 +180,8 @@ def _number(node: ast.expr) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) if isinstance(base, Fraction) else 0
-    if bits * abs(exponent) > _LARGEST_POWER:
-        raise ValueError("a large number")
+    if isinstance(base, Fraction):
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if bits * abs(exponent) > _LARGEST_POWER:
+            raise ValueError("a large number")
     return base**exponent

@@ -49,7 +49,7 @@ _FINAL_VALUE = re.compile(
     re.DOTALL,
 )
 _SEPARATOR = re.compile(r"\s*(?:[,;&]\s*(?:(?:and|or)\b)?|(?:and|or)\b)\s*")
-_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
+_SENTENCE_BREAK = re.compile(r"[.!?](?=\s|$)|\n")
 _EXPLANATION = re.compile(
     r"\b(?:since|because|as|(?<!or )so|which|where|when|for|from|by|with|that|if|given|after|using)\b", re.I
 )
@@ -99,7 +99,9 @@ def answer_text(text: str) -> str | None:
     it answered. Where the template itself ends with `<think>`, hand in `"<think>" + text`.
     """
     after = text.rpartition("</think>")[2]
-    return None if "<think>" in after else after
+    if "<think>" in after:
+        return None
+    return after
 
 
 def final_answer(text: str, rule: AnswerRule = "boxed") -> str | None:
@@ -163,13 +165,18 @@ def _last_final_answer(text: str) -> tuple[int, str]:
     values = _listed(tail)
     if not values or _ambiguous(tail[values[-1].end() :], values):
         return _NOTHING
-    answer = tail[: values[-1].end()] if len(values) > 1 else _content(values[0])
+    answer = _content(values[0])
+    if len(values) > 1:
+        answer = tail[: values[-1].end()]
     return last.start(), _EMPTY_BOX.sub("", answer).strip()
 
 
 def _last_hashes(text: str) -> tuple[int, str]:
+    """Find the number on the last line of GSM8K's form."""
     last = _last(_NUMBER_LINE, text)
-    return (last.start(), last[1].strip()) if last else _NOTHING
+    if last is None:
+        return _NOTHING
+    return last.start(), last[1].strip()
 
 
 def _last_answer_line(text: str) -> tuple[int, str]:
@@ -180,8 +187,8 @@ def _last_answer_line(text: str) -> tuple[int, str]:
     line = text[cue.end() : cue.end() + _LINE_WINDOW + 1].split("\n", 1)[0]
     if len(line) > _LINE_WINDOW:
         return _NOTHING
-    full_stop = _SENTENCE_END.search(line)
-    sentence, after = (line, "") if full_stop is None else (line[: full_stop.start()], line[full_stop.end() :])
+    sentence, *rest = _SENTENCE_END.split(line, maxsplit=1)
+    after = "".join(rest)
     has_more = _OTHER_VALUE.search(after) is not None
     if has_more and _LETTER.fullmatch(sentence.strip(" *")):  # "C. 12": its period ends no sentence
         sentence = line
@@ -193,19 +200,26 @@ def _last_answer_line(text: str) -> tuple[int, str]:
         return _NOTHING
     below = text[cue.end() + len(line) : cue.end() + len(line) + _FINAL_WINDOW]
     separator = _SEPARATOR.match(below)
-    is_list = separator is not None and _FINAL_VALUE.match(below, separator.end()) is not None
-    return _NOTHING if is_list or _goes_on(below, {form(clean(said))}) else (cue.start(), said)
+    is_list = separator and _FINAL_VALUE.match(below, separator.end())
+    if is_list or _goes_on(below, {form(clean(said))}):
+        return _NOTHING
+    return cue.start(), said
 
 
 def _without_marks(said: str) -> str:
     """Strip Markdown's marks and the punctuation that ends a sentence, but not the dots of `0.333...`."""
     said = said.strip(" \t\r*`").rstrip(",;")
-    return said if said.endswith("..") else said.removesuffix(".").rstrip(" *`")
+    if said.endswith(".."):
+        return said
+    return said.removesuffix(".").rstrip(" *`")
 
 
 def _after_hashes(text: str) -> tuple[int, str]:
+    """Find what follows the last `####` on its line."""
     last = _last(_HASHES, text)
-    return (last.start(), _EMPTY_BOX.sub("", last[1]).strip()) if last else _NOTHING
+    if last is None:
+        return _NOTHING
+    return last.start(), _EMPTY_BOX.sub("", last[1]).strip()
 
 
 def _in_tags(text: str) -> tuple[int, str]:
@@ -218,7 +232,9 @@ def _in_tags(text: str) -> tuple[int, str]:
     after = inside[box.end :]
     is_hedged = _OR_BEFORE.search(inside, max(box.start - 20, 0), max(box.start, 0))
     is_alone = not (is_hedged or _OTHER_VALUE.search(after) or _SECOND_THOUGHT.search(after))
-    return start, box.answer if box.answer and is_alone else _EMPTY_BOX.sub("", inside).strip()
+    if box.answer and is_alone:
+        return start, box.answer
+    return start, _EMPTY_BOX.sub("", inside).strip()
 
 
 _NOTHING = (-1, "")
@@ -242,11 +258,12 @@ FORMS: Mapping[AnswerRule, str] = {
 
 def _listed(tail: str) -> list[re.Match[str]]:
     """Match the values that a text begins with, separated by commas, semicolons, "and" or "or"."""
-    values, value = [], _FINAL_VALUE.match(tail)
-    while value is not None:
+    values = []
+    value = _FINAL_VALUE.match(tail)
+    while value:
         values.append(value)
         separator = _SEPARATOR.match(tail, value.end())
-        value = None if separator is None else _FINAL_VALUE.match(tail, separator.end())
+        value = separator and _FINAL_VALUE.match(tail, separator.end())
     return values
 
 
@@ -260,8 +277,8 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
     The same value once more, as in "18 dollars ($18)", is no other.
     """
     forms = {form(clean(content)) for content in map(_content, values)}
-    sentence = _SENTENCE.match(rest)
-    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence[0] if sentence else "", maxsplit=1)[0])
+    sentence = _SENTENCE_BREAK.split(rest, maxsplit=1)[0]
+    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
     pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
     other = pattern.search(said)
     while other is not None:
@@ -275,7 +292,7 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
 def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
     """Tell whether what follows a value has another one alone on its next line. forms: of those that are no other."""
     line = _NEXT_LINE.match(rest)
-    value = _FINAL_VALUE.match(rest, line.end()) if line else None
+    value = line and _FINAL_VALUE.match(rest, line.end())
     if value is None or not _LINE_END.match(rest, value.end()):
         return False
     return form(clean(_content(value))) not in forms

@@ -79,8 +79,11 @@ def asked_for(text: str) -> list[Form]:
     in_signs = [form for form in found if form.in_signs]
     if in_signs:
         return in_signs
-    last = {form.written: [match.start() for match in form.mentioned.finditer(text)][-1] for form in found}
-    return sorted(found, key=lambda form: -last[form.written])[:1]
+    return sorted(found, key=lambda form: -_last_place(form, text))[:1]
+
+
+def _last_place(form: Form, text: str) -> int:
+    return max(match.start() for match in form.mentioned.finditer(text))
 
 
 def readers(form: Form) -> list[AnswerRule]:

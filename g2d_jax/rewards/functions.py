@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from g2d_jax.config_load import beside
-from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Score, Verdict, is_reward
+from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Prompt, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.runtime import processes
@@ -54,7 +54,7 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         raise ValueError(f"reward {path!r} is not an import path: write it as 'package.module:function'")
     file = None if folder is None else beside(path, Path(folder))
     try:
-        module = importlib.import_module(module_name) if file is None else _import_file(module_name, file)
+        module = _import_file(module_name, file) if file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or put the folder it lies in on "
@@ -98,8 +98,11 @@ def _origin(error: BaseException) -> str:
         what = f"it exits ({what}), where it must return or raise an exception"
     if isinstance(error, SyntaxError):
         return f" at {error.filename}, line {error.lineno}: {what}"
-    frames = [*traceback.extract_tb(error.__traceback__)]
-    frames = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<frozen")]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
+    ]
     if not frames:
         return f": {what}"
     last = [frame for frame in frames if frame.filename == frames[0].filename][-1]  # not of a library that it calls
@@ -116,7 +119,9 @@ def call_reward(
     wrong length or type, or one that is not finite or beyond MOST_REWARD, naming its problem.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
-    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    place = ""
+    if code:
+        place = f" ({code.co_filename}, line {code.co_firstlineno})"
     name = f"reward {getattr(function, '__qualname__', type(function).__name__)}{place}"
     arguments = _arguments(function, problems, texts, token_ids)
     try:
@@ -137,24 +142,32 @@ def _arguments(
     function: RewardFunction, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> dict[str, list[Any]]:
     """Collect what TRL hands to a reward: a list each, of the data's columns too (None where a problem lacks it)."""
-    names = sorted({name for problem in problems for name in problem.columns} - {"prompt", "completion"})
-    arguments: dict[str, list[Any]] = {
-        **{name: [problem.columns.get(name) for problem in problems] for name in names},
-        "answer": [problem.answer for problem in problems],
-        "solution": [problem.solution for problem in problems],
-        "prompts": [
-            p.prompt if isinstance(p.prompt, str) else [dict(message) for message in p.prompt] for p in problems
-        ],
-        "completions": [
-            text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
-            for problem, text in zip(problems, texts, strict=True)
-        ],
-        "completion_ids": [np.asarray(ids).tolist() for ids in token_ids],
-    }
+    names = set().union(*(problem.columns for problem in problems)) - {"prompt", "completion"}
+    arguments: dict[str, list[Any]] = {}
+    for name in sorted(names):
+        arguments[name] = [problem.columns.get(name) for problem in problems]
+    arguments["answer"] = [problem.answer for problem in problems]
+    arguments["solution"] = [problem.solution for problem in problems]
+    arguments["prompts"] = [_prompt_as_in_trl(problem.prompt) for problem in problems]
+    arguments["completions"] = [_completion_as_in_trl(*pair) for pair in zip(problems, texts, strict=True)]
+    arguments["completion_ids"] = [np.asarray(ids).tolist() for ids in token_ids]
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
     return {name: values for name, values in arguments.items() if name in parameters}
+
+
+def _prompt_as_in_trl(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """Copy a prompt, whose messages a reward may change."""
+    if isinstance(prompt, str):
+        return prompt
+    return list(map(dict, prompt))
+
+
+def _completion_as_in_trl(problem: Problem, text: str) -> str | list[dict[str, Any]]:
+    if isinstance(problem.prompt, str):
+        return text
+    return [{"role": "assistant", "content": text}]
 
 
 def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], index: int) -> bool:
@@ -227,26 +240,29 @@ def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float 
     if inspect.iscoroutine(result):
         result.close()
         raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
-    kind, expected = type(result).__name__, len(problems)
-    wanted = f"{name} must return a list of {expected} numbers, one per completion, got"
+    kind = type(result).__name__
+    wanted = f"{name} must return a list of {len(problems)} numbers, one per completion, got"
     if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str | bytes):
         raise RewardFailed(f"{wanted} {kind}")
     try:
         values = list(result)
     except Exception as error:
         raise RewardFailed(f"{wanted} {kind} whose values cannot be read{_origin(error)}") from error
-    if len(values) != expected:
+    if len(values) != len(problems):
         raise RewardFailed(f"{wanted} {len(values)} values")
     rewards: list[float | None] = []
     for index, (value, problem) in enumerate(zip(values, problems, strict=True)):
         of = f"{_text(repr, value):.80} for completion {index}, of problem {problem.id} ({problem.prompt!r:.80})"
-        number = None if value is None else _number(value)
-        if value is not None and number is None:
+        if value is None:
+            rewards.append(None)
+            continue
+        number = _number(value)
+        if number is None:
             raise RewardFailed(
                 f"{name} returned {of}, of type {type(value).__name__}: return a number, or None for one that cannot "
                 "be scored"
             )
-        if number is not None and not is_reward(number):
+        if not is_reward(number):
             raise RewardFailed(
                 f"{name} returned {of}; return a finite number of at most {MOST_REWARD:g} in size, or None for one "
                 "that cannot be scored"

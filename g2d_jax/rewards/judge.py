@@ -9,7 +9,6 @@ quoted would then be its verdict.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ class JudgeScorer:
         """
         asked = [self._question(problem, text) for problem, text in zip(problems, texts, strict=True)]
         replies = self._chat.ask(asked)
-        scores = [self._score(reply) for reply in replies]
+        scores = list(map(self._score, replies))
         self.rated += sum(score.reward is not None for score in scores)
         unrated = [reply.text for reply in replies if not reply.failure]
         if not self.rated and len(unrated) >= PATIENCE:
@@ -92,8 +91,8 @@ class JudgeScorer:
             raise ValueError(f"problem {problem.id} of {problem.source or 'the data'}: {error}") from error
 
     def _score(self, reply: Reply) -> Score:
-        value = rating(reply.text, self._pattern) if reply.complete else None
-        if value is None:
+        value = rating(reply.text, self._pattern)
+        if value is None or not reply.complete:
             self.counts["unrated"] += not reply.failure
             return Score(None, Verdict.UNSCORABLE)
         return Score(value, Verdict.SCORED)
@@ -140,8 +139,10 @@ def fill(template: str, values: Mapping[str, str | None]) -> str:
 def rating(text: str, pattern: re.Pattern[str]) -> float | None:
     """Read the number in the pattern's first group at its last match; None without one, or if it is no reward."""
     matches = list(pattern.finditer(text))
+    if not matches:
+        return None
     try:
-        value = float(matches[-1][1]) if matches else math.nan
+        value = float(matches[-1][1])
     except (TypeError, ValueError):  # the group took no part in the match, or is no number
         return None
     return value if is_reward(value) else None

@@ -20,7 +20,7 @@ from g2d_jax.rewards.quantity import Quantity, parse_quantity, same_quantity
 _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
 OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
-_CHOICE = re.compile(r"\(?([A-Z])\)?")
+_CHOICE = re.compile(r"\A\(?([A-Z])\)?\Z")
 _TUPLE = re.compile(r"\(([^()]*)\)\s*=\s*\((.*)\)")
 _LETTER = re.compile(r"\s*[A-Za-z]\s*")
 _PLUS = re.compile(r"(?:(?<=[({,=])|(?<=, )|^)\+")  # of a positive sign, not of a sum
@@ -70,21 +70,24 @@ def in_order(gold: str, answer: str) -> tuple[str, str]:
     if expected and _of_one_unknown(expected):
         return ", ".join(expected.values()), _unnamed(b, answer)
     if expected:
-        return _tuple(expected.values()), answer if b is None else _tuple(b)
+        return _tuple(expected.values()), _tuple(b) or answer
     if given and not _of_one_unknown(given):
-        return gold if a is None else _tuple(a), _tuple(given.values())
-    alone, other = _unnamed(a, gold), ", ".join(given.values()) if given else _unnamed(b, answer)
-    return (gold, answer) if "=" in other and alone != gold else (alone, other)
+        return _tuple(a) or gold, _tuple(given.values())
+    alone = _unnamed(a, gold)
+    other = ", ".join(given.values()) or _unnamed(b, answer)
+    if "=" in other and alone != gold:
+        return gold, answer
+    return alone, other
 
 
 def _parts(cleaned: str) -> list[str] | None:
     """Split a list as `elements` does, `(a, b) = (1, 2)` as `a = 1, b = 2`."""
     pair = _TUPLE.fullmatch(cleaned)
     if pair is None:
-        first, *others = cleaned.split("=")
-        if len(others) < 2 or not all(_LETTER.fullmatch(name) for name in (first, *others[:-1])):
+        *letters, value = cleaned.split("=")
+        if len(letters) < 2 or not all(map(_LETTER.fullmatch, letters)):
             return elements(cleaned)
-        return [f"{name.strip()} = {others[-1].strip()}" for name in (first, *others[:-1])]  # x = y = 1
+        return [f"{letter.strip()} = {value.strip()}" for letter in letters]  # x = y = 1
     names, values = elements(pair[1]), elements(pair[2])
     if names is None or values is None or len(names) != len(values):
         return None
@@ -95,14 +98,18 @@ def _values(parts: Sequence[str] | None) -> dict[str, str]:
     """Return the values by name if each part gives one to a name of its own, else {}."""
     named = _assignments(parts)
     values = dict(named)
-    return values if len(values) == len(named) else {}
+    if len(values) < len(named):
+        return {}
+    return values
 
 
 def _assignments(parts: Sequence[str] | None) -> list[tuple[str, str]]:
     """Return name and value of each part, of two or more; [] if one of them gives no value to a name."""
-    found = [assignment(part) for part in parts or ()]
-    named = [each for each in found if each is not None]
-    return named if len(named) == len(found) > 1 else []
+    parts = parts or ()
+    named = [each for each in map(assignment, parts) if each]
+    if len(named) < max(len(parts), 2):
+        return []
+    return named
 
 
 def _of_one_unknown(values: Iterable[str]) -> bool:
@@ -139,14 +146,16 @@ def mixed(gold: str, answer: str) -> bool:
     r"""Tell whether one of two cleaned answers is a tuple and the other a set: `(1, 2)` is not `\{1, 2\}`."""
     for one, other in ((gold, answer), (answer, gold)):
         if one.startswith("\\{") and one.endswith("\\}") and other.startswith("(") and other.endswith(")"):
-            inside = elements(other[1:-1])
-            if len(elements(one) or ()) > 1 and inside is not None and len(inside) > 1:
+            in_set = elements(one) or ()
+            in_tuple = elements(other[1:-1]) or ()
+            if min(len(in_set), len(in_tuple)) > 1:
                 return True
     return False
 
 
-def _tuple(values: Iterable[str]) -> str:
-    return f"({', '.join(values)})"
+def _tuple(values: Iterable[str] | None) -> str:
+    """Write values as a tuple, "" for None."""
+    return "" if values is None else f"({', '.join(values)})"
 
 
 def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
@@ -173,26 +182,28 @@ def says_only(value: str, elements: Sequence[str]) -> bool | None:
     number = _plain_number(value)
     if number is None:
         return None
-    others = [other for other in map(_plain_number, elements) if other is not None]
-    return None if all(same_quantity(number, other) for other in others) else False
+    others = map(_plain_number, elements)
+    if any(other and not same_quantity(number, other) for other in others):
+        return False
+    return None
 
 
 def form(element: str) -> Fraction | str:
     """Return what a cleaned element is compared by."""
     number = _plain_number(element)
-    if number is not None:
+    if number:
         return number.value
-    text = canonical(element)
-    choice = _CHOICE.fullmatch(text)
-    return choice[1] if choice else text
+    return _CHOICE.sub(r"\1", canonical(element))
 
 
 def _plain_number(element: str) -> Quantity | None:
     quantity = parse_quantity(element)
-    return None if quantity is None or quantity.unit or quantity.percent else quantity
+    if quantity and not quantity.unit and not quantity.percent:
+        return quantity
+    return None
 
 
 def _numbers(elements: Sequence[str], others: Counter[Fraction | str]) -> list[Quantity]:
     """Return the plain numbers among the elements that are not among the others."""
-    numbers = [_plain_number(element) for element in elements if form(element) not in others]
-    return [number for number in numbers if number is not None]
+    numbers = (_plain_number(element) for element in elements if form(element) not in others)
+    return [number for number in numbers if number]

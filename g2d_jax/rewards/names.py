@@ -40,12 +40,14 @@ _COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 def primed(text: str) -> str:
     """Write `y'` and `f''` with an index, since math-verify drops primes."""
-    return _PRIMES.sub(_indexed, text) if "'" in text else text
+    return _PRIMES.sub(_indexed, text)
 
 
 def _indexed(found: re.Match[str]) -> str:
-    name = f" {found[1]}x" if found[1].isdigit() else found[1]  # minutes of arc, feet
-    return f"{name}_{{97{len(found[2])}}}"
+    name, primes = found.groups()
+    if name.isdigit():  # minutes of arc, feet
+        name = f" {name}x"
+    return f"{name}_{{97{len(primes)}}}"
 
 
 def same(one: str, other: str) -> bool:
@@ -60,7 +62,7 @@ def is_name(text: str) -> bool:
         return False
     bare = _BARS.sub(lambda found: found[1] or found[2] or found[3], _INDEX.sub("", text))
     bare = _ARGUMENTS.sub("", bare)
-    return all(_NAME.fullmatch(part) for part in _SETS.split(_BEFORE.sub("", bare)))
+    return all(map(_NAME.fullmatch, _SETS.split(_BEFORE.sub("", bare))))
 
 
 def assignment(text: str) -> tuple[str, str] | None:
@@ -76,7 +78,9 @@ def assignment(text: str) -> tuple[str, str] | None:
 
 def _without_quantifiers(text: str) -> str:
     r"""Drop `for all x \in R` behind the definition of a function."""
-    return _FOR_ALL.sub("", text) if "for " in text or "\\forall" in text else text
+    if "for " in text or "\\forall" in text:
+        return _FOR_ALL.sub("", text)
+    return text
 
 
 def alike(gold: str, answer: str) -> tuple[str, str]:
@@ -101,7 +105,9 @@ def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
     (a, first, domain), (b, second, other) = _apart_from_parameter(gold), _apart_from_parameter(answer)
     if domain and other and not same(domain, other):
         return gold, answer
-    return a, _renamed(b, second, first) if first and second and first != second else b
+    if first and second and first != second:
+        b = _renamed(b, second, first)
+    return a, b
 
 
 def _apart_from_parameter(text: str) -> tuple[str, str, str]:
@@ -110,8 +116,10 @@ def _apart_from_parameter(text: str) -> tuple[str, str, str]:
     if found is None or _ORDER.search(text[: found.start()]):
         return text, "", ""
     head = text[: found.start()].strip()
-    is_parameter = found[1] in _COMMAND_OR_LETTER.findall(head.rpartition("=")[2])
-    return (head, found[1], found[2]) if is_parameter else (text, "", "")
+    parameter, domain = found.groups()
+    if parameter not in _COMMAND_OR_LETTER.findall(head.rpartition("=")[2]):
+        return text, "", ""
+    return head, parameter, domain
 
 
 def _renamed(text: str, old: str, new: str) -> str:

@@ -33,11 +33,12 @@ _ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[A-Za-z])|\\(([^()]*)\\))?")
 Replacement: TypeAlias = str | Callable[[re.Match[str]], str]
 
 
-def _rules(*rules: tuple[str, Replacement]) -> tuple[tuple[re.Pattern[str], Replacement], ...]:
+def rules(*rules: tuple[str, Replacement]) -> tuple[tuple[re.Pattern[str], Replacement], ...]:
+    """Compile patterns, each with what replaces it."""
     return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
 
 
-_SPACES = _rules(
+_SPACES = rules(
     (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
     (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
     (r"(?<!\\)\$", " "),
@@ -62,7 +63,7 @@ _SPACES = _rules(
 )
 # Tried where one of these words occurs: most answers have none of them.
 _RARELY = re.compile(r"phantom|space|middle|vert|\{[:;]\}|\\lg|rightarrow|Omega|binom|angle|\\var|prime|choose")
-_RARE = _rules(
+_RARE = rules(
     (r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
     (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
     (r"\\middle(?![A-Za-z])\s*", ""),
@@ -79,7 +80,7 @@ _RARE = _rules(
     (r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
     (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
 )
-_SPELLINGS = _rules(
+_SPELLINGS = rules(
     (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
     (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
     (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
@@ -106,7 +107,7 @@ _ARRAY = re.compile(r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.{1,500}?)\\end\s*
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _DIGIT_GAP = re.compile(r"(?<=\d) (?=\d)")
 _OF_ANGLES = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _MINUTES = re.compile(r"(\d{1,4})\^\\circ\s*(\d{1,2})'\s*(?:(\d{1,2})\s*'')?")
@@ -122,7 +123,8 @@ def clean(latex: str, *, joined: bool = True) -> str:
     text = latex if latex.isascii() else _from_unicode(latex)
     if "\\\\" in text and not re.search(r"\\begin|\\cr", text):
         text = _DOUBLE_BACKSLASH.sub(r"\\", text)  # "\\frac" from a response that escaped twice
-    for pattern, replacement in (*_SPACES, *(_RARE if _RARELY.search(text) else ()), *_SPELLINGS):
+    rare = _RARE if _RARELY.search(text) else ()
+    for pattern, replacement in (*_SPACES, *rare, *_SPELLINGS):
         text = pattern.sub(replacement, text)
     if joined:
         text = _JOINED.sub(lambda found: found["words"] or ", ", text)
@@ -143,7 +145,7 @@ def clean(latex: str, *, joined: bool = True) -> str:
 
 def without_text(cleaned: str) -> str:
     r"""Return a cleaned answer without its `\text{ }` marks."""
-    return _TEXT.sub(r"\1", cleaned).strip()
+    return TEXT.sub(r"\1", cleaned).strip()
 
 
 def canonical(cleaned: str) -> str:
@@ -169,13 +171,13 @@ def _from_unicode(text: str) -> str:
     text = _SUBSCRIPT.sub(lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
     text = _VULGAR.sub(_vulgar_fraction, text)
     text = unicodedata.normalize("NFKC", text)
-    text = "".join(char if char.isascii() else _ascii_digit(char) for char in text)
+    text = "".join(map(_ascii_digit, text))
     return _ROOT.sub(_square_root, text).translate(_SYMBOLS)
 
 
 def _ascii_digit(char: str) -> str:
-    value = unicodedata.decimal(char, None)
-    return char if value is None else str(value)
+    """Return the ASCII digit of a decimal digit of any script, another character as it stands."""
+    return str(unicodedata.decimal(char, char))
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:
@@ -185,7 +187,9 @@ def _vulgar_fraction(match: re.Match[str]) -> str:
 
 def _square_root(match: re.Match[str]) -> str:
     inside = match.group(1) or match.group(2)
-    return rf"\sqrt{{{inside}}}" if inside else r"\sqrt "
+    if not inside:
+        return r"\sqrt "
+    return rf"\sqrt{{{inside}}}"
 
 
 def _degrees(match: re.Match[str]) -> str:
@@ -217,9 +221,11 @@ def _trim(text: str) -> str:
             text = text.rstrip(" ,;:?").removesuffix(".")
         text = text.lstrip(" ,;:=")
         for opening in ("\\boxed{", "\\fbox{", "{", "\\text{"):
-            if text.startswith(opening) and text.endswith("}") and _wraps(text, len(opening)):
-                inside = text[len(opening) : -1]
-                text = inside if opening != "\\text{" or not _WORDS.search(inside) else text
+            if not (text.startswith(opening) and text.endswith("}") and _wraps(text, len(opening))):
+                continue
+            inside = text[len(opening) : -1]
+            if opening != "\\text{" or not _WORDS.search(inside):
+                text = inside
         if text == before:
             break
     return text

@@ -27,16 +27,19 @@ def paired_up(gold: str, answer: str) -> tuple[str, str]:
     if a == b and not _differ_in_and(a, gold, answer):
         return a, b
     expected, given = sets.as_sets(gold, answer)
-    a, b = expected or a, given or b
-    a, b = _as_list(a), _as_list(b)
+    a = _as_list(expected or a)
+    b = _as_list(given or b)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)
+    # A choice loses its letter before lists are read, and signs are written out before names come off: each step finds
+    # what the ones before it have laid bare.
     a, b = names.alike(a, b)
     a, b = _without_letters(a, b)
     a, b = lists.in_order(a, b)
     a, b = lists.signed(a), lists.signed(b)
     a, b = _without_member(a, b)
-    a, b = _without_name(*_without_point(a, b))
+    a, b = _without_point(a, b)
+    a, b = _without_name(a, b)
     if "=" in b and "=" not in a and "\\not" not in b and not _LETTER.search(_COMMAND.sub("", b)):
         b = b.rpartition("=")[2].strip()
     return a, b
@@ -49,56 +52,61 @@ def _differ_in_and(cleaned: str, gold: str, answer: str) -> bool:
 
 def _as_list(text: str) -> str:
     r"""Write a system, `\begin{cases} x=1 \\ y=2 \end{cases}`, as a list."""
-    rows = shapes.cases(text) if "\\begin" in text else None
-    if rows is None or any(condition for _, condition in rows) or not all("=" in value for value, _ in rows):
+    rows = "\\begin" in text and shapes.cases(text)
+    if not rows:
         return text
-    return ", ".join(value for value, _ in rows)
+    equations = [value for value, condition in rows if "=" in value and not condition]
+    if len(equations) < len(rows):
+        return text
+    return ", ".join(equations)
 
 
 def _without_letters(gold: str, answer: str) -> tuple[str, str]:
     """Take the text of a choice where the other side has no letter, or the same: `(D) 18` beside 18."""
-    expected, given = shapes.choice(gold), shapes.choice(answer)
-    if expected and given:
-        is_same = expected[0] == given[0] and expected[1] and given[1]
-        return (expected[1], given[1]) if is_same else (gold, answer)
-    if expected and expected[1]:
-        return expected[1], answer
-    if given and given[1]:
-        return gold, given[1]
-    return gold, answer
+    letter, text = shapes.choice(gold) or ("", gold)
+    its_letter, its_text = shapes.choice(answer) or ("", answer)
+    is_other = letter and its_letter and letter != its_letter
+    if is_other or (letter and not text) or (its_letter and not its_text):
+        return gold, answer
+    return text, its_text
 
 
 def _without_member(gold: str, answer: str) -> tuple[str, str]:
     r"""Take `x \in` off, unless the other side names something else."""
-    expected, given = sets.member(gold), sets.member(answer)
-    if expected and given and not names.same(expected[0], given[0]):
+    name, values = sets.member(gold) or ("", gold)
+    its_name, its_values = sets.member(answer) or ("", answer)
+    if name and its_name and not names.same(name, its_name):
         return gold, answer
-    return expected[1] if expected else gold, given[1] if given else answer
+    return values, its_values
 
 
 def _without_point(gold: str, answer: str) -> tuple[str, str]:
     """Take the letter of a point off, of `P(1, 2)` and `P = (1, 2)`, where the other side has coordinates too."""
-    expected, given = _point(gold), _point(answer)
-    if not (expected or gold.startswith("(")) or not (given or answer.startswith("(")):
+    letter, coordinates = _point(gold)
+    its_letter, its_coordinates = _point(answer)
+    if not coordinates.startswith("(") or not its_coordinates.startswith("("):
         return gold, answer
-    if expected and given and expected[0] != given[0]:
+    if letter and its_letter and letter != its_letter:
         return gold, answer
-    return expected[1] if expected else gold, given[1] if given else answer
+    return coordinates, its_coordinates
 
 
-def _point(text: str) -> tuple[str, str] | None:
-    """Split the letter and the coordinates of a point."""
+def _point(text: str) -> tuple[str, str]:
+    """Split the letter, "" if there is none, and the coordinates of a point."""
     found = _POINT.fullmatch(text)
-    return (found[1], found[2]) if found and "," in found[2] else None
+    if found and "," in found[2]:
+        return found[1], found[2]
+    return "", text
 
 
 def _without_name(gold: str, answer: str) -> tuple[str, str]:
     """Take a name off where both have the same one, or where the other side is a mere value."""
-    expected, given = names.assignment(gold), names.assignment(answer)
-    if expected and given:
-        return (expected[1], given[1]) if names.same(expected[0], given[0]) else (gold, answer)
-    if expected and not _RELATION.search(answer):
-        return expected[1], answer
-    if given and not _RELATION.search(gold):
-        return gold, given[1]
-    return gold, answer
+    name, value = names.assignment(gold) or ("", gold)
+    its_name, its_value = names.assignment(answer) or ("", answer)
+    if name and its_name and not names.same(name, its_name):
+        return gold, answer
+    if name and not its_name and _RELATION.search(answer):
+        return gold, answer
+    if its_name and not name and _RELATION.search(gold):
+        return gold, answer
+    return value, its_value

@@ -38,7 +38,7 @@ REWARDS: Mapping[Verdict, float | None] = {
     Verdict.UNSCORABLE: None,
 }
 START_SECONDS = 300.0
-"""How long a worker may take to import math-verify on a machine that is busy compiling."""
+"""Seconds that a worker may take to import math-verify, on a machine that is busy compiling."""
 MAX_ANSWER_CHARS = 10_000
 READ_AT_ONCE = 128
 """Golds that a worker is asked about at a time."""
@@ -78,7 +78,7 @@ class Worker:
                 ) from error
 
     def ask(self, request: list[Any], wall_seconds: float) -> tuple[Verdict, float]:
-        """Get a verdict and its CPU seconds. request: the arguments of `verify.grade`.
+        """Get a verdict and its CPU seconds. request: the arguments of `grade.grade`.
 
         Raises WorkerDied, after which the worker is of no more use.
         """
@@ -125,13 +125,14 @@ def _environment() -> dict[str, str]:
     """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
     inherited = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    is_site = any(part in root for part in ("site-packages", "dist-packages"))  # found without help
+    if "site-packages" not in root and "dist-packages" not in root:  # these are found without help
+        inherited.append(root)
     return {
         "PATH": os.defpath,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",  # sympy's order of terms, and so its CPU time, must not vary
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(inherited + ([] if is_site else [root])),
+        "PYTHONPATH": os.pathsep.join(inherited),
         "OMP_NUM_THREADS": "1",
     }
 
@@ -154,7 +155,7 @@ class VerifierPool:
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
     wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
     may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
-    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places: see `verify.grade`.
+    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places: see `grade.grade`.
     cpu_seconds: of workers on answers and golds since it was made.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
@@ -216,7 +217,7 @@ class VerifierPool:
         scores = []
         for answer, item in begun:
             with _open_pool():
-                verdict = processes.patiently(item) if isinstance(item, Future) else item
+                verdict = processes.wait_interruptible(item) if isinstance(item, Future) else item
             scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
         return scores
 
@@ -236,7 +237,7 @@ class VerifierPool:
         done = len(wanted) - len(unknown)
         try:
             with _open_pool():
-                for part in processes.patiently_completed(reading):
+                for part in processes.completed_interruptible(reading):
                     part.result()
                     done += reading[part]
                     told(done)
@@ -285,17 +286,20 @@ class VerifierPool:
     def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
         """Give the verdict; None where a worker is needed, be it to tell whether the gold can be read."""
         read = self._can_be_read(gold)
-        if not self._by_text and not read:
-            return None if read is None else Verdict.UNSCORABLE
+        if read is None and not self._by_text:
+            return None
+        if not read and not self._by_text:
+            return Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
-        is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
-        is_correct = False if is_overlong else quick_verdict(gold, answer, self._decimal_places)
-        if is_correct is None and read is False:
-            is_correct = False
-        if is_correct is None:
+        if len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold)):
+            return Verdict.INCORRECT
+        is_correct = quick_verdict(gold, answer, self._decimal_places)
+        if is_correct:
+            return Verdict.CORRECT
+        if is_correct is None and read is not False:
             return None
-        return Verdict.CORRECT if is_correct else Verdict.INCORRECT
+        return Verdict.INCORRECT
 
     def _can_be_read(self, gold: str) -> bool | None:
         """Tell whether a gold can be read, None if a worker has to be asked."""

@@ -6,6 +6,7 @@ Values are Fractions of bounded size, so that comparison is exact and cheap; wha
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -42,17 +43,26 @@ _UNIT_NAMES = {
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon", "mph": "mph", "degree": "deg degree",
     "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit", "ohm": "ohm",
 }  # fmt: skip
-_UNITS = {
-    name + plural: unit
-    for unit, names in _UNIT_NAMES.items()
-    for name in names.split()
-    for plural in ("", "s")[: len(name)]
-}
+
+
+def _with_plurals(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the unit by each of its names, and by their plurals but for those of one letter."""
+    units = {}
+    for unit, written in names.items():
+        for name in written.split():
+            units[name] = unit
+            if len(name) > 1:
+                units[f"{name}s"] = unit
+    return units
+
+
+_UNITS = _with_plurals(_UNIT_NAMES)
 _FOREIGN = frozenset([
     *"个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м",
     "厘米", "千米", "小时", "分钟", "公里", "公斤", "千克",
     "平方米", "平方厘米", "руб", "см", "км",
 ])  # fmt: skip
+_SIGNS = {"": (1, "", False), "^\\circ": (1, "degree", False), "%": (1, "", True), "\\%": (1, "", True)}
 _CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "cent", "$": "dollar"}
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 # Words after a number that change it, doubt it or add another, and words that are mathematics where they stand bare.
@@ -78,9 +88,10 @@ _NOT_UNITS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """value: exact; unit: canonical name, "" if none or unknown; percent: written with a percent sign;
+    """Holds an exact value and how it was written.
 
-    places: digits after the point when it was written as a plain decimal, 0 otherwise.
+    unit: canonical name, "" if none or unknown; percent: written with a percent sign; places: digits after the point
+    when it was written as a plain decimal, 0 otherwise.
     """
 
     value: Fraction
@@ -91,15 +102,18 @@ class Quantity:
 
 def parse_quantity(cleaned: str) -> Quantity | None:
     """Read a cleaned answer (see normalise.clean) that is one number with at most a harmless unit, or None."""
-    match = _NUMBER.match(cleaned) if len(cleaned) <= MAX_CHARS else None
-    tail = _tail(cleaned[match.end() :].strip(), spaced=match[0][-1:].isspace()) if match else None
-    if match is None or tail is None:
+    if len(cleaned) > MAX_CHARS:
         return None
-    number = _SPACES.sub(lambda m: m[0].replace(" ", ""), _COMMAS.sub(lambda m: m[0].replace(",", ""), match["number"]))
-    number = match["sign"] + number
-    decimal = _DECIMAL.fullmatch(number)
+    match = _NUMBER.match(cleaned)
+    if match is None:
+        return None
+    tail = _tail(cleaned[match.end() :].strip(), spaced=match[0][-1:].isspace())
+    if tail is None:
+        return None
+    number = _COMMAS.sub(lambda m: m[0].replace(",", ""), match["number"])
+    number = match["sign"] + _SPACES.sub(lambda m: m[0].replace(" ", ""), number)
     try:
-        (value,) = [Fraction(number)] if decimal else evaluate(number)
+        (value,) = [Fraction(number)] if _DECIMAL.fullmatch(number) else evaluate(number)
     except (ValueError, ArithmeticError):
         return None
     if not isinstance(value, Fraction):
@@ -171,40 +185,52 @@ def _unit(word: str) -> str:
         name = _UNITS.get(_POWER.sub("", part))
         if name is None:
             return ""
-        names.append(name + (power[1] if power else ""))
+        names.append(name + power[1] if power else name)
     return "/".join(names)
 
 
 def unit_of(tail: str) -> str:
     r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not known."""
-    read = _tail(tail, spaced=True)
-    return read[1] if read else ""
+    _, unit, _ = _tail(tail, spaced=True) or (1, "", False)
+    return unit
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     """Read what follows the number: (scale, canonical unit, percent), or None when it is no harmless unit."""
-    if tail in ("", "^\\circ"):
-        return 1, "degree" if tail else "", False
+    if tail in _SIGNS:
+        return _SIGNS[tail]
     if tail.lstrip("\\") in _CURRENCIES:
         return 1, _CURRENCIES[tail.lstrip("\\")], False
     match = _UNIT.fullmatch(tail)
-    written = (match["text"] or match["bare"] or "").lower().replace(" per ", "/") if match else ""
-    words = [word.strip(".,()~") for word in written.split()]
-    if tail in ("%", "\\%") or words[:1] in (["percent"], ["percentage"]):
-        return 1, "", True
-    scale = SCALES.get(words[0], 1) if words else 1
-    words = words[1:] if scale != 1 else words
-    if match is None or any(not _is_word(word) or word in SCALES or word in HEDGES for word in words):
+    if match is None:
         return None
-    if match["foreign"]:  # words of other scripts
-        return (scale, "", False) if match["foreign"].strip() in _FOREIGN else None
+    written = match["text"] or match["bare"] or ""
+    words = [word.strip(".,()~") for word in written.lower().replace(" per ", "/").split()]
+    if words[:1] in (["percent"], ["percentage"]):
+        return 1, "", True
+    scale = 1
+    if words and words[0] in SCALES:
+        scale = SCALES[words.pop(0)]
+    if any(not _is_word(word) or word in SCALES or word in HEDGES for word in words):
+        return None
+    if match["foreign"] and match["foreign"].strip() not in _FOREIGN:  # words of other scripts
+        return None
     names = [word for word in words if word not in POWER_WORDS]
     if words and not names:  # "squared"
         return None
     unit = _unit(names[0]) if len(names) == 1 else ""
-    if match["bare"]:  # "3ab" and "5m" are products, "5 m" and "18 eggs" are not
-        is_word = (spaced or len(words[0]) > 1) if unit else spaced and all(len(word) > 3 for word in words)
-        if not is_word or not _NOT_UNITS.isdisjoint(words):
-            return None
-    power = next((POWER_WORDS[word] for word in reversed(words) if word in POWER_WORDS), match["power"] or "")
+    if match["bare"] and not _is_unit(words, unit, spaced=spaced):
+        return None
+    power = match["power"] or ""
+    for word in words:
+        power = POWER_WORDS.get(word, power)
     return scale, unit and unit + power, False
+
+
+def _is_unit(words: Sequence[str], unit: str, *, spaced: bool) -> bool:
+    """Tell whether bare words behind a number are its unit: "3ab" and "5m" are products, "5 m" and "18 eggs" not."""
+    if not _NOT_UNITS.isdisjoint(words):
+        return False
+    if unit:
+        return spaced or len(words[0]) > 1
+    return spaced and all(len(word) > 3 for word in words)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -47,17 +48,20 @@ _DOMAINS = {
 _MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
 _CUP = re.compile(r"\s*\\cup(?![A-Za-z])\s*")
 _LARGEST = 10**15  # floats are exact below
+_INFINITE = {r"\infty": math.inf, r"+\infty": math.inf, r"-\infty": -math.inf}
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 _Set: TypeAlias = tuple[str, bool, str]
 """The variable, whether a set-builder binds it, and the intervals."""
+_Bound: TypeAlias = tuple[str, bool]
+"""An end of an interval, and whether it belongs to the set."""
 
 
 @dataclass
 class _Range:
-    """A part of the line that clauses which hold together leave: bounds, whether they are closed, single points."""
+    """Holds what clauses leave of the line together: bounds, points that are left out, and a single point."""
 
-    low: tuple[str, bool] | None = None
-    high: tuple[str, bool] | None = None
+    low: _Bound | None = None
+    high: _Bound | None = None
     without: list[str] = field(default_factory=list)
     points: list[str] = field(default_factory=list)
 
@@ -80,18 +84,17 @@ def _beside(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
     if mine is None:
         return None
     name, built, written = mine
-    if built:
+    if built or (theirs is None and is_set(other)):
         return written
-    if theirs is not None:
-        return written if theirs[1] or theirs[0] == name else None
-    return written if is_set(other) else None
+    if theirs and (theirs[1] or theirs[0] == name):
+        return written
+    return None
 
 
 def is_set(text: str) -> bool:
     """Tell whether an answer is written as a set, an interval or a union of them."""
     cleaned = clean(text)
-    named = re.match(rf"{expression.NAME}\s*(?:=|\\in(?![A-Za-z]))\s*", cleaned)
-    cleaned = cleaned[named.end() :] if named else cleaned
+    cleaned = re.sub(rf"\A{expression.NAME}\s*(?:=|\\in(?![A-Za-z]))\s*", "", cleaned)
     if cleaned in (r"\emptyset", r"\mathbb{R}"):
         return True
     is_bracketed = cleaned.startswith(("(", "[", r"\{")) and cleaned.endswith((")", "]", r"\}"))
@@ -101,7 +104,9 @@ def is_set(text: str) -> bool:
 def member(text: str) -> tuple[str, str] | None:
     r"""Split `x \in (1, 2)` into the name and the set."""
     found = _MEMBER.fullmatch(text)
-    return (found[1], found[2]) if found and names.is_name(found[1]) else None
+    if found and names.is_name(found[1]):
+        return found[1], found[2]
+    return None
 
 
 def intervals(text: str) -> list[tuple[str, str, str]] | None:
@@ -112,13 +117,15 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
     parts = []
     for part in _CUP.split(text.strip()):
         found = _INTERVAL.fullmatch(part)
-        if found is not None and found[2].count("(") == found[2].count(")"):
+        if found and found[2].count("(") == found[2].count(")"):
             parts.append((found[1] + found[4], found[2].strip(), found[3].strip()))
         elif part.startswith("\\{") and part.endswith("\\}"):
             parts.append(("{}", part, ""))
         else:
             return None
-    return None if [brackets for brackets, _, _ in parts] == ["{}"] else parts
+    if len(parts) == 1 and parts[0][0] == "{}":
+        return None
+    return parts
 
 
 def can_be_read(text: str) -> bool:
@@ -135,7 +142,7 @@ def _read(text: str) -> _Set | None:
         cleaned = f"x {cleaned}"  # "> 3", of whatever it is
     builder = _BUILDER.fullmatch(cleaned)
     try:
-        if builder is not None and builder["condition"].count("\\{"):
+        if builder and "\\{" in builder["condition"]:
             return _united(cleaned)
         if builder is None:
             name, written = _conditions(cleaned, bound="")
@@ -151,8 +158,11 @@ def _read(text: str) -> _Set | None:
 
 def _without_name(cleaned: str) -> str:
     """Take off what names a set, `A \\cup B =`."""
-    name, sign, rest = cleaned.partition("=")
-    return rest.strip() if sign and rest.strip().startswith("\\{") and names.is_name(name) else cleaned
+    name, _, rest = cleaned.partition("=")
+    rest = rest.strip()
+    if rest.startswith("\\{") and names.is_name(name):
+        return rest
+    return cleaned
 
 
 def _united(cleaned: str) -> _Set:
@@ -186,7 +196,9 @@ def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, 
         if any(variable != name for variable, _ in read):
             raise _Unread
         found = [part for _, part in read]
-        ranges.extend(found if not bound and not _BOTH.search(alternative) and _outward(found) else [_together(found)])
+        if bound or _BOTH.search(alternative) or not _outward(found):
+            found = [_together(found)]
+        ranges.extend(found)
     if integers:
         return name, _integers(ranges)
     if all(part.points for part in ranges):
@@ -202,8 +214,11 @@ def _without_bars(text: str) -> str:
     low, before, name, sign, bound = found.groups()
     strict = _SPELLED[sign] in ("<", ">")
     less, more = ("<", ">") if strict else (r"\le", r"\ge")
-    if _SPELLED[sign] in (">", ">="):
-        return text if low else f"{name} {less} -({bound}) or {name} {more} {bound}"
+    is_outside = _SPELLED[sign] in (">", ">=")
+    if is_outside and low:
+        return text
+    if is_outside:
+        return f"{name} {less} -({bound}) or {name} {more} {bound}"
     if low:
         return f"-({bound}) {sign} {name} {before} -({low}) or {low} {before} {name} {sign} {bound}"
     return f"-({bound}) {sign} {name} {sign} {bound}"
@@ -212,25 +227,27 @@ def _without_bars(text: str) -> str:
 def _clause(text: str, name: str) -> tuple[str, _Range]:
     r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it leaves."""
     parts = [part.strip() for part in _RELATION.split(text)]
-    terms, signs = parts[0::2], [_SPELLED[sign] for sign in parts[1::2]]
+    terms = parts[0::2]
+    signs = [_SPELLED[sign] for sign in parts[1::2]]
     if not 1 <= len(signs) <= 2 or not all(terms):
         raise _Unread
-    at = [i for i, term in enumerate(terms) if term == name or (not name and _is_variable(term))]
-    if len(signs) == 2 and 1 in at:
-        at = [1]
-    if len(at) != 1 or (len(signs) == 2 and at != [1]):
+    places = [i for i, term in enumerate(terms) if term == name or (not name and _is_variable(term))]
+    if len(signs) == 2:  # of a < x < b no other term counts as the variable than the middle one
+        places = [i for i in places if i == 1]
+    if len(places) != 1:
         raise _Unread
-    variable = terms[at[0]]
-    if any(_mentions(term, variable) for i, term in enumerate(terms) if i != at[0]):
+    (place,) = places
+    variable = terms.pop(place)
+    if any(_mentions(term, variable) for term in terms):
         raise _Unread
     found = _Range()
-    for i, sign in enumerate(signs):
-        after = i == at[0]  # the variable stands before this sign
-        if sign == "in" and after and _DOMAINS.get(terms[i + 1].lstrip("\\")) == "":
+    for i, (sign, value) in enumerate(zip(signs, terms, strict=True)):
+        is_after = i == place  # the variable stands before this sign
+        if sign == "in" and is_after and _DOMAINS.get(value.lstrip("\\")) == "":
             continue  # a real number
         if sign in ("in", "notin"):
             raise _Unread
-        _narrow(found, sign if after else _MIRRORED[sign], terms[i + 1] if after else terms[i])
+        _narrow(found, sign if is_after else _MIRRORED[sign], value)
     return variable, found
 
 
@@ -240,9 +257,11 @@ def _narrow(found: _Range, sign: str, value: str) -> None:
         found.low = value, sign == ">="
     elif sign in ("<", "<=") and found.high is None:
         found.high = value, sign == "<="
+    elif sign == "!=" and value.startswith(r"\pm"):
+        size = value.removeprefix(r"\pm").strip()
+        found.without.extend([f"-{size}", size])
     elif sign == "!=":
-        both = value.removeprefix(r"\pm")
-        found.without.extend([value] if both == value else [f"-{both.strip()}", both.strip()])
+        found.without.append(value)
     elif sign == "=" and not found.points:
         found.points.append(value)
     else:
@@ -271,21 +290,23 @@ def _together(found: Sequence[_Range]) -> _Range:
             if len(found) > 1:
                 raise _Unread
             return part
-        for side in ("low", "high"):
-            bound, other = getattr(part, side), getattr(whole, side)
-            if bound is not None:
-                setattr(whole, side, bound if other is None else _tighter(bound, other, side))
+        whole.low = _tighter(part.low, whole.low, operator.gt)
+        whole.high = _tighter(part.high, whole.high, operator.lt)
         whole.without.extend(part.without)
     return whole
 
 
-def _tighter(one: tuple[str, bool], other: tuple[str, bool], side: str) -> tuple[str, bool]:
+def _tighter(one: _Bound | None, other: _Bound | None, is_tighter: Callable[[float, float], bool]) -> _Bound | None:
+    """Return the bound that leaves less, the open one of two at one place; None is no bound."""
+    if one is None or other is None:
+        return one or other
     a, b = _number(one[0]), _number(other[0])
     if a is None or b is None:
         raise _Unread
-    if a == b:
-        return one if not one[1] else other
-    return one if (a > b) == (side == "low") else other
+    is_open = not one[1]
+    if is_tighter(a, b) or (a == b and is_open):
+        return one
+    return other
 
 
 def _written(part: _Range) -> list[str]:
@@ -300,36 +321,41 @@ def _written(part: _Range) -> list[str]:
         if None in known.values():
             raise _Unread
         inner = sorted(known, key=lambda value: known[value] or 0.0)
-    edges = [(low, closed_low), *((value, False) for value in inner), (high, closed_high)]
-    return [
-        f"{'[' if left[1] and i == 0 else '('}{left[0]},{right[0]}{']' if right[1] and i == len(inner) else ')'}"
-        for i, (left, right) in enumerate(itertools.pairwise(edges))
-    ]
+    starts = ["[" * closed_low or "(", *"(" * len(inner)]
+    ends = [*")" * len(inner), "]" * closed_high or ")"]
+    between = itertools.pairwise((low, *inner, high))
+    return [f"{start}{left},{right}{end}" for start, (left, right), end in zip(starts, between, ends, strict=True)]
 
 
 def _integers(ranges: Sequence[_Range]) -> str:
     """Write a set of integers between plain numbers by its elements."""
     elements: set[int] = set()
     for part in ranges:
-        low, high = (None if side is None else _number(side[0]) for side in (part.low, part.high))
-        if low is None or high is None or part.low is None or part.high is None:
+        if part.low is None or part.high is None:
+            raise _Unread
+        low, high = _number(part.low[0]), _number(part.high[0])
+        if low is None or high is None:
             raise _Unread
         if not (abs(low) < _LARGEST and abs(high) < _LARGEST and high - low <= MAX_INTEGERS):  # nor infinite, nor NaN
             raise _Unread
         first = math.ceil(low) if part.low[1] else math.floor(low) + 1
         last = math.floor(high) if part.high[1] else math.ceil(high) - 1
-        elements |= {*range(first, last + 1)} - {_number(value) for value in part.without}
-    return f"\\{{{','.join(map(str, sorted(elements)))}\\}}" if elements else r"\emptyset"
+        elements |= {*range(first, last + 1)} - set(map(_number, part.without))
+    if not elements:
+        return r"\emptyset"
+    return f"\\{{{','.join(map(str, sorted(elements)))}\\}}"
 
 
 def _number(text: str) -> float | None:
     """Return the value of a plain real number."""
-    if text in (r"\infty", r"+\infty", r"-\infty"):
-        return -math.inf if text[0] == "-" else math.inf
+    if text in _INFINITE:
+        return _INFINITE[text]
     if re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", text)):
         return None
     found = expression.values(text)
-    return found[0].real if len(found) == 1 and found[0].imag == 0 else None
+    if len(found) != 1 or found[0].imag:
+        return None
+    return found[0].real
 
 
 def _is_variable(term: str) -> bool:

@@ -39,7 +39,8 @@ def choice(cleaned: str) -> tuple[str, str] | None:
     found = _CHOICE.fullmatch(text)
     if found is None:
         return None
-    letter, rest = (found[1], found[2]) if found[1] else (found[3], found[4])
+    letter = found[1] or found[3]
+    rest = found[2] or found[4] or ""
     if _LETTER.search(rest) or _NO_TEXT.match(rest):  # another choice, or a doubt
         return None
     return letter, rest.strip(" .~")
@@ -50,9 +51,12 @@ def time_of_day(cleaned: str) -> tuple[int, bool] | None:
     found = _TIME.fullmatch(without_text(cleaned).replace(" .", "."))
     if found is None:
         return None
-    half = (found[3] or {"noon": "p", "midnight": "a"}.get((found[4] or "").lower(), "")).lower()
-    hours = int(found[1]) % 12 + 12 * (half == "p") if half else int(found[1])
-    return 60 * hours + int(found[2]), bool(half)
+    hours, minutes, half, named = found.groups("")
+    half = half.lower() or {"noon": "p", "midnight": "a"}.get(named.lower(), "")
+    since = 60 * int(hours) + int(minutes)
+    if half:
+        since = since % 720 + 720 * (half == "p")
+    return since, bool(half)
 
 
 def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
@@ -69,25 +73,30 @@ def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
         read = _RESIDUE.fullmatch(value)
         if read is None:
             return None
-        residues |= {int(read[2]) % modulus} if not read[1] else {-int(read[2]) % modulus}
-        if read[1] == "\\pm":
-            residues.add(int(read[2]) % modulus)
+        sign, number = read.groups()
+        if sign:
+            residues.add(-int(number) % modulus)
+        if sign != "-":
+            residues.add(int(number) % modulus)
     return frozenset(residues), modulus
 
 
 def choices(cleaned: str) -> frozenset[str]:
     """Read several letters, `ACD` or `A, C and D`; none for anything else."""
     letters = without_text(cleaned).replace("and", ",").replace(" ", "")
-    found = _LETTERS.fullmatch(letters)
-    return frozenset(letters.replace(",", "")) if found else frozenset()
+    if not _LETTERS.fullmatch(letters):
+        return frozenset()
+    return frozenset(letters.replace(",", ""))
 
 
 def ratio(cleaned: str) -> list[str]:
     """Split `1 : 2 : 3`; [] for anything else."""
     parts = [part.strip() for part in cleaned.split(":")]
-    if any(part.strip("0") == "" for part in parts):
+    if not 2 <= len(parts) <= 10 or re.search(r"[=<>]|\\(?:mid|text)", cleaned):
         return []
-    return parts if 2 <= len(parts) <= 10 and all(parts) and not re.search(r"[=<>]|\\(?:mid|text)", cleaned) else []
+    if not all(part.strip("0") for part in parts):  # empty, or zero
+        return []
+    return parts
 
 
 def cases(cleaned: str) -> list[tuple[str, str]] | None:
@@ -100,7 +109,9 @@ def cases(cleaned: str) -> list[tuple[str, str]] | None:
         return None
     rows = []
     for row in re.split(r"\\\\", found["rows"]):
-        value, _, condition = row.partition("&") if "&" in row else _by_comma(row)
+        value, mark, condition = row.partition("&")
+        if not mark:
+            value, condition = _by_comma(row)
         condition = _CONDITION.sub(" ", condition.replace("&", " "))
         if value.strip():
             rows.append((value.strip(" ,"), condition.strip(" ,.")))
@@ -116,9 +127,9 @@ def vector(cleaned: str) -> str:
     return f"({', '.join(part for part in parts if part)})"
 
 
-def _by_comma(row: str) -> tuple[str, str, str]:
+def _by_comma(row: str) -> tuple[str, str]:
     """Split `x^2, x > 0` at the comma where a condition follows it."""
     value, comma, rest = row.rpartition(",")
     if comma and re.search(r"[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])|\\text", rest):
-        return value, comma, rest
-    return row, "", ""
+        return value, rest
+    return row, ""

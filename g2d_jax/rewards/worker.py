@@ -31,11 +31,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards.verify import grade, parses
+from g2d_jax.rewards.grade import grade, parses
 
 _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 13: Verdict.NO_ANSWER}
 """Exit status of a grader -> its verdict."""
-_UNREAD, _READ = 1, 2  # marks; 0 is of what no grader came to
+_MARKS = {Verdict.UNSCORABLE: 1, Verdict.CORRECT: 2}
+"""Marks of golds by what the grader found; 0 is of one that it did not come to."""
 
 # Graded once before the first fork: imports, parser tables and caches that every grader then inherits.
 _WARM_UP = (
@@ -97,13 +98,13 @@ def _read_apart(golds: Sequence[str], cpu_seconds: float, memory_mb: int) -> tup
     if status == -signal.SIGKILL:  # none of its limits does that, but a machine without memory: no gold is at fault
         raise SystemExit(f"a grader was killed after {seconds:.1f} s")
     told = marks[:].rstrip(b"\0")
-    return [mark == _READ for mark in told], seconds
+    return [mark == _MARKS[Verdict.CORRECT] for mark in told], seconds
 
 
 def _mark(golds: Sequence[str], marks: mmap.mmap) -> int:
     """Mark each reference answer, in order; return an exit status."""
     for place, gold in enumerate(golds):
-        marks[place] = _READ if parses(gold) is Verdict.CORRECT else _UNREAD
+        marks[place] = _MARKS[parses(gold)]
     return 0
 
 

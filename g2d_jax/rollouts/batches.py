@@ -7,8 +7,9 @@ A batch's groups carry all that the loss needs but for other policies' log-proba
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import is_correct, pairs_of
 from g2d_jax.losses import dpo_weights, group_advantages, group_dpo_weights, overlong_penalty, token_weights
-from g2d_jax.records import Problem, ScoredRollout
-from g2d_jax.rollouts.generate import Draws, Groups, rewards
+from g2d_jax.records import Problem, ScoredRollout, indices_by_task, pick
+from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
 
 Sides = tuple[list[int], list[int]]  # indices of the chosen and of the rejected responses of a group
 NO_PAIR: Sides = ([], [])
@@ -26,8 +27,10 @@ NO_PAIR: Sides = ([], [])
 
 @dataclass(frozen=True)
 class Batch:
-    """The responses to train on. groups: for the loss, never empty. has_advantage: bool for each prompt that was drawn.
-    metrics: of the pairs."""
+    """The responses to train on.
+
+    groups: for the loss, never empty. has_advantage: bool for each prompt that was sampled. metrics: of the pairs.
+    """
 
     groups: list[Group]
     has_advantage: np.ndarray
@@ -35,46 +38,52 @@ class Batch:
 
 
 def make(seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]) -> Batch:
-    """Make one update's batch from all that was drawn for it. verifiable: by task.
+    """Make one update's batch from all that was sampled for it. verifiable: by task.
 
     A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.dynamic_sampling the first
     prompts_per_step prompts with a signal are kept, or as many as there are (without any the first ones); else all are.
     """
-    signal, pairs = np.zeros(len(groups), bool), [NO_PAIR] * len(groups)
+    signal = np.zeros(len(groups), bool)
+    pairs = [NO_PAIR] * len(groups)
     if stage.loss == "grpo" or stage.grpo_coef:
         signal |= ((advantages(stage, draws, groups) != 0) & _counted(stage, groups)).any(axis=1)
     if stage.loss != "grpo":
-        pairs = [_sides(seed, stage, *both, verifiable) for both in zip(draws, groups, strict=True)]
+        pairs = [_sides(seed, stage, draw, group, verifiable) for draw, group in zip(draws, groups, strict=True)]
         signal |= [bool(chosen) for chosen, _ in pairs]
-    taught = [int(i) for i in np.flatnonzero(signal)]
-    rows = (taught or range(len(groups)))[: stage.prompts_per_step] if stage.dynamic_sampling else range(len(groups))
-    draws, trained, sides = [draws[i] for i in rows], [groups[i] for i in rows], [pairs[i] for i in rows]
+    rows = np.arange(len(groups))
+    if stage.dynamic_sampling:
+        rows = (rows[signal] if signal.any() else rows)[: stage.prompts_per_step]
+    draws = pick(draws, rows)
+    trained = pick(groups, rows)
     if stage.loss == "grpo":
         return Batch(_grpo(stage, draws, trained), signal)
+    sides = pick(pairs, rows)
     loss_groups = _dpo(stage, trained, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, trained, sides)
-    skipped = {"pairs/skipped": float(sum(not chosen for chosen, _ in pairs))}
-    return Batch(_with_entropy(stage, loss_groups), signal, {**skipped, **_lengths(trained, sides)})
+    metrics = {"pairs/skipped": float(pairs.count(NO_PAIR)), **_describe(trained, sides)}
+    return Batch(_with_entropy(stage, loss_groups), signal, metrics)
 
 
-def _lengths(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
-    """Count the prompts that have a pair, and compute the mean lengths of both sides."""
-    metrics = {"pairs/prompts": float(sum(bool(chosen) for chosen, _ in sides))}
-    for name, which in (("chosen", 0), ("rejected", 1)):
-        lengths = [
-            np.mean([len(group[i].rollout.token_ids) for i in side[which]])
-            for group, side in zip(groups, sides, strict=True)
-            if side[which]
-        ]
-        metrics |= {f"pairs/{name}_length": float(np.mean(lengths))} if lengths else {}
+def _describe(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
+    """Count the prompts that have a pair, and compute the mean lengths of both sides, each prompt counting once."""
+    paired = [(group, side) for group, side in zip(groups, sides, strict=True) if side != NO_PAIR]
+    metrics = {"pairs/prompts": float(len(paired))}
+    if not paired:
+        return metrics
+    for which, name in enumerate(("chosen", "rejected")):
+        means = [_mean_length(group, side[which]) for group, side in paired]
+        metrics[f"pairs/{name}_length"] = float(np.mean(means))
     return metrics
 
 
+def _mean_length(group: Sequence[ScoredRollout], indices: Sequence[int]) -> float:
+    return float(np.mean([group[i].rollout.length for i in indices]))
+
+
 def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
-    """Compute advantages, float32 [N, G]; rewards of different tasks are normalised apart."""
+    """Compute advantages, float32 [N, G]; the rewards of each task are normalised by themselves."""
     values = shaped_rewards(stage, groups)
     normalised = np.zeros(values.shape, np.float32)
-    for task in {problem.task for problem, _ in draws}:
-        rows = [i for i, (problem, _) in enumerate(draws) if problem.task == task]
+    for rows in indices_by_task(problems_of(draws)).values():
         normalised[rows] = group_advantages(values[rows], stage.scale_rewards, stage.scale_rewards_eps)
     return normalised
 
@@ -83,83 +92,81 @@ def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
     """Return rewards less the penalty of too long responses, float64 [N, G], NaN where there is none."""
     values = rewards(groups)
     if stage.overlong_buffer:
-        lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
-        values = values + overlong_penalty(lengths, stage.sampling.max_new_tokens, stage.overlong_buffer)
+        values = values + overlong_penalty(lengths(groups), stage.sampling.max_new_tokens, stage.overlong_buffer)
     return values
 
 
 def _counted(stage: Online, groups: Groups) -> np.ndarray:
     """Mark the responses that count, bool [N, G]: False where stage.mask_truncated leaves one out of the loss."""
-    cut = [[row.rollout.stop_reason == "length" for row in group] for group in groups]
-    return ~(np.array(cut) & stage.mask_truncated)
+    cut = by_response(groups, lambda row: row.rollout.stop_reason == "length")
+    return ~(cut & stage.mask_truncated)
 
 
 def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
-    """Build GRPO's groups. Without a KL or entropy term a response of advantage 0 has no gradient, and is not run
-    through the model."""
+    """Build GRPO's groups of the responses that have a gradient; the others are not run through the model."""
     tokens = _grpo_tokens(stage, draws, groups)
-    always = stage.beta or stage.entropy_coef
-    candidates = [
-        Group(
-            group[0].rollout.prompt_ids,
-            [
-                Response(row.rollout.token_ids, token)
-                for row, token in zip(group, group_tokens, strict=True)
-                if token["weight"] and (always or token["advantage"])
-            ],
-        )
-        for group, group_tokens in zip(groups, tokens, strict=True)
-    ]
-    loss_groups = [group for group in candidates if group.responses]
-    if not loss_groups:  # a batch without any signal is still a step of the schedule: one response of weight 0
-        row, zeros = groups[0][0].rollout, {**tokens[0][0], "weight": 0.0, "advantage": 0.0}
-        loss_groups = [Group(row.prompt_ids, [Response(row.token_ids, zeros)])]
+    always = stage.beta or stage.entropy_coef  # a KL or entropy term has a gradient at advantage 0 too
+    loss_groups = []
+    for group, group_tokens in zip(groups, tokens, strict=True):
+        responses = [
+            Response(row.rollout.token_ids, token)
+            for row, token in zip(group, group_tokens, strict=True)
+            if token["weight"] and (always or token["advantage"])
+        ]
+        if responses:
+            loss_groups.append(Group(group[0].rollout.prompt_ids, responses))
+    if not loss_groups:
+        loss_groups = [Group(groups[0][0].rollout.prompt_ids, [_without_gradient(groups, tokens[0][0], {})])]
     return _with_entropy(stage, loss_groups)
+
+
+def _without_gradient(groups: Groups, token: Mapping[str, Any], sequence: Mapping[str, float]) -> Response:
+    """Make the only response of a batch without any signal, which is still a step of the schedule."""
+    if token:
+        token = {**token, "weight": 0.0, "advantage": 0.0}
+    return Response(groups[0][0].rollout.token_ids, token, sequence)
 
 
 def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
     """Return GRPO's inputs for each response's tokens; normalisers count every response of a full batch."""
-    values, counted = advantages(stage, draws, groups), _counted(stage, groups)
-    lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
+    values = advantages(stage, draws, groups)
     has_logprobs = stage.rollouts == "sample" or stage.importance_cap  # a dump may lack them
     prompts = _prompts(stage, groups)
     absent = (prompts - len(groups)) * values.shape[1]
     weights = token_weights(
         stage.loss_type,
-        np.pad(lengths.ravel(), (0, absent)),
+        np.pad(lengths(groups).ravel(), (0, absent)),
         num_prompts=prompts,
         max_completion_length=stage.sampling.max_new_tokens,
-        mask=np.pad(counted.ravel(), (0, absent)),
+        mask=np.pad(_counted(stage, groups).ravel(), (0, absent)),
     )[: values.size].reshape(values.shape)
-    return [
-        [
-            {
-                "weight": float(w),
-                "advantage": float(a),
-                **({"sampler_logprob": row.rollout.logprobs} if has_logprobs else {}),
-            }
-            for row, w, a in zip(group, ws, group_values, strict=True)
-        ]
-        for group, ws, group_values in zip(groups, weights, values, strict=True)
-    ]
+
+    def inputs(row: ScoredRollout, weight: float, advantage: float) -> dict[str, Any]:
+        token: dict[str, Any] = {"weight": float(weight), "advantage": float(advantage)}
+        if has_logprobs:
+            token["sampler_logprob"] = row.rollout.logprobs
+        return token
+
+    return [list(map(inputs, *columns)) for columns in zip(groups, weights, values, strict=True)]
 
 
 def _sides(
-    seed: int, stage: Online, drawn: tuple[Problem, int], group: Sequence[ScoredRollout], verifiable: Mapping[str, bool]
+    seed: int, stage: Online, draw: tuple[Problem, int], group: Sequence[ScoredRollout], verifiable: Mapping[str, bool]
 ) -> Sides:
     """Choose the chosen and rejected responses of one prompt, both lists empty where there is no pair.
 
     GroupDPO takes all correct and all incorrect ones; where the reward knows no right and wrong, best and worst.
     """
-    problem, visit = drawn
-    counted = [int(i) for i in np.flatnonzero(_counted(stage, [list(group)])[0])]
-    usable = [group[i] for i in counted]
+    problem, visit = draw
+    counted = np.flatnonzero(_counted(stage, [list(group)])[0])
+    usable = pick(group, counted)
     if stage.loss == "group_dpo" and verifiable[problem.task]:
         correct = is_correct(usable)
-        chosen, rejected = ([counted[i] for i in np.flatnonzero(correct == side)] for side in (1, 0))
+        chosen = counted[correct == 1].tolist()
+        rejected = counted[correct == 0].tolist()
         return (chosen, rejected) if chosen and rejected else NO_PAIR
     pairs = pairs_of(seed, problem.id, visit, usable, 1, verifiable=verifiable[problem.task])
-    return [counted[i] for i, _ in pairs], [counted[j] for _, j in pairs]
+    return [int(counted[i]) for i, _ in pairs], [int(counted[j]) for _, j in pairs]
 
 
 def _prompts(stage: Online, groups: Groups) -> int:
@@ -178,7 +185,7 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     if pairs:
         weights = dpo_weights(len(pairs), _normalizer(stage, groups))
         return [as_pair(*pair, float(weight)) for pair, weight in zip(pairs, weights, strict=True)]
-    return [as_pair(groups[0][0], groups[0][0], 0.0)]
+    return [as_pair(groups[0][0], groups[0][0], 0.0)]  # a batch without any signal is still a step of the schedule
 
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
@@ -189,28 +196,27 @@ def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Gr
 
 def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     """Put a prompt's responses that take part in one row; the loss is the mean over a prompt's pairs, then prompts."""
-    correct, incorrect = (np.array([len(side[which]) for side in sides]) for which in (0, 1))
+    correct = [len(chosen) for chosen, _ in sides]
+    incorrect = [len(rejected) for _, rejected in sides]
     weights = group_dpo_weights(correct, incorrect, _normalizer(stage, groups))
-    tokens = _grpo_tokens(stage, draws, groups) if stage.grpo_coef else [[{} for _ in group] for group in groups]
+    tokens: list[list[dict[str, Any]]] = [[{}] * len(group) for group in groups]
+    if stage.grpo_coef:
+        tokens = _grpo_tokens(stage, draws, groups)
     loss_groups = []
     for number, (group, (chosen, rejected)) in enumerate(zip(groups, sides, strict=True)):
         responses = []
         for i, row in enumerate(group):
-            side = 1.0 if i in chosen else -1.0 if i in rejected else 0.0
+            side = float(i in chosen) - float(i in rejected)
             token = tokens[number][i]
             if side or (token.get("weight") and (token["advantage"] or stage.beta)):
-                sequence = {
-                    "side": side,
-                    "prompt": float(number),
-                    "pair_weight": float(weights[number]) if side else 0.0,
-                }
+                weight = abs(side) * float(weights[number])
+                sequence = {"side": side, "prompt": float(number), "pair_weight": weight}
                 responses.append(Response(row.rollout.token_ids, token, sequence))
         if responses:
             loss_groups.append(Group(group[0].rollout.prompt_ids, responses, keep_together=True))
     if loss_groups:
         return loss_groups
-    token = {**tokens[0][0], "weight": 0.0, "advantage": 0.0} if stage.grpo_coef else {}
-    nothing = Response(groups[0][0].rollout.token_ids, token, {"side": 0.0, "prompt": 0.0, "pair_weight": 0.0})
+    nothing = _without_gradient(groups, tokens[0][0], dict.fromkeys(("side", "prompt", "pair_weight"), 0.0))
     return [Group(groups[0][0].rollout.prompt_ids, [nothing], keep_together=True)]
 
 
@@ -218,18 +224,19 @@ def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
     """Add to each response's tokens their weight in the mean next-token entropy, 0 in a response without weight."""
     if not stage.entropy_coef:
         return groups
-    count = sum(len(response.token_ids) for group in groups for response in group.responses if _weighs(response))
+    responses = itertools.chain.from_iterable(group.responses for group in groups)
+    count = sum(len(response.token_ids) for response in responses if _weighs(response))
 
     def weighed(response: Response) -> Response:
         weight = 1.0 / count if _weighs(response) else 0.0
-        return Response(response.token_ids, {**response.token, "entropy_weight": weight}, response.sequence)
+        return replace(response, token={**response.token, "entropy_weight": weight})
 
-    return [Group(group.prompt_ids, [weighed(r) for r in group.responses], group.keep_together) for group in groups]
+    return [replace(group, responses=list(map(weighed, group.responses))) for group in groups]
 
 
 def _weighs(response: Response) -> bool:
-    own = [response.token.get("weight", 0.0), response.sequence.get("weight", 0.0)]
-    return any((*own, response.sequence.get("pair_weight", 0.0)))
+    """Return whether a response has a weight in the loss: in GRPO's, DPO's or GroupDPO's."""
+    return any((response.token.get("weight"), response.sequence.get("weight"), response.sequence.get("pair_weight")))
 
 
 def fill(stage: Online, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None) -> list[Group]:
@@ -237,12 +244,14 @@ def fill(stage: Online, groups: list[Group], reference: np.ndarray | None, train
 
     reference, trainer: float32 [tokens], those of all responses one after the other, or None where not needed.
     """
-    filled, first = [], 0
+    filled = []
+    first = 0
     for group in groups:
         responses = []
         for response in group.responses:
             token, sequence = dict(response.token), dict(response.sequence)
-            span = slice(first, first := first + len(response.token_ids))
+            span = slice(first, first + len(response.token_ids))
+            first = span.stop
             if trainer is not None:
                 token["old_logprob"] = trainer[span]
             if reference is not None and stage.loss != "grpo":
@@ -250,5 +259,5 @@ def fill(stage: Online, groups: list[Group], reference: np.ndarray | None, train
             if reference is not None and stage.beta:
                 token["ref_logprob"] = reference[span]
             responses.append(Response(response.token_ids, token, sequence))
-        filled.append(Group(group.prompt_ids, responses, group.keep_together))
+        filled.append(replace(group, responses=responses))
     return filled

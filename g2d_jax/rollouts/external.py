@@ -6,6 +6,8 @@ With token ids they are exact: what the policy saw and sampled. Text alone is to
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +20,18 @@ from g2d_jax.data.dumps import DumpRow, by_step, read_dump
 from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import problem_id
+from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.rollouts.generate import Draws, Groups, Sampled, graded_texts, on_disk, read_sampled, write_sampled
+from g2d_jax.rollouts.generate import (
+    Draws,
+    Groups,
+    Sampled,
+    graded_texts,
+    on_disk,
+    read_sampled,
+    rows_of,
+    write_sampled,
+)
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.session.cost import Cost
@@ -56,14 +68,16 @@ class ExternalBatches:
     @property
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The token ids of each prompt and its response."""
-        return [(row.rollout.prompt_ids, row.rollout.token_ids) for group in self.groups for row in group]
+        rows = itertools.chain.from_iterable(self.groups)
+        return [(row.rollout.prompt_ids, row.rollout.token_ids) for row in rows]
 
     def batch(self, number: int, shard: epath.Path) -> Sampled:
         """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
         part = slice(number * self.prompts, (number + 1) * self.prompts)
         draws = self.draws[part]
         if not on_disk(self.session, [shard]):
-            with self.session.track_cost(cost := Cost()):
+            cost = Cost()
+            with self.session.track_cost(cost):
                 groups = _score(self.session, self.problems, draws, self.groups[part])
             sampled = Sampled(draws, groups, cost.part())
             processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
@@ -87,9 +101,10 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
     groups: list[list[ExternalRow]] = []
     for same in by_step(rows):
         if len(same) % stage.num_generations:
+            at = "" if same[0].step is None else " at its step"
             raise ValueError(
-                f"{same[0].where}: its prompt has {len(same)} responses{'' if same[0].step is None else ' at its step'}"
-                f", and stages.{name}.num_generations is {stage.num_generations}: set that to the size of the groups"
+                f"{same[0].where}: its prompt has {len(same)} responses{at}, and stages.{name}.num_generations "
+                f"is {stage.num_generations}: set that to the size of the groups"
             )
         groups += [same[i : i + stage.num_generations] for i in range(0, len(same), stage.num_generations)]
     updates = len(groups) // stage.prompts_per_step * stage.num_iterations
@@ -98,12 +113,12 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
             f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates of prompts_per_step="
             f"{stage.prompts_per_step}: set stages.{name}.steps to {updates} or less, got {stage.steps}"
         )
-    visits: dict[str, int] = {}
+    visits: Counter[str] = Counter()
     draws: Draws = []
     for group in groups:
         identifier = group[0].rollout.problem_id
-        draws.append((session.train[identifier], visits.get(identifier, 0)))
-        visits[identifier] = visits.get(identifier, 0) + 1
+        draws.append((session.train[identifier], visits[identifier]))
+        visits[identifier] += 1
     return ExternalBatches(session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows))
 
 
@@ -118,7 +133,7 @@ def external_groups(session: Session, path: str, shard: epath.Path, reward: str 
     draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
     if not on_disk(session, [shard]):
         scored = _score(session, problems, draws, list(by_prompt.values()))
-        processes.on_leader(lambda: write_rollouts(shard, [row for group in scored for row in group]))
+        processes.on_leader(lambda: write_rollouts(shard, rows_of(scored)))
     groups: dict[str, list[ScoredRollout]] = {}
     for kept in read_rollouts(shard):
         groups.setdefault(kept.rollout.problem_id, []).append(kept)
@@ -128,7 +143,7 @@ def external_groups(session: Session, path: str, shard: epath.Path, reward: str 
 def read_groups(
     session: Session, path: str, reward: str | None = None
 ) -> tuple[dict[str, Problem], dict[str, list[ExternalRow]]]:
-    """Read problems by id, and the rows of each, whatever their step, to make pairs of.
+    """Read problems by id, and the rows of each, of all steps, to make pairs of.
 
     Raises ValueError as `read`, and where no prompt has two responses.
     """
@@ -156,14 +171,14 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
     by_text = functools.cache(partial(_by_text, session))
-    prompts_differ = texts_differ = texts_shorter = texts_compared = skipped = 0
+    counts: Counter[str] = Counter()
     for row in read_dump(path, reward):
         try:
             problem = _problem(row, path, session, by_text)
             if problem.id in session.held_out_ids:
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
             if problem.id in left_out:
-                skipped += 1
+                counts["left out"] += 1
                 continue
             score = _given(row, session.tasks[problem.task].reward)
             if score is None and problem.answer is None:
@@ -172,55 +187,62 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
             rollout = _rollout(session, problem, row, ours)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
-        first = first_prompts.setdefault(problem.id, (row.where, rollout.prompt_ids))
-        if not np.array_equal(rollout.prompt_ids, first[1]):
-            raise ValueError(f"{row.where}: its prompt_ids are not those of the same prompt in {first[0]}")
-        prompts_differ += not np.array_equal(rollout.prompt_ids, ours)
-        text = row.completion if row.completion is not None else session.tokenizer.decode(rollout.token_ids)
-        if row.completion_ids is not None and row.completion is not None:
-            decoders = session.tokenizer.decode, session.tokenizer.decode_raw
-            decoded = [decode(rollout.token_ids).strip() for decode in decoders]
-            spelt = text.strip()
-            is_begun = any(whole.startswith(spelt) for whole in decoded)
-            texts_compared += bool(spelt)  # an empty text tells nothing of the tokenizer
-            texts_differ += not is_begun
-            texts_shorter += is_begun and spelt not in decoded
+        where, prompt_ids = first_prompts.setdefault(problem.id, (row.where, rollout.prompt_ids))
+        if not np.array_equal(rollout.prompt_ids, prompt_ids):
+            raise ValueError(f"{row.where}: its prompt_ids are not those of the same prompt in {where}")
+        counts["prompts differ"] += not np.array_equal(rollout.prompt_ids, ours)
+        text = row.completion
+        if text is None:
+            text = session.tokenizer.decode(rollout.token_ids)
+        elif row.completion_ids is not None:
+            counts.update(_compared(session.tokenizer, rollout.token_ids, text.strip()))
         problems.setdefault(problem.id, problem)
         rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
-    if skipped:
+    if counts["left out"]:
         session.say_once(
-            f"{path}: {skipped} rows left out, whose problems data.train goes without: the verifier cannot read their "
-            "reference answers"
+            f"{path}: {counts['left out']} rows left out, whose problems data.train goes without: the verifier cannot "
+            "read their reference answers"
         )
     if not rows:
-        raise ValueError(f"{path} holds no responses{' but these' if skipped else ''}")
-    if texts_differ and texts_differ == texts_compared:
-        raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
-    if texts_differ:
+        raise ValueError(f"{path} holds no responses{' but these' if counts['left out'] else ''}")
+    if counts["texts differ"]:
+        if counts["texts differ"] == counts["texts compared"]:
+            raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
         session.say_once(
-            f"{path}: {texts_differ} of {len(rows)} completions are not the text of their ids, which count"
+            f"{path}: {counts['texts differ']} of {len(rows)} completions are not the text of their ids, which count"
         )
-    if texts_shorter:
+    if counts["texts shorter"]:
         session.say_once(
-            f"{path}: {texts_shorter} of {len(rows)} completions end before the text of their ids does, as where a "
-            "stop string is cut off: they are graded as they are, and all of their ids are trained on"
+            f"{path}: {counts['texts shorter']} of {len(rows)} completions end before the text of their ids does, as "
+            "where a stop string is cut off: they are graded as they are, and all of their ids are trained on"
         )
-    if prompts_differ:
+    if counts["prompts differ"]:
         session.say_once(
-            f"{path}: {prompts_differ} of {len(rows)} prompts have other ids than the template here gives. Theirs are "
-            "used, what the policy saw; evaluation here uses the template's"
+            f"{path}: {counts['prompts differ']} of {len(rows)} prompts have other ids than the template here gives. "
+            "Theirs are used, what the policy saw; evaluation here uses the template's"
         )
     return problems, rows
 
 
+def _compared(tokenizer: PromptTokenizer, ids: np.ndarray, text: str) -> dict[str, int]:
+    """Compare a completion's text with that of its ids, whose end, a stop string, the text may lack."""
+    decoded = [decode(ids).strip() for decode in (tokenizer.decode, tokenizer.decode_raw)]
+    is_begun = any(whole.startswith(text) for whole in decoded)
+    return {
+        "texts compared": int(bool(text)),  # an empty text tells nothing of the tokenizer
+        "texts differ": int(not is_begun),
+        "texts shorter": int(is_begun and text not in decoded),
+    }
+
+
 def _by_text(session: Session) -> dict[str, Problem]:
-    """Return all problems by their prompt after the template, with its special tokens and without them; also those left
-    out."""
-    tokenizer, texts = session.tokenizer, dict[str, Problem]()
-    sources = (session.left_out, session.problems)
-    for problem in (p for source in sources for split in ("dev", "test", "train") for p in source[split]):
-        for text in (tokenizer.render(problem), tokenizer.decode(tokenizer.encode_prompt(problem))):
-            texts[text.strip()] = problem
+    """Map prompts after the template, with its special tokens and without, to their problems, left out or not."""
+    tokenizer = session.tokenizer
+    texts: dict[str, Problem] = {}
+    for source, split in itertools.product((session.left_out, session.problems), ("dev", "test", "train")):
+        for problem in source[split]:
+            texts[tokenizer.render(problem).strip()] = problem
+            texts[tokenizer.decode(tokenizer.encode_prompt(problem)).strip()] = problem
     return texts
 
 
@@ -228,8 +250,8 @@ def _problem(row: DumpRow, path: str, session: Session, by_text: Callable[[], di
     """Return the row's problem: that of data.train where the row brings no answer of its own. Raises BrokenRow."""
     if row.prompt is None or row.rendered:
         text = row.prompt if row.prompt_ids is None else session.tokenizer.decode(row.prompt_ids)
-        if isinstance(text, str) and (problem := by_text().get(text.strip())):
-            return problem
+        if isinstance(text, str) and text.strip() in by_text():
+            return by_text()[text.strip()]
         raise BrokenRow(
             "the dump has prompts behind a chat template only, and this one is of no problem in data.train: give the "
             f"problems, the tokenizer and the template of the run that wrote it. It begins {text!r:.80}"
@@ -251,15 +273,17 @@ def _given(row: DumpRow, settings: Reward) -> Score | None:
         return Score(None, Verdict.UNSCORABLE)
     if not settings.is_verifiable:
         return Score(row.reward, Verdict.SCORED)
-    return Score(row.reward, Verdict.CORRECT if row.reward > settings.correct_above else Verdict.INCORRECT)
+    is_correct = row.reward > settings.correct_above
+    return Score(row.reward, Verdict.CORRECT if is_correct else Verdict.INCORRECT)
 
 
 def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.ndarray) -> Rollout:
     """Make a rollout of the row's ids, or of its text. prompt_ids: those of the template here. Raises ValueError.
 
-    A dump without finish_reason tells it by the last id. Text that the limit cut is followed by no stop token.
+    Without finish_reason the last id decides it. No stop token follows text that the limit cut.
     """
-    tokenizer, finish = session.tokenizer, row.finish_reason
+    tokenizer = session.tokenizer
+    finish = row.finish_reason
     for name, ids in (("prompt_ids", row.prompt_ids), ("completion_ids", row.completion_ids)):
         if ids is not None and ids.max() >= tokenizer.id_limit:
             last = tokenizer.id_limit - 1
@@ -269,8 +293,10 @@ def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.nd
         finish = finish or ("stop" if token_ids[-1] in tokenizer.eos_ids else "length")
     else:
         assert row.completion is not None  # a row has one of both
-        token_ids, finish = tokenizer.encode_completion(row.completion), finish or "stop"
-        token_ids = token_ids[:-1] if finish == "length" else token_ids
+        token_ids = tokenizer.encode_completion(row.completion)
+        finish = finish or "stop"
+        if finish == "length":
+            token_ids = token_ids[:-1]
     if not len(token_ids):
         raise BrokenRow("its completion has no tokens")
     unknown = np.full(len(token_ids), np.nan, np.float32)
@@ -303,9 +329,9 @@ def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:
         return "its prompt is not in data.train, whose problems an online stage trains on: add it, or collect and pair"
     if len(rollout.prompt_ids) > longest:
         return f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, {longest}"
-    if len(rollout.token_ids) > stage.sampling.max_new_tokens:
-        limit = stage.sampling.max_new_tokens
-        return f"its completion has {len(rollout.token_ids)} tokens: raise the stage's sampling.max_new_tokens, {limit}"
+    limit = stage.sampling.max_new_tokens
+    if rollout.length > limit:
+        return f"its completion has {rollout.length} tokens: raise the stage's sampling.max_new_tokens, {limit}"
     if stage.importance_cap and np.isnan(rollout.logprobs[0]):
         return "importance_cap weighs by the sampler's logprobs, which it lacks: set importance_cap to 0"
     return None
@@ -315,17 +341,16 @@ def _score(
     session: Session, problems: Mapping[str, Problem], draws: Draws, groups: Sequence[Sequence[ExternalRow]]
 ) -> Groups:
     """Score the responses whose reward the dump does not give. problems: with the answers that the dump gives."""
-    rows = [
-        (row, replace(row.rollout, visit=visit, sample=sample))
-        for (_, visit), group in zip(draws, groups, strict=True)
-        for sample, row in enumerate(group)
-    ]
-    unscored = [row for row, _ in rows if row.score is None]
+    unscored = [row for row in itertools.chain.from_iterable(groups) if row.score is None]
     questions = [problems[row.rollout.problem_id] for row in unscored]
     texts = graded_texts(session, questions, [row.text for row in unscored])
     computed = iter(session.scorer(questions, texts, [row.rollout.token_ids for row in unscored]))
-    scored = iter(
-        ScoredRollout(rollout, row.text, next(computed) if row.score is None else row.score, "external")
-        for row, rollout in rows
-    )
-    return [[next(scored) for _ in group] for group in groups]
+    scored: Groups = []
+    for (_, visit), group in zip(draws, groups, strict=True):
+        rows = []
+        for sample, row in enumerate(group):
+            score = next(computed) if row.score is None else row.score
+            rollout = replace(row.rollout, visit=visit, sample=sample)
+            rows.append(ScoredRollout(rollout, row.text, score, "external"))
+        scored.append(rows)
+    return scored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from etils import epath
 
 from g2d_jax.data.stops import cut
 from g2d_jax.models.flops import attended, forward_flops
-from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
+from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict, by_id
 from g2d_jax.rewards.pool import Begun
 from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
@@ -25,47 +26,65 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session, StopRun
 
 Draws = list[tuple[Problem, int]]
-"""Problems with their visit: how often each was drawn before."""
+"""Problems, each with its visit: how often it came before."""
 
 Groups = list[list[ScoredRollout]]
-"""The responses of each draw, in order of their sample index."""
+"""For each draw its responses, in order of their sample index."""
+
+Batches = Sequence[tuple[Draws, epath.Path]]
+"""Draws that are stored together, each batch with its shard: the Parquet file of its rollouts."""
 
 
 @dataclass(frozen=True)
 class Sampled:
     """The draws of a batch, its groups, and the cost of sampling and scoring them, for `Cost.add`.
 
-    before: whether an earlier start did that, and this was read back.
+    from_disk: whether an earlier start sampled them, and this was read back.
     """
 
     draws: Draws
     groups: Groups
     cost: Mapping[str, float]
-    before: bool = False
+    from_disk: bool = False
+
+
+class _NoBar(Progress):
+    """A bar that shows nothing, for a stage whose own bar counts updates."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def begin(self) -> None:
+        pass
+
+    def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.done = done
+
+    skip = update
 
 
 def sampled_groups(
     session: Session,
     sampler_params: Callable[[], Any],
-    parts: Sequence[tuple[Draws, epath.Path]],
+    batches: Batches,
     workload: Workload,
     *,
     policy: str,
     cost: Cost,
     bar: Progress | None = None,
 ) -> Groups:
-    """Sample and score the responses to the draws of all parts, or read them back where that was done before.
+    """Sample and score the responses to the draws of all batches, or read them back where that was done before.
 
-    See `generate`. Their tokens and FLOPs go to the cost, and the time that parts which are read back once took; the
-    caller tracks new time.
+    See `generate`. Adds to the cost the tokens and FLOPs of all of them, and the time once spent on the batches that
+    are read back; the caller tracks new time.
     """
+    bar = bar or _NoBar()
     groups: Groups = []
-    for part in generate(session, sampler_params, parts, workload, policy=policy, bar=bar):
-        if part.before:
-            cost.add(part.cost)
-        groups += part.groups
-        if bar is not None:
-            bar.update(bar.done, describe(part.groups))
+    for batch in generate(session, sampler_params, batches, workload, policy=policy, bar=bar):
+        if batch.from_disk:
+            cost.add(batch.cost)
+        groups += batch.groups
+        bar.update(bar.done, describe(batch.groups))
     session.writer.wait()
     count_rollouts(session, cost, groups)
     return groups
@@ -74,7 +93,7 @@ def sampled_groups(
 def generate(
     session: Session,
     sampler_params: Callable[[], Any],
-    batches: Sequence[tuple[Draws, epath.Path]],
+    batches: Batches,
     workload: Workload,
     *,
     policy: str,
@@ -82,37 +101,43 @@ def generate(
 ) -> Iterator[Sampled]:
     """Sample and score responses for batches of draws; yield them batch by batch, in order.
 
-    A call of the sampler draws as many batches as compute.generation_batch_size allows.
-
-    Each batch has its shard, one Parquet file, written beside what comes next; nothing that outlives the process may
-    be made of the rollouts before `Session.writer` has waited for it. So a run that is killed and started again trains
-    on the same tokens and the same verdicts, a timeout included. A call whose shards are all there is read back; else
-    all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
-    shard lies its cost: its share, by tokens, of the call's time and of what the rewards cost. All processes
-    sample together, and each scores what its own devices sampled.
+    A call of the sampler takes as many batches as compute.generation_batch_size allows. All processes sample together,
+    and each scores what its own devices sampled.
     sampler_params: gives the policy as the engine reads it, called once if anything is sampled. policy: its name. bar:
     moves by the draws that are answered.
+
+    Shards are written in the background: nothing that outlives the process may be made of the rollouts before
+    `Session.writer` has waited for it. Next to a shard lies its cost: its share, by tokens, of the call's time and of
+    the rewards' cost.
     """
-    params, done, prompts = None, 0, sum(len(draws) for draws, _ in batches)
+    bar = bar or _NoBar()
+    params = None
+    done = 0
+    prompts = sum(len(draws) for draws, _ in batches)
     for call in _calls(batches, prompts_per_call(session, workload.num_generations)):
-        draws, shards = [draw for batch_draws, _ in call for draw in batch_draws], [shard for _, shard in call]
-        before, parts = bar.done if bar is not None else 0, shards[0].parent / "_parts"
+        split, shards = zip(*call, strict=True)
+        draws = list(itertools.chain.from_iterable(split))
+        parts = shards[0].parent / "_parts"
         done += len(draws)
+        answered = bar.done + len(draws)
+        # A run that is killed and started again trains on the same tokens and verdicts, timeouts included. A call is
+        # read back only whole: log-probabilities depend, in their last bits, on what is sampled in one call.
         if on_disk(session, shards):
             processes.on_leader(partial(_clear, parts))
-            sampled = [_read(*batch, workload.num_generations) for batch in call]
-            if bar is not None:
-                bar.skip(before + len(draws))
-        else:
-            params = sampler_params() if params is None else params
-            with session.track_cost(took := Cost()):
-                rows, sampling = _rows(session, params, draws, workload, policy, parts, bar)
-            sampled = _shared_out([batch_draws for batch_draws, _ in call], rows, took, max(processes.gather(sampling)))
-            session.writer.submit(partial(write_sampled, sampled, shards, parts))
-            if len(call) < len(batches):
-                session.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
-            if bar is not None:
-                bar.update(before + len(draws))
+            bar.skip(answered)
+            for batch in call:
+                yield _read(*batch, workload.num_generations)
+            continue
+        if params is None:
+            params = sampler_params()
+        cost = Cost()
+        with session.track_cost(cost):
+            rows, seconds = _sample_and_score(session, params, draws, workload, policy, parts, bar)
+        sampled = split_by_batch(split, rows, cost, max(processes.gather(seconds)))
+        session.writer.submit(partial(write_sampled, sampled, shards, parts))
+        if len(call) < len(batches):
+            session.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+        bar.update(answered)
         yield from sampled
 
 
@@ -155,31 +180,48 @@ def measured_once(session: Session, file: epath.Path, measure: Callable[[Cost], 
     return value, cost
 
 
-def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
-    """Split one call's rows and cost by batch. rows: equally many of each of its draws, in order. sampling: seconds."""
-    prompts, total = sum(map(len, batches)), sum(len(row.rollout.token_ids) for row in rows)
-    samples, first, done, sampled = len(rows) // prompts, 0, 0, []
+def split_by_batch(
+    batches: Sequence[Draws], rows: Sequence[ScoredRollout], cost: Cost, seconds: float
+) -> list[Sampled]:
+    """Split one call's rows and cost by batch, the cost and the seconds of sampling by their tokens.
+
+    rows: equally many of each of the call's draws, in order.
+    """
+    prompts = sum(map(len, batches))
+    samples = len(rows) // prompts
+    total = _tokens(rows)
+    remaining = iter(rows)
+    done = 0
+    sampled: list[Sampled] = []
     for draws in batches:
-        groups = [list(rows[start : start + samples]) for start in range(first, first + len(draws) * samples, samples)]
-        first += len(draws) * samples
-        tokens = sum(len(row.rollout.token_ids) for group in groups for row in group)
-        part, done = took.part(done / total, (done + tokens) / total), done + tokens
-        call_share = {"calls": len(draws) / prompts, "prompts": len(draws)}
-        call_share |= {"sampled_tokens": tokens, "sampling_seconds": sampling * tokens / total}
-        sampled.append(Sampled(draws, groups, {**part, **call_share}))
+        groups = [list(itertools.islice(remaining, samples)) for _ in draws]
+        tokens = _tokens(rows_of(groups))
+        part = cost.part(done / total, (done + tokens) / total)
+        done += tokens
+        usage = {
+            "calls": len(draws) / prompts,
+            "prompts": len(draws),
+            "sampled_tokens": tokens,
+            "sampling_seconds": seconds * tokens / total,
+        }
+        sampled.append(Sampled(draws, groups, {**part, **usage}))
     return sampled
+
+
+def _tokens(rows: Sequence[ScoredRollout]) -> int:
+    return sum(row.rollout.length for row in rows)
 
 
 def write_sampled(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
     """Write one call's shards. parts: folder of the processes' own files, whose rows are in the shards then."""
     for batch, shard in zip(sampled, shards, strict=True):
-        storage.write_json(_beside(shard), batch.cost)
-        write_rollouts(shard, [row for group in batch.groups for row in group])
+        storage.write_json(cost_file(shard), batch.cost)  # before the shard, which says that all is there
+        write_rollouts(shard, rows_of(batch.groups))
     _clear(parts)
 
 
 def _read(draws: Draws, shard: epath.Path, num_generations: int) -> Sampled:
-    return Sampled(draws, grouped(read_rollouts(shard), draws, num_generations), spent_on(shard), before=True)
+    return Sampled(draws, grouped(read_rollouts(shard), draws, num_generations), spent_on(shard), from_disk=True)
 
 
 def _clear(parts: epath.Path) -> None:
@@ -188,8 +230,8 @@ def _clear(parts: epath.Path) -> None:
         parts.rmtree()
 
 
-def _calls(batches: Sequence[tuple[Draws, epath.Path]], prompts: int) -> Iterator[list[tuple[Draws, epath.Path]]]:
-    """Split batches, in order, into calls of together up to so many prompts, but at least one batch."""
+def _calls(batches: Batches, prompts: int) -> Iterator[list[tuple[Draws, epath.Path]]]:
+    """Split batches, in order, into calls of up to so many prompts, but at least one batch."""
     call: list[tuple[Draws, epath.Path]] = []
     for batch in batches:
         if call and sum(len(draws) for draws, _ in call) + len(batch[0]) > prompts:
@@ -200,36 +242,44 @@ def _calls(batches: Sequence[tuple[Draws, epath.Path]], prompts: int) -> Iterato
         yield call
 
 
-def _beside(shard: epath.Path) -> epath.Path:
-    return shard.parent / f"_{shard.stem}.json"  # the underscore: as in stages/collect.py
+def cost_file(shard: epath.Path) -> epath.Path:
+    """Return the file of a shard's cost. pandas and pyarrow pass over files with an underscore in front."""
+    return shard.parent / f"_{shard.stem}.json"
 
 
 def spent_on(shard: epath.Path) -> dict[str, float]:
     """Read the cost of sampling and scoring a shard's rollouts, as `generate` wrote it."""
-    file = _beside(shard)
+    file = cost_file(shard)
     return storage.read_json(file) if file.exists() else {}
 
 
 def read_sampled(session: Session, shard: epath.Path) -> Sampled:
     """Read a shard by itself. Raises ValueError if a problem is not in data.train."""
-    groups = [
-        list(rows)
-        for _, rows in itertools.groupby(read_rollouts(shard), lambda r: (r.rollout.problem_id, r.rollout.visit))
-    ]
+    draws: Draws = []
+    groups: Groups = []
     try:
-        draws = [(session.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
+        for (problem_id, visit), rows in itertools.groupby(read_rollouts(shard), _draw_of):
+            draws.append((session.train[problem_id], visit))
+            groups.append(list(rows))
     except KeyError as error:
         raise ValueError(f"{shard}: problem {error} is not in data.train: was the data changed?") from error
-    return Sampled(draws, groups, spent_on(shard), before=True)
+    return Sampled(draws, groups, spent_on(shard), from_disk=True)
+
+
+def _draw_of(row: ScoredRollout) -> tuple[str, int]:
+    return row.rollout.problem_id, row.rollout.visit
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
     """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs to another run."""
-    by_key = {(row.rollout.problem_id, row.rollout.visit, row.rollout.sample): row for row in rows}
+    by_key = {(*_draw_of(row), row.rollout.sample): row for row in rows}
+    groups: Groups = []
     try:
-        return [[by_key[problem.id, visit, i] for i in range(num_generations)] for problem, visit in draws]
+        for problem, visit in draws:
+            groups.append([by_key[problem.id, visit, sample] for sample in range(num_generations)])
     except KeyError as error:
         raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
+    return groups
 
 
 def count_rollouts(session: Session, cost: Cost, groups: Groups) -> None:
@@ -243,100 +293,114 @@ def count_rollouts(session: Session, cost: Cost, groups: Groups) -> None:
         cost.prefilled += prompt
         cost.flops += forward_flops(config, prompt, attended(prompt))
         for row in group:
-            length = len(row.rollout.token_ids)
+            length = row.rollout.length
             cost.generated += length
             cost.flops += forward_flops(config, length, attended(length, before=prompt))
 
 
-def _rows(
+def _sample_and_score(
     session: Session,
     params: Any,
     draws: Draws,
     workload: Workload,
     policy: str,
     parts: epath.Path,
-    bar: Progress | None,
+    bar: Progress,
 ) -> tuple[list[ScoredRollout], float]:
     """Sample and score responses, in the order of draws and samples; return them with this process's sampling seconds.
 
-    Of several processes each gets the rollouts of its own devices, scores them, and leaves them in the folder `parts`,
-    where all read them.
+    parts: a folder, in which each of several processes leaves the rollouts of its own devices for all to read.
     """
     started = time.perf_counter()
     with session.clock.doing("generation"):
         answers = _generate(session, params, draws, workload, bar)
-    sampling = time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    # In the barriers each process works for itself. The error of one is raised by all of them: without it the others
+    # would wait for ever where they meet next, in `share_usage`, in the gather of `generate` or inside a program.
     with processes.barrier():
-        if session.server is None:  # which checks its own, and may have no log-probabilities
-            check_rollouts([answer.rollout for answer in answers], policy)
-        processes.mark(f"scoring {policy}")
-        with session.clock.doing("verification"):
-            scores = session.scorer.apart(
-                [answer.problem for answer in answers],
-                [answer.graded for answer in answers],
-                [answer.rollout.token_ids for answer in answers],
-                [answer.begun for answer in answers],
-            )
-        rows = [ScoredRollout(a.rollout, a.text, score, policy) for a, score in zip(answers, scores, strict=True)]
+        rows = _score_local(session, answers, policy)
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     session.scorer.share_usage()
     if processes.count() > 1:
         with processes.barrier():
-            shares = (read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count()))
-            rows = _in_order([row for share in shares for row in share], draws)
-    if session.scorer.has_joint():
-        by_id = {problem.id: problem for problem, _ in draws}
-        problems = [by_id[row.rollout.problem_id] for row in rows]
-        texts = graded_texts(session, problems, [row.text for row in rows])
-        with session.clock.doing("verification"):
-            token_ids, scores = [row.rollout.token_ids for row in rows], [row.score for row in rows]
-            scores = session.scorer.joint(problems, texts, token_ids, scores)
-        rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
-    return rows, sampling
+            shares = [read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count())]
+            rows = _in_order(itertools.chain.from_iterable(shares), draws)
+    if session.scorer.has_collective():
+        rows = _score_collective(session, rows, draws)
+    return rows, seconds
+
+
+def _score_local(session: Session, answers: Sequence[_Answer], policy: str) -> list[ScoredRollout]:
+    """Score this process's answers by the rewards that it can compute by itself."""
+    if session.server is None:  # a server checks its own, and may give no log-probabilities
+        check_rollouts([answer.rollout for answer in answers], policy)
+    processes.note_progress(f"scoring {policy}")
+    with session.clock.doing("verification"):
+        scores = session.scorer.score_local(
+            [answer.problem for answer in answers],
+            [answer.graded for answer in answers],
+            [answer.rollout.token_ids for answer in answers],
+            [answer.pending for answer in answers],
+        )
+    return [
+        ScoredRollout(answer.rollout, answer.text, score, policy) for answer, score in zip(answers, scores, strict=True)
+    ]
+
+
+def _score_collective(session: Session, rows: Sequence[ScoredRollout], draws: Draws) -> list[ScoredRollout]:
+    """Add the scores that all processes compute together, on the rows of all of them."""
+    of_id = by_id(problems_of(draws))
+    problems = [of_id[row.rollout.problem_id] for row in rows]
+    texts = graded_texts(session, problems, [row.text for row in rows])
+    token_ids = [row.rollout.token_ids for row in rows]
+    with session.clock.doing("verification"):
+        scores = session.scorer.score_collective(problems, texts, token_ids, [row.score for row in rows])
+    return [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A rollout as it came: its text, also as it is graded, and its score if that could begin before all were drawn."""
+    """A rollout as it came: its text, the text as it is graded, and its verification if that could begin at once."""
 
     rollout: Rollout
     problem: Problem
     text: str
     graded: str
-    begun: Begun | None
+    pending: Begun | None
 
 
 Row = TypeVar("Row", ScoredRollout, _Answer)
 
 
-def _in_order(rows: Sequence[Row], draws: Draws) -> list[Row]:
+def _in_order(rows: Iterable[Row], draws: Draws) -> list[Row]:
     """Sort rows in the order of draws and samples, so that no file depends on which finished first."""
     place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
     return sorted(rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample))
 
 
-def _generate(session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress | None) -> list[_Answer]:
+def _generate(session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress) -> list[_Answer]:
     """Generate answers in the order of draws and samples; finished ones are handled while devices decode the others."""
-    tokenizer, samples = session.tokenizer, workload.num_generations
+    tokenizer = session.tokenizer
+    samples = workload.num_generations
     requests = [
         Request(problem.id, tokenizer.encode_prompt(problem), workload.params, num_samples=samples, visit=visit)
         for problem, visit in draws
     ]
-    by_id, before = {problem.id: problem for problem, _ in draws}, bar.done if bar is not None else 0
-    opened = opening_thoughts(session, by_id.values())
+    problems = by_id(problems_of(draws))
+    opened = opening_thoughts(session, problems.values())
     answers: list[_Answer] = []
-    if bar is not None:
-        bar.begin()  # the rows decode together, and end together where they are of one length
+    start = bar.done
+    bar.begin()  # the rows decode together, and end together where they are of one length
     for rollout in session.engine.generate(params, requests, workload.rng_stream, workload.shapes):
-        problem = by_id[rollout.problem_id]
+        problem = problems[rollout.problem_id]
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
-        graded = "<think>" + text if problem.id in opened else text
-        answers.append(_Answer(rollout, problem, text, graded, session.scorer.begin(problem, graded)))
+        graded = _graded(text, problem, opened)
+        answers.append(_Answer(rollout, problem, text, graded, session.scorer.submit(problem, graded)))
         # Of responses that end together the first say nothing of the pace: they are counted with the last of them.
-        if bar is not None and not session.engine.ready:
+        if not session.engine.ready:
             answered = len(answers) // samples * processes.count()  # the other processes are about as far
-            bar.update(before + min(answered, len(draws)))
+            bar.update(start + min(answered, len(draws)))
     return _in_order(answers, draws)
 
 
@@ -345,8 +409,12 @@ def graded_texts(session: Session, problems: Sequence[Problem], texts: Sequence[
 
     Without it a verifier would take the thought for the answer. problems: that of each text.
     """
-    opened = opening_thoughts(session, {problem.id: problem for problem in problems}.values())
-    return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
+    opened = opening_thoughts(session, by_id(problems).values())
+    return [_graded(text, problem, opened) for text, problem in zip(texts, problems, strict=True)]
+
+
+def _graded(text: str, problem: Problem, opened: set[str]) -> str:
+    return "<think>" + text if problem.id in opened else text
 
 
 def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
@@ -354,17 +422,42 @@ def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     return {problem.id for problem in problems if session.tokenizer.render(problem).rstrip().endswith("<think>")}
 
 
+def draw_once(problems: Iterable[Problem]) -> Draws:
+    """Draw each problem, for the first time."""
+    return [(problem, 0) for problem in problems]
+
+
+def problems_of(draws: Draws) -> list[Problem]:
+    """List the problem of each draw."""
+    return [problem for problem, _ in draws]
+
+
+def rows_of(groups: Iterable[Sequence[ScoredRollout]]) -> list[ScoredRollout]:
+    """List the responses of all groups, one after the other."""
+    return list(itertools.chain.from_iterable(groups))
+
+
+def by_response(groups: Groups, value: Callable[[ScoredRollout], Any]) -> np.ndarray:
+    """Return a value of each response, [N, G]. Groups must be of one size."""
+    return np.array([list(map(value, group)) for group in groups])
+
+
+def lengths(groups: Groups) -> np.ndarray:
+    """Count the tokens of each response, int64 [N, G]."""
+    return by_response(groups, lambda row: row.rollout.length)
+
+
 def rewards(groups: Groups) -> np.ndarray:
     """Return rewards, float64 [N, G], NaN for unscorable responses and, where groups differ in size, for none."""
     values = np.full((len(groups), max(map(len, groups))), np.nan)
     for i, group in enumerate(groups):
-        values[i, : len(group)] = [np.nan if row.score.reward is None else row.score.reward for row in group]
+        values[i, : len(group)] = [row.score.reward for row in group]  # NumPy makes NaN of None
     return values
 
 
 def correct(groups: Groups) -> np.ndarray:
     """Return each response's value in accuracies, float64 [N, G], see `Score.accuracy`."""
-    return np.array([[row.score.accuracy for row in group] for group in groups])
+    return by_response(groups, lambda row: row.score.accuracy)
 
 
 def describe(groups: Groups) -> dict[str, float]:
@@ -373,8 +466,8 @@ def describe(groups: Groups) -> dict[str, float]:
     frac_reward_zero_std: groups of equal rewards, or with fewer than two that could be scored.
     Lengths of correct and of incorrect responses are included where a verdict knows right and wrong.
     """
-    rows = [row for group in groups for row in group]
-    lengths = np.array([len(row.rollout.token_ids) for row in rows])
+    rows = rows_of(groups)
+    tokens = np.array([row.rollout.length for row in rows])
     values = rewards(groups)
     scored = ~np.isnan(values)
     counts = scored.sum(axis=1)
@@ -383,21 +476,22 @@ def describe(groups: Groups) -> dict[str, float]:
     differ = np.where(scored, values, -np.inf).max(axis=1) > np.where(scored, values, np.inf).min(axis=1)
     centred = np.where(scored & differ[:, None], values - means[:, None], 0.0)
     spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
-    verdicts = {f"verdicts/{v.value}": float(np.mean([row.score.verdict is v for row in rows])) for v in Verdict}
-    judged = np.array([row.score.accuracy for row in rows])
-    apart = {"correct": lengths[judged == 1], "incorrect": lengths[judged == 0]}
-    return {
+    metrics = {
         "reward": float(values[scored].mean()) if scored.any() else float("nan"),
         "reward_std": float(spread.mean()),
         "frac_reward_zero_std": float(np.mean(~differ)),
         "entropy": float(np.concatenate([row.rollout.entropies for row in rows]).mean()),
-        "completions/mean_length": float(lengths.mean()),
-        "completions/min_length": float(lengths.min()),
-        "completions/max_length": float(lengths.max()),
+        "completions/mean_length": float(tokens.mean()),
+        "completions/min_length": float(tokens.min()),
+        "completions/max_length": float(tokens.max()),
         "completions/clipped_ratio": float(np.mean([row.rollout.stop_reason == "length" for row in rows])),
-        **{f"completions/mean_length_{side}": float(part.mean()) for side, part in apart.items() if part.size},
-        **verdicts,
     }
+    judged = np.array([row.score.accuracy for row in rows])
+    for side, accuracy in (("correct", 1), ("incorrect", 0)):
+        if accuracy in judged:
+            metrics[f"completions/mean_length_{side}"] = float(tokens[judged == accuracy].mean())
+    verdicts = Counter(row.score.verdict for row in rows)
+    return {**metrics, **{f"verdicts/{verdict.value}": verdicts[verdict] / len(rows) for verdict in Verdict}}
 
 
 def log_samples(session: Session, name: str, step: int, draws: Draws, groups: Groups, **columns: str) -> None:

@@ -27,26 +27,28 @@ def rollouts(
     workload: Workload,
     *,
     prefix: str = "",
-    viewed: bool = False,
-    beside: tuple[Any, ...] = (),
-    meanwhile: tuple[Any, ...] = (),
+    has_sampler_params: bool = False,
+    resident_during_view: tuple[Any, ...] = (),
+    resident_during_generation: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """Yield the programs from parameters to responses; none where a server samples. beside: arrays on the devices while
-    the view is made, meanwhile: after that.
+    """Yield the programs from parameters to responses; none where a server samples.
 
-    The frozen parameters beside adapters are always resident. prefix: of the programs' names, where a stage samples
-    twice. viewed: whether the stage has the program of the sampler's weights already.
+    prefix: of the programs' names, where a stage samples twice. has_sampler_params: whether the stage has the program
+    of the sampler's parameters, "view", already. resident_during_view: arrays on the devices while these are made;
+    resident_during_generation: after that. The frozen parameters below adapters are always resident.
     """
     if session.server is not None:
         return
     params = policy_shapes(session)
     _, rest = lora.partition(params)
-    view = "view" if viewed else f"{prefix}view"
-    if not viewed:
+    view = "view"
+    if not has_sampler_params:
+        view = f"{prefix}view"
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
-        yield Program(name, view, session.sampler().viewing(workload.weights), fixed(params), work, resident=beside)
-    yield from _generation(session, name, workload, prefix, view, (*meanwhile, rest))
+        run = session.sampler().to_sampler_params_program(workload.weights)
+        yield Program(name, view, run, fixed(params), work, resident=resident_during_view)
+    yield from _generation(session, name, workload, prefix, view, (*resident_during_generation, rest))
 
 
 def _generation(
@@ -138,7 +140,11 @@ def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int])
 
 
 def _weights(session: Session, weights: str) -> float:
-    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler.view`."""
-    mesh, model, itemsize = session.sampler().mesh, session.model_config.held(weights), session.dtype.itemsize
+    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler`."""
+    mesh, model, itemsize = (
+        session.sampler().mesh,
+        session.model_config.with_quantisation(weights),
+        session.dtype.itemsize,
+    )
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

@@ -1,4 +1,4 @@
-"""What a stage asks of the sampler: how many responses to how many prompts, in calls of which shapes."""
+"""The demands of a stage on the sampler: how many responses to how many prompts, in calls of which shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from g2d_jax.session.windows import window_at
 @dataclass(frozen=True)
 class Workload:
     """The sampling of a stage. shapes: that its programs are compiled for, the same for all its calls. rng_stream:
-    names the random numbers. weights: of the sampler, as in `Sampler.view`.
+    names the random numbers. weights: of the sampler, as in `Sampler.to_sampler_params`.
 
     For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean response, None for the
     most.

@@ -1,1 +1,1 @@
-"""What a run stands on: processes, locks, files, metrics, compiled programs. Nothing here knows what is trained."""
+"""The ground of a run: processes, locks, files, metrics, compiled programs. Nothing here knows what is trained."""

@@ -1,4 +1,4 @@
-"""Which program this process compiles now, and the seconds that compiling took; says nothing of how.
+"""Knows which program this process compiles now, and the seconds that compiling took; says nothing of how.
 
 JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring), one inside another
 where a function calls a function. Whoever imports JAX hands these on (session/cost.py); this module does not import it.
@@ -91,4 +91,4 @@ class Compiling:
 
 
 compiling = Compiling()
-"""That of this process."""
+"""The one of this process."""

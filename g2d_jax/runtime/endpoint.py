@@ -52,7 +52,7 @@ def api_key(url: str, variable: str) -> str:
     Raises ValueError where it is needed and not set (a server on this machine may want none), and for a key that no
     header can hold.
     """
-    key = os.environ.get(variable, "") if variable else ""
+    key = variable and os.environ.get(variable, "")
     if not (key.isascii() and key.isprintable() and " " not in key):  # the key itself is told to nobody
         raise ValueError(
             f"the key in the environment variable {variable} holds a space, a line's end or another character that no "
@@ -98,7 +98,9 @@ def exchange(method: str, url: str, body: Any = None, *, key: str = "", timeout:
     most_bytes and for a proxy that cannot be used.
     """
     parts = urlsplit(url)
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     connection = _connection(parts, timeout)
     with contextlib.closing(connection), _deadline(connection, timeout) as check:
         connection.connect()

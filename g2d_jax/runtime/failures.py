@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXTS = tuple(os.strerror(number) for number in _FULL)  # all that C++ libraries keep of the number
+_FULL_TEXTS = tuple(map(os.strerror, _FULL))  # all that C++ libraries keep of the number
 _FORBIDDEN = "give this user the right to it, or choose another folder"
 _UNWRITABLE = "choose a folder that can be written to"
 _TAKEN = "a folder is needed where a file is: choose another one"

@@ -54,7 +54,9 @@ def simulated() -> int:
     import jax
 
     asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return int(asked[-1]) if asked else max(1, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+    if asked:
+        return int(asked[-1])
+    return max(1, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
 
 
 def order_collectives() -> None:
@@ -80,14 +82,14 @@ def spare_threads() -> None:
 
 def accelerated() -> bool:
     """Return whether JAX may find an accelerator: a plugin is installed, and a device that plugins drive is here."""
-    return any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins")) and any(map(glob, DRIVEN))
+    return any(map(importlib.util.find_spec, ("libtpu", "jax_plugins"))) and any(map(glob, DRIVEN))
 
 
 def take_memory() -> None:
     """Take nine tenths of a GPU's memory, as plans count, where JAX takes three quarters unless it is told. To be
     called before JAX looks for devices, and without effect later."""
     named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
-    if not any(os.environ.get(name) for name in named):
+    if not any(map(os.environ.get, named)):
         os.environ[named[0]] = "0.9"
 
 

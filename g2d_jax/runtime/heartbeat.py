@@ -59,7 +59,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             processes.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
         raise
     finally:  # not at the start: a command may have been told to stop before it came so far
-        processes.forget()
+        processes.reset_stop()
 
 
 # Signals
@@ -155,8 +155,7 @@ def _outlast(seconds: float) -> None:
 
 
 class _Watcher:
-    """What two threads call: one gives signs of life and looks for those of the others, one ends this process when it
-    must.
+    """Watches from two threads: one gives signs of life and looks for those of the others, one ends this process.
 
     The first may wait for ever, for the store of a leader whose host is gone. leaving: this process ends by itself now.
     """
@@ -239,7 +238,7 @@ class _Watcher:
                 self._end(f"{left[0][0]}; it has left, so this process ends too", min(status for _, status in left))
         if now - self._moved > self._hang_timeout:
             last = min(range(processes.count()), key=lambda number: self._signs[number]["met"])
-            everyone = ", ".join(self._peer(number) for number in range(processes.count()))
+            everyone = ", ".join(map(self._peer, range(processes.count())))
             faulthandler.dump_traceback()  # where this process's threads are
             self._end(
                 f"no process got on for {now - self._moved:.0f} s; the others wait for {self._peer(last)}. "

@@ -130,7 +130,9 @@ def holder(folder: epath.Path) -> str:
         if not number or _fields(content).get("state") == "released":
             return ""
         age = time.time() - files.modified(f"{root}/{number:06d}.json").timestamp()
-    return _owner(content) if age < LEASE else ""
+    if age >= LEASE:
+        return ""
+    return _owner(content)
 
 
 def holder_here(folder: epath.Path) -> int | None:
@@ -139,7 +141,8 @@ def holder_here(folder: epath.Path) -> int | None:
         return None
     with contextlib.suppress(OSError, TypeError, ValueError):
         fields = _fields((folder / LOCK).read_bytes())
-        return int(fields["pid"]) if fields.get("host") == socket.gethostname() else None
+        if fields.get("host") == socket.gethostname():
+            return int(fields["pid"])
     return None
 
 
@@ -316,7 +319,9 @@ def _highest(files: Any, root: str) -> tuple[int, bytes]:
     except FileNotFoundError:
         return 0, b""
     numbers = [int(match[1]) for name in names if (match := _NUMBER.fullmatch(name.rpartition("/")[2]))]
-    return (max(numbers), bytes(files.cat_file(f"{root}/{max(numbers):06d}.json"))) if numbers else (0, b"")
+    if numbers:
+        return max(numbers), bytes(files.cat_file(f"{root}/{max(numbers):06d}.json"))
+    return 0, b""
 
 
 def _fields(content: bytes) -> dict[str, Any]:

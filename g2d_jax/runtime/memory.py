@@ -73,7 +73,9 @@ def give_back() -> None:
 def held(pid: int) -> int | None:
     """Return the bytes that a process of this machine and its children hold now, None where that cannot be read."""
     own = _status(pid).get("VmRSS")
-    return None if own is None else own + _children_bytes(pid)
+    if own is None:
+        return None
+    return own + _children_bytes(pid)
 
 
 def limit() -> int | None:
@@ -92,7 +94,9 @@ def _group_limits(controllers: str, path: str) -> Iterator[int]:
     """Yield the limits of a control group and those around it. controllers: "" in version 2, "memory" in version 1."""
     if controllers not in ("", "memory"):
         return
-    root, file = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
+    root, file = _CGROUPS, "memory.max"
+    if controllers:
+        root, file = _CGROUPS / "memory", "memory.limit_in_bytes"
     group = root / path.lstrip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):  # "max" is none

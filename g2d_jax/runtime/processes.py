@@ -50,14 +50,14 @@ INTERRUPTED = 130
 """128 and SIGINT: what shells say of a command that Ctrl-C ended."""
 
 SIGTERM, SIGHUP, CTRL_C = "SIGTERM", "SIGHUP", "Ctrl-C"
-"""What tells a run to stop where it can be continued."""
+"""Causes for which a run stops where it can be continued."""
 
 _CAUSES = ("", SIGHUP, SIGTERM, CTRL_C)
 
 _STOPS = {getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)}  # not all are everywhere
 
 PREFIX = "g2d"
-"""Of keys in the store."""
+"""The first part of all keys in the store."""
 
 AGAIN = "the same command with the same --workdir continues"
 JOIN = 300  # seconds in which all processes must have started
@@ -133,12 +133,16 @@ def store() -> Any:
 
 def count() -> int:
     """Return how many processes there are; starts no backend."""
-    return int(private.coordination().num_processes) if store() is not None else 1
+    if store() is None:
+        return 1
+    return int(private.coordination().num_processes)
 
 
 def index() -> int:
     """Return which of them this one is, from 0."""
-    return int(private.coordination().process_id) if count() > 1 else 0
+    if count() == 1:
+        return 0
+    return int(private.coordination().process_id)
 
 
 def leader() -> bool:
@@ -195,7 +199,9 @@ def _integer(variable: str) -> int | None:
     text = os.environ.get(variable)
     if text is not None and not text.isdecimal():
         raise ValueError(f"{variable} must be a whole number, got {text!r:.80}")
-    return None if text is None else int(text)
+    if text is None:
+        return None
+    return int(text)
 
 
 def _in_cluster() -> bool:
@@ -239,10 +245,11 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
             place,
         )
     except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        # Nobody answered, or the coordination service says that not all came.
-        late = isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError))
-        raise (Unreachable if late else ValueError)(
+        reason, *_ = [*str(error).splitlines(), type(error).__name__]
+        kind: type[Exception] = ValueError
+        if isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError)):
+            kind = Unreachable  # nobody answered, or the coordination service says that not all came
+        raise kind(
             f"the processes did not find each other ({place}): {reason:.300}. Check that all were started, with the "
             "same address and count and each with its own id, and that the port is free and reachable"
         ) from error
@@ -265,7 +272,9 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
         except BaseException as error:
             future.set_exception(error)
 
-    state.joining, began, said = True, time.monotonic(), False
+    state.joining = True
+    began = time.monotonic()
+    said = False
     threading.Thread(target=run, name="g2d-join", daemon=True).start()
     while not wait([future], 0.2).done:
         waited = time.monotonic() - began
@@ -290,14 +299,15 @@ def gather(value: Any) -> list[Any]:
     """
     if count() == 1:
         return [value]
-    client, number = store(), state.gathers
+    client = store()
+    number = state.gathers
     state.gathers += 1
-    mark(state.place)
+    note_progress(state.place)
     client.key_value_set(f"{PREFIX}/{state.run}/gather/{number}/{index()}", json.dumps(value))
     values = [json.loads(_wait(f"{PREFIX}/{state.run}/gather/{number}/{peer}", peer)) for peer in range(count())]
     if number:  # all have come this far, so all have read the one before
         client.key_value_delete(f"{PREFIX}/{state.run}/gather/{number - 1}/{index()}")
-    mark(state.place)
+    note_progress(state.place)
     return values
 
 
@@ -326,11 +336,15 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
     one thread at a time. Raises PeerFailed when another process ends with an error instead.
     """
     # One name for the counter and the key, in which "/" would begin another folder.
-    group = quote(program if len(peers) == count() else f"{program} {'-'.join(map(str, peers))}", safe="")
+    group = program
+    if len(peers) < count():
+        group += f" {'-'.join(map(str, peers))}"
+    group = quote(group, safe="")
     with _MEETING:
         number = state.meetings[group]
         state.meetings[group] += 1
-    client, key = store(), f"{PREFIX}/{state.run}/meet/{group}/{{}}/{{}}"
+    client = store()
+    key = f"{PREFIX}/{state.run}/meet/{group}/{{}}/{{}}"
     client.key_value_set(key.format(number, index()), "")
     for peer in peers:
         if peer != index():
@@ -340,7 +354,7 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
         client.key_value_delete(key.format(number - 1, index()))
     with _MEETING:
         state.met += 1
-    mark(state.place)
+    note_progress(state.place)
 
 
 def _wait(key: str, peer: int, late: str = "") -> str:
@@ -350,7 +364,8 @@ def _wait(key: str, peer: int, late: str = "") -> str:
     """
     import jax
 
-    client, began = store(), time.monotonic()
+    client = store()
+    began = time.monotonic()
     while True:
         if late and time.monotonic() - began > LATE:
             say(late)
@@ -392,8 +407,12 @@ def barrier() -> Iterator[list[Any]]:
         yield values
     except (Exception, Preempted) as error:
         failure = error
-    stopped = failure.cause if isinstance(failure, Preempted) else ""
-    own_error = None if failure is None or stopped else [described(failure), status_of(failure)]
+    stopped = ""
+    own_error = None
+    if isinstance(failure, Preempted):
+        stopped = failure.cause
+    elif failure is not None:
+        own_error = [described(failure), status_of(failure)]
     outcomes = gather([values, stopped, own_error])
     if failure is not None and not stopped:
         raise failure
@@ -402,7 +421,7 @@ def barrier() -> Iterator[list[Any]]:
             raise PeerFailed(*theirs)
     if cause := max(cause for _, cause, _ in outcomes):
         raise Preempted(cause)
-    values[:] = [value for put, _, _ in outcomes for value in put]
+    values[:] = itertools.chain.from_iterable(put for put, _, _ in outcomes)
 
 
 def described(error: BaseException) -> str:
@@ -445,7 +464,7 @@ def ask(cause: str) -> None:
         state.cause = cause
 
 
-def forget() -> None:
+def reset_stop() -> None:
     """Take back that this run was told to stop: it has ended."""
     state.cause = ""
 
@@ -470,7 +489,8 @@ def hearing_stops() -> Iterator[None]:
     for number, name in _STOPS.items():
         if name != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, hear)
-    heard, state.hearing = state.hearing, True
+    heard = state.hearing
+    state.hearing = True
     try:
         yield
     finally:
@@ -509,17 +529,17 @@ def check_stop() -> None:
 
 def check_stop_together() -> None:
     """Raise Preempted on all processes, which are at one place, if any was told to stop."""
-    heed(max(gather(notice())))
+    raise_if_stopped(max(gather(stop_code())))
 
 
-def notice() -> int:
-    """Return whether this process was told to stop, as a number for `heed`: programs can carry it to all processes."""
+def stop_code() -> int:
+    """Return whether this process was told to stop, as a number that programs can carry to all processes."""
     check_interrupted()
     return _CAUSES.index(state.cause)
 
 
-def heed(number: int) -> None:
-    """Raise Preempted for the largest `notice` of all processes, unless it is 0."""
+def raise_if_stopped(number: int) -> None:
+    """Raise Preempted for the largest `stop_code` of all processes, unless it is 0."""
     if number:
         raise Preempted(_CAUSES[number])
 
@@ -544,12 +564,12 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
 
 
-def patiently(future: Future[T]) -> T:
+def wait_interruptible(future: Future[T]) -> T:
     """Return a future's result; raises Preempted if this run is told to stop before it is there."""
-    return next(patiently_completed([future])).result()
+    return next(completed_interruptible([future])).result()
 
 
-def patiently_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
+def completed_interruptible(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
     """Yield futures as they are done; raises Preempted if this run is told to stop before all are."""
     left = set(futures)
     while left:
@@ -558,11 +578,11 @@ def patiently_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
             check_stop()
             done, left = wait(left, SLICE, FIRST_COMPLETED)
         if done:
-            mark(state.place)
+            note_progress(state.place)
         yield from done
 
 
-def mark(place: str) -> None:
+def note_progress(place: str) -> None:
     """Tell that this process is getting on, and where it is."""
     state.place = place
     state.marks += 1

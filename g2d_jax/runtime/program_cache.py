@@ -1,6 +1,6 @@
 """Programs compiled before they are needed, and kept from one start to the next.
 
-    Jitted, Ahead   ─► other threads compile what comes next; the first call waits for what is under way
+    Jitted, CompileAhead   ─► other threads compile what comes next; the first call waits for what is under way
     Programs        ─► what is made from equal settings is compiled once in a process
     cached(setting) ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
     Checked         ─► what it keeps has a digest: an entry that is not what was written is compiled anew, and replaced
@@ -58,12 +58,12 @@ class Jitted:
         """Give the program for arguments of these shapes, ready to be compiled: see jax.stages."""
         return self.function.lower(*arguments, **named)
 
-    def expect(self, program: Future[Any]) -> None:
+    def wait_for(self, program: Future[Any]) -> None:
         """Let the next call wait for a program that is compiled now."""
         self._ahead.append(program)
 
 
-class Ahead:
+class CompileAhead:
     """Threads that compile, first come first served. JAX keeps what they compile for the call itself."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Ahead:
             count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
             self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
         future = self._threads.submit(program)
-        function.expect(future)
+        function.wait_for(future)
         return future
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Programs:
     def __init__(self) -> None:
         self._entries: dict[Callable[..., Any], list[tuple[Any, Any]]] = {}
 
-    def take(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
+    def get_or_make(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
         """Give make(*settings, **named): one that it made lately, if of equal settings, else a new one."""
         entries = self._entries.setdefault(make, [])
         entry = next((entry for entry in entries if entry[0] == (settings, named)), None)
@@ -138,8 +138,9 @@ class Checked:
         if entry is None:
             return None, False
         content = entry[_DIGEST:]
-        whole = entry[:_DIGEST] == _digest(key, content)
-        return (content, False) if whole else (None, True)
+        if entry[:_DIGEST] != _digest(key, content):
+            return None, True
+        return content, False
 
 
 _DIGEST = hashlib.sha256().digest_size

@@ -88,9 +88,10 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno is not None and not _is_of_a_driver(error):
             raise OSError(error.errno, f"cannot {action}: {reason}", os.fspath(path)) from error
-        passing = OSError if is_local(path) else StoreUnavailable
-        named = isinstance(error, (FileNotFoundError, PermissionError, FileExistsError))
-        raise (type(error) if named else passing)(f"cannot {action} {os.fspath(path)}: {reason}") from error
+        kind: type[OSError] = OSError if is_local(path) else StoreUnavailable
+        if isinstance(error, (FileNotFoundError, PermissionError, FileExistsError)):
+            kind = type(error)
+        raise kind(f"cannot {action} {os.fspath(path)}: {reason}") from error
     except Exception as error:
         if is_local(path) or not _is_of_a_driver(error):
             raise
@@ -168,7 +169,7 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 
 POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a file begins that stands for another one in Git LFS."""
+"""The first bytes of a file that stands for another one in Git LFS."""
 
 
 class IsPointer(ValueError):
@@ -191,9 +192,11 @@ def plain(value: Any, *, spell: bool = True) -> Any:
     Raises TypeError for a key that is not a string (JSON would change it) and for any other type.
     """
     if isinstance(value, float) and spell and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return json.dumps(value)
     if value is None or isinstance(value, str | int | float):
-        return value.value if isinstance(value, enum.Enum) else value
+        if isinstance(value, enum.Enum):
+            return value.value
+        return value
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"keys of JSON objects are strings, got {wrong[0]!r:.100}: write str(key)")

@@ -107,7 +107,7 @@ def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
         "text": [safe_text(row.text) for row in rows],
         "reward": [row.score.reward for row in rows],
         "verdict": [row.score.verdict.value for row in rows],
-        "answer": [None if row.score.answer is None else safe_text(row.score.answer) for row in rows],
+        "answer": [row.score.answer and safe_text(row.score.answer) for row in rows],
         "truncated": [rollout.stop_reason == "length" for rollout in rollouts],
     }
 
@@ -147,12 +147,17 @@ def _converse(path: PathLike, columns: dict[str, Any], prompts: Sequence[Prompt]
         counts = f"{sum(chat)} of {len(chat)} prompts are conversations"
         raise ValueError(f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two parts")
     for name in replies:
-        texts = [safe_text(text) for text in columns[name]]
-        columns[name] = [[{"role": "assistant", "content": text}] for text in texts] if any(chat) else texts
-    columns["prompt"] = [
-        safe_text(prompt) if isinstance(prompt, str) else list(map(_message, prompt)) for prompt in prompts
-    ]
+        columns[name] = list(map(safe_text, columns[name]))
+        if any(chat):
+            columns[name] = [[{"role": "assistant", "content": text}] for text in columns[name]]
+    columns["prompt"] = list(map(_messages, prompts))
     return any(chat)
+
+
+def _messages(prompt: Prompt) -> str | list[dict[str, str]]:
+    if isinstance(prompt, str):
+        return safe_text(prompt)
+    return list(map(_message, prompt))
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
@@ -176,8 +181,15 @@ def has_preferences(path: PathLike) -> bool:
     """
     source = epath.Path(path)
     with naming("list", source):
-        parts = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+        parts = _parts(source)
     return bool(parts) and all(_columns(part) >= _REQUIRED for part in parts)
+
+
+def _parts(source: epath.Path) -> list[epath.Path]:
+    """List the parts of a folder in the order of their names; a file is its own."""
+    if source.is_dir():
+        return sorted(source.glob("*.parquet"))
+    return [source]
 
 
 def _columns(part: epath.Path) -> set[str]:
@@ -203,14 +215,14 @@ def _as_texts(row: dict[str, Any], *replies: str) -> dict[str, Any]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
-    fields = message if isinstance(message, Mapping) else {}
-    if set(fields) != {"role", "content"} or not all(isinstance(text, str) for text in fields.values()):
-        raise ValueError(f"a chat message has the text fields role and content, got {message!r:.200}")
-    return {"role": safe_text(message["role"]), "content": safe_text(message["content"])}
+    match message:
+        case {"role": str(role), "content": str(content)} if len(message) == 2:
+            return {"role": safe_text(role), "content": safe_text(content)}
+    raise ValueError(f"a chat message has the text fields role and content, got {message!r:.200}")
 
 
 def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
-    read = [_message(message) for message in messages]
+    read = list(map(_message, messages))
     if len(read) != 1 or read[0]["role"] != "assistant":
         raise ValueError(f"a completion is one assistant message, got {messages!r:.200}")
     return read[0]["content"]
@@ -221,10 +233,10 @@ def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | list[str]])
 
     Raises ValueError for what fits no column and for columns of different lengths; OSError.
     """
-    arrays = {
-        name: pa.array(map(safe_text, values), pa.string()) if isinstance(values, list) else values
-        for name, values in columns.items()
-    }
+    arrays: dict[str, Any] = dict(columns)
+    for name, values in columns.items():
+        if isinstance(values, list):
+            arrays[name] = pa.array(map(safe_text, values), pa.string())
     _write(path, arrays, None)
 
 
@@ -239,10 +251,12 @@ def _ragged(name: str, arrays: Sequence[np.ndarray], dtype: type[np.generic]) ->
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
     """Make a dict of every row; arrays are its own, so that one row which stays does not keep the part."""
-    columns = [
-        [array.copy() for array in column.to_numpy()] if field.type in (_IDS, _NATS) else column.to_pylist()
-        for field, column in zip(table.schema, table.columns, strict=True)
-    ]
+    columns: list[list[Any]] = []
+    for column in table.columns:
+        if column.type in (_IDS, _NATS):
+            columns.append([array.copy() for array in column.to_numpy()])
+        else:
+            columns.append(column.to_pylist())
     return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
@@ -258,7 +272,7 @@ def _write(path: PathLike, columns: dict[str, Any], schema: pa.Schema | None) ->
 def _read_parts(path: PathLike, parse: Callable[[dict[str, Any]], _Row], *schemas: pa.Schema) -> list[_Row]:
     source = epath.Path(path)
     with naming("list", source):
-        parts = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+        parts = _parts(source)
     if not parts:
         raise FileNotFoundError(f"no *.parquet in {source}")
     rows: list[_Row] = []

@@ -55,7 +55,7 @@ MOST_SAID = 200_000
 
 
 class Screen:
-    """What the user sees. On a terminal or in a notebook: a live bar, drawn tables. Elsewhere: plain lines.
+    """Shows the run to the user. On a terminal or in a notebook: a live bar, drawn tables. Elsewhere: plain lines.
 
     All text is shown literally, neither as markup nor as control codes. file: default standard output. every: seconds
     between progress lines when not on a terminal. long: seconds of compiling a program after which a line says so,
@@ -63,8 +63,10 @@ class Screen:
     """
 
     def __init__(self, file: TextIO | None = None, *, every: float = 10.0, long: float = 10.0) -> None:
-        file = sys.stdout if file is None else file
-        file = open(os.devnull, "w") if file is None else file  # noqa: SIM115 (a process without standard output)
+        if file is None:
+            file = sys.stdout
+        if file is None:
+            file = open(os.devnull, "w")  # noqa: SIM115 (a process without standard output)
         terminal = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self.console = Console(file=file, force_terminal=terminal, highlight=False)
         # A notebook's live bar is a widget; without ipywidgets there are lines, as in a file.

@@ -67,7 +67,9 @@ class Split:
             return UNKNOWN
         free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
         rows = int(max(free, 0) * self.devices / (self.columns * kv_bytes(self.config, self.itemsize)))
-        return rows // self._step * self._step if rows >= self._step else rows
+        if rows >= self._step:
+            return rows // self._step * self._step
+        return rows
 
     def quickest_rows(self, longest: int, most: int, samples: int) -> int:
         """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of it again and again.
@@ -112,10 +114,13 @@ def best_ways(split: Split, longest: int, memory: int | None, beside: int, sampl
     def rate(ways: int) -> float:
         candidate = replace(split, ways=ways)
         rows = candidate.quickest_rows(longest, candidate.rows_that_fit(memory, beside), samples)
-        return 1 / candidate.call_bytes(longest, rows, samples) if rows else 0.0
+        if not rows:
+            return 0.0
+        return 1 / candidate.call_bytes(longest, rows, samples)
 
     powers = (2**power for power in range(split.devices.bit_length()))
     rates = {ways: rate(ways) for ways in powers if split.devices % ways == 0}
     inside = {ways: rate for ways, rate in rates.items() if most % ways == 0}
-    rates = inside if any(inside.values()) else rates
+    if any(inside.values()):
+        rates = inside
     return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,14 +35,14 @@ from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule
 
-FEWEST = 32
+MIN_ROWS = 32
 """Fewest rows that keep a CPU's arithmetic busy."""
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix units busy, and each
 takes memory in all of a layer's arrays that the cache could have."""
 
-NARROWEST = 64
+MIN_CACHE_WIDTH = 64
 """Fewest cache columns that are worth a width of their own."""
 
 
@@ -60,9 +60,9 @@ class Usage:
 
 
 class Engine(Protocol):
-    """What draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
+    """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
 
-    view: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler.view`.
+    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler`.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they finish, each of them in
     one of the processes. Random numbers are named by seed, purpose, problem id, visit and sample index.
     ready: the samples that have ended in the `generate` under way and are not handed out yet.
@@ -70,7 +70,7 @@ class Engine(Protocol):
 
     ready: int
 
-    def view(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
+    def to_sampler_params(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
         self, view: Any, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
     ) -> Iterator[Rollout]: ...
@@ -105,8 +105,13 @@ class Sampler:
         sizes = {"max_num_seqs": max_num_seqs, "chunk": chunk, "prefill_rows": prefill_rows}
         if wrong := {name: size for name, size in sizes.items() if size < 1}:
             raise ValueError(f"sizes of the sampler must be positive, got {wrong}")
-        self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
-        self.max_num_seqs, self.chunk, self.prefill_rows = max_num_seqs, chunk, prefill_rows
+        self.config = config
+        self.mesh = mesh
+        self.seed = seed
+        self.dtype = dtype
+        self.max_num_seqs = max_num_seqs
+        self.chunk = chunk
+        self.prefill_rows = prefill_rows
         self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
@@ -122,18 +127,20 @@ class Sampler:
         self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
-        self.programs = self._programs.take(_jitted, *settings)
+        self.programs = self._programs.get_or_make(_jitted, *settings)
 
-    def view(self, model: Decoder, weights: str = "") -> Decoder:
+    def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh. Once per policy.
 
         weights: the kind of codes that the layers' linear weights become, see models/quantise.py; empty: in dtype.
         """
-        return self.viewing(weights)(model)
+        return self.to_sampler_params_program(weights)(model)
 
-    def viewing(self, weights: str = "") -> Jitted:
-        """Return the program of `view`."""
-        return self._programs.take(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
+    def to_sampler_params_program(self, weights: str = "") -> Jitted:
+        """Return the program of `to_sampler_params`."""
+        return self._programs.get_or_make(
+            _to_sampler_params, self.config.with_quantisation(weights), self.mesh, jnp.dtype(self.dtype)
+        )
 
     def shapes(
         self,
@@ -149,17 +156,21 @@ class Sampler:
         On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
         to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
         """
-        ways, cpu = meshes.row_ways(self.mesh), self.platform == "cpu"
-        enough = max(_power(samples) // (4 if cpu else 1), FEWEST)
-        rows = min(most_rows or self.max_num_seqs, _power(samples), enough)
-        columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
+        ways = meshes.row_ways(self.mesh)
+        is_cpu = self.platform == "cpu"
+        rows = min(most_rows or self.max_num_seqs, _power(samples))
+        if is_cpu:
+            rows = min(rows, max(_power(samples) // 4, MIN_ROWS))
+        column_step = LANES if self.kernel == "splash" else 16
+        columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
         widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:
-            widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
+            step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
+            widths: tuple[int, ...] = (round_up(widest, step),)
         else:
-            narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
-            share = 4 if cpu else 2  # a CPU copies a narrow part before it reads it
+            narrow = {round_up(max(widest // part, columns[-1] + self.chunk, MIN_CACHE_WIDTH), 16) for part in (16, 4)}
+            share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
@@ -181,16 +192,18 @@ class Sampler:
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
         """List the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
-        return [shapes.widths] if self.platform == "cpu" else [(width,) for width in shapes.widths]
+        if self.platform == "cpu":
+            return [shapes.widths]
+        return [(width,) for width in shapes.widths]
 
     def generate(
         self, view: Decoder, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
-        All processes make the call, with the same requests. view: see `view`. purpose: names the randomness together
-        with the seed, problem id, visit and sample index. shapes: what the programs are compiled for, which several
-        calls share; without it the call's own requests decide.
+        All processes make the call, with the same requests. view: see `to_sampler_params`. purpose: names the
+        randomness together with the seed, problem id, visit and sample index. shapes: what the programs are compiled
+        for, which several calls share; without it the call's own requests decide.
         Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or
         what the shapes are too small for; Preempted if any process was told to stop.
         """
@@ -240,7 +253,7 @@ class _Session:
         """
         finished: list[Rollout] = []
         while True:
-            processes.mark(f"sampling {self.purpose}")
+            processes.note_progress(f"sampling {self.purpose}")
             started = time.perf_counter()
             self._refill()
             running = [sample for sample in self.schedule.rows if sample is not None]
@@ -248,7 +261,7 @@ class _Session:
                 break
             self._widen(max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running))
             static = {"filtered": self.shapes.filtered, "widths": next(w for w in self.widths if self.width in w)}
-            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._notices(), **static)
+            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._stop_codes(), **static)
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from self._hand_out(finished)
             started = time.perf_counter()
@@ -331,17 +344,17 @@ class _Session:
         values = tuple(resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values)
         return Cache(keys, values, column, columns_used)
 
-    def _notices(self) -> jax.Array:
-        """Put this process's notice on its devices: see `processes.notice`."""
+    def _stop_codes(self) -> jax.Array:
+        """Put this process's stop_code on its devices: see `processes.stop_code`."""
         where = meshes.sharding(self.mesh, ("devices",), (self.mesh.size,))
-        mine = np.full(self.mesh.size, processes.notice(), np.int32)
+        mine = np.full(self.mesh.size, processes.stop_code(), np.int32)
         return meshes.put(mine, where)
 
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
-        counts, stopped, notice = jax.device_get((emitted.counts, emitted.stopped, emitted.notice))
+        counts, stopped, stop_code = jax.device_get((emitted.counts, emitted.stopped, emitted.stop_code))
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
-        processes.heed(int(notice))
+        processes.raise_if_stopped(int(stop_code))
         self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
@@ -350,9 +363,9 @@ class _Session:
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
                     continue
-                self.tokens[row].append(tuple(array[row - first, : counts[row]] for array in arrays))
-                end = self.watches[row].add(self.tokens[row][-1][0]) if row in self.watches else None
-                if end is not None:
+                tokens, *others = (array[row - first, : counts[row]] for array in arrays)
+                self.tokens[row].append((tokens, *others))
+                if row in self.watches and (end := self.watches[row].add(tokens)) is not None:
                     ends[row] = end
         if self.has_stops:
             ends = self._agree(ends)
@@ -383,8 +396,10 @@ class _Session:
         """Make a rollout of a row's tokens. end: how many of them are its response, None: all."""
         arrays = (np.concatenate(parts)[:end] for parts in zip(*self.tokens.pop(row), strict=True))
         tokens, logprobs, entropies = arrays
-        request, names = sample.request, (sample.request.problem_id, sample.request.visit, sample.number)
-        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, "stop" if stopped else "length")
+        request = sample.request
+        names = request.problem_id, request.visit, sample.number
+        reason: Literal["stop", "length"] = "stop" if stopped else "length"
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -397,13 +412,16 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
             yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
 
 
-def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
-    """Return the program of a sampler's `view`, of this config."""
-    stacked = platform_of(mesh) == "tpu"
-    layout = decoder.shardings if stacked else decoder.unstacked_shardings
+def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+    """Return the program of a sampler's `to_sampler_params`, of this config."""
+    layout = decoder.unstacked_shardings
+    convert = lora.unstacked
+    if platform_of(mesh) == "tpu":
+        layout = decoder.shardings
+        convert = lora.viewed
 
-    def view(model: Decoder) -> Decoder:
-        return (lora.viewed if stacked else lora.unstacked)(model, dtype, config.quantise)
+    def view(model: Decoder) -> Decoder:  # plans and records of compiling know the program by this name
+        return convert(model, dtype, config.quantise)
 
     return Jitted(view, out_shardings=layout(config, mesh))
 
@@ -430,7 +448,9 @@ def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
     shorter a second one is for those."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
-    return (most, longest) if 2 * most <= longest else (longest,)
+    if 2 * most <= longest:
+        return most, longest
+    return (longest,)
 
 
 def _power(size: int) -> int:

@@ -88,7 +88,7 @@ class Prompts:
 class Emitted(NamedTuple):
     """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
 
-    stopped: bool [S], a stop token was drawn. notice: int32 scalar, the largest of the processes' notices. The last
+    stopped: bool [S], a stop token was drawn. stop_code: int32 scalar, the largest of all processes'. The last
     three are on every device.
     """
 
@@ -97,7 +97,7 @@ class Emitted(NamedTuple):
     entropies: jax.Array
     counts: jax.Array
     stopped: jax.Array
-    notice: jax.Array
+    stop_code: jax.Array
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ def logical_axes(array: Any) -> tuple[str | None, ...]:
     """Return the logical axes of an array of the sampler: keys or values, what each row has a line of, or a number."""
     if array.ndim >= 4:
         return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
-    return ("rows", *(None,) * (array.ndim - 1)) if array.ndim else ()
+    if not array.ndim:
+        return ()
+    return ("rows", *(None,) * (array.ndim - 1))
 
 
 def lay_out_tree(tree: Tree, place: Callable[..., Any]) -> Tree:
@@ -139,11 +141,15 @@ def empty(
 
     Zeros, not uninitialised memory: 0 * NaN would reach the attention's sum.
     """
-    arrays, layers = (1, (config.num_hidden_layers,)) if stacked else (config.num_hidden_layers, ())
-    heads, dim, width, columns = config.num_key_value_heads, config.head_dim, shapes.widths[-1], shapes.columns[-1]
+    layers = config.num_hidden_layers
+    heads, dim = config.num_key_value_heads, config.head_dim
+    width = shapes.widths[-1]
+    columns = shapes.columns[-1]
 
-    def zeros(*shape: int) -> tuple[jax.Array, ...]:  # each its own buffer: they are donated
-        return tuple(jnp.zeros((*layers, *shape), dtype) for _ in range(arrays))
+    def zeros(*shape: int) -> tuple[jax.Array, ...]:
+        if stacked:
+            return (jnp.zeros((layers, *shape), dtype),)
+        return tuple(jnp.zeros(shape, dtype) for _ in range(layers))  # each its own buffer: they are donated
 
     cache = Cache(
         keys=zeros(shapes.rows, heads, dim, width),
@@ -177,7 +183,9 @@ def prefill(
 
     tokens: int32 [N, P' <= P], right-aligned, with lengths int32 [N].
     """
-    place, columns = partial(lay_out, mesh), tokens.shape[1]
+    place = partial(lay_out, mesh)
+    columns = tokens.shape[1]
+    # Prompts end in the last column: their tokens there count from 0, the columns before them are padding.
     offsets = jnp.arange(columns)[None, :] - (columns - lengths)[:, None]
     segments = jnp.where(offsets >= 0, SEGMENT_STRIDE, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
@@ -186,7 +194,7 @@ def prefill(
     assert kv is not None
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
-    def put(old: jax.Array, new: jax.Array, order: tuple[int, ...], axis: int) -> jax.Array:
+    def put(order: tuple[int, ...], axis: int, old: jax.Array, new: jax.Array) -> jax.Array:
         new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
@@ -194,8 +202,8 @@ def prefill(
         return jnp.where(fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)), place(new, *logical_axes(new)), old)
 
     filled = Prompts(
-        keys=tuple(put(*both, (-4, -1, -3, -2), KEY_COLUMNS) for both in zip(prompts.keys, keys, strict=True)),
-        values=tuple(put(*both, (-4, -2, -3, -1), VALUE_COLUMNS) for both in zip(prompts.values, values, strict=True)),
+        keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
+        values=tuple(map(partial(put, (-4, -2, -3, -1), VALUE_COLUMNS), prompts.values, values)),
         hidden=jnp.where(fresh[:, None], hidden[:, -1], prompts.hidden),
     )
     return lay_out_tree(filled, place)
@@ -226,11 +234,11 @@ def insert(
     ) -> Any:
         def begin_row(number: jax.Array, carry: Any) -> Any:
             arrays, hidden, begun = carry
-            row, place = order[number], places[number]
-            keys, values = (
-                tuple(_write(x, source, row, place, ring, axis) for x, source in zip(xs, sources, strict=True))
-                for xs, sources, axis in zip(arrays, prefixes, (KEY_COLUMNS, VALUE_COLUMNS), strict=True)
-            )
+            row = order[number]
+            place = places[number]
+            write = partial(_write, row=row, place=place, ring=ring)
+            keys = tuple(map(partial(write, axis=KEY_COLUMNS), arrays[0], prefixes[0]))
+            values = tuple(map(partial(write, axis=VALUE_COLUMNS), arrays[1], prefixes[1]))
             hidden = jax.lax.dynamic_update_index_in_dim(hidden, last[place], row, 0)
             return (keys, values), hidden, begun.at[row].set(True)
 
@@ -256,12 +264,21 @@ def _write(
 
     ring: the next column, and how many are in use. axis: of the columns.
     """
-    (column, width), size, shape = ring, source.shape[axis], list(array.shape)
-    shape[ROWS], shape[axis] = 1, array.shape[axis] + size
+    # All rows write their next token into the same column, `column`, and then into the one behind it; behind the last
+    # of the `width` columns in use comes column 0. So a row that begins now has its prompt in the columns before
+    # `column`, and where these are fewer than the prompt has tokens, its beginning lies at the end of the ring.
+    column, width = ring
+    size = source.shape[axis]
     prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
     start = (column - size) % width
+    # Shapes are fixed when this is compiled, and `start` is known on the device only: the prompt is written in one
+    # piece into zeros that are longer than the ring. What then lies beyond the ring is added to its beginning, where
+    # the line has zeros. The whole line replaces the row, and with it what was left of the response before.
+    shape = list(array.shape)
+    shape[ROWS] = 1
+    shape[axis] += size
     line = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, array.dtype), prompt, start, axis=axis)
-    beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)  # goes on in column 0
+    beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)
     line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
     head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
     line = jax.lax.dynamic_update_slice_in_dim(line, head + beyond, 0, axis=axis)
@@ -274,6 +291,8 @@ def resize(array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array
     array: keys or values of a cache, of one layer at a time, so that a cache that fills the memory has to lie in it
     once, and a layer more. ring: the next column, and how many are in use. axis: of the columns.
     """
+    # A column's age is how many steps ago it was written: 0 for the one before `column`, in either ring. Columns are
+    # copied by their age, which in the new ring grows from its last column to its first.
     column, old_width = ring
     ages = width - 1 - jnp.arange(array.shape[axis])
     columns = (column - 1 - ages) % old_width
@@ -289,7 +308,7 @@ def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
 def decode_chunk(
     params: Decoder,
     state: State,
-    notices: jax.Array,
+    stop_codes: jax.Array,
     *,
     chunk: int,
     filtered: bool,
@@ -300,13 +319,14 @@ def decode_chunk(
 ) -> tuple[State, Emitted]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
-    notices: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
+    stop_codes: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
     """
-    batch, place = state.hidden.shape[0], partial(lay_out, mesh)
+    batch = state.hidden.shape[0]
+    place = partial(lay_out, mesh)
     head = head_matrix(params, dtype)
     floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
-    emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(notices))
+    emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes))
 
     def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
         step, state, _ = carry
@@ -314,7 +334,8 @@ def decode_chunk(
 
     def advance(carry: tuple[jax.Array, State, Emitted]) -> tuple[jax.Array, State, Emitted]:
         step, state, emitted = carry
-        rows, active = state.rows, state.rows.remaining > 0
+        rows = state.rows
+        active = rows.remaining > 0
         # Each device multiplies its words, and draws for its rows from all words.
         hidden = place(state.hidden, "replica_rows", "embed")
         logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
@@ -344,6 +365,10 @@ def decode_chunk(
         return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
 
     _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
-    rows = {name: place(getattr(emitted, name), "rows", None) for name in ("tokens", "logprobs", "entropies")}
-    everywhere = {name: place(getattr(emitted, name), None) for name in ("counts", "stopped")}
-    return state, emitted._replace(**rows, **everywhere)
+    return state, emitted._replace(
+        tokens=place(emitted.tokens, "rows", None),
+        logprobs=place(emitted.logprobs, "rows", None),
+        entropies=place(emitted.entropies, "rows", None),
+        counts=place(emitted.counts, None),
+        stopped=place(emitted.stopped, None),
+    )

@@ -1,7 +1,7 @@
 """An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of `engine.*`.
 
-    view:      policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
-    generate:  requests ─► POST /completions, one for each sample with its seed, `concurrency` at a time ─► rollouts
+    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
+    generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
 
 The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an EngineError, and the
 call's rollouts are drawn again when the run is continued. Only a connection that fails is tried again.
@@ -49,11 +49,11 @@ LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-3
 T = TypeVar("T")
 
 PREFIX = "g2d-"
-"""Of the names of policies that are written for a server."""
+"""The first part of the names of policies that are written for a server."""
 
 
 COUNTS = ("responses", "without_logprobs", "tokenised_again", "other_ids")
-"""What is counted of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the ids are not
+"""Counts of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the ids are not
 those of the text, or not as many as the server says that it drew."""
 
 
@@ -124,7 +124,7 @@ class Remote:
         except (LookupError, TypeError, AttributeError) as error:
             raise self._wrong("/models lists no models", "check that engine.url is the base of the API") from error
 
-    def view(self, model: Decoder, weights: str = "") -> Served:
+    def to_sampler_params(self, model: Decoder, weights: str = "") -> Served:
         """Have the server load a policy; all processes make the call. With sync="none" it is taken to hold it.
 
         weights: "" only. Raises EngineError if it cannot be loaded.
@@ -141,16 +141,18 @@ class Remote:
             hf.save(model, self.folder / version, dtype=self.dtype, eos_ids=self.tokenizer.eos_ids)
         processes.on_leader(lambda: self._load(version))
         self._loaded = version
-        return Served(version) if self.settings.sync == "adapter" else Served(name, version)
+        if self.settings.sync == "adapter":
+            return Served(version)
+        return Served(name, version)
 
     def generate(
         self, view: Served, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: this process's share of the requests.
 
-        All processes make the call, with the same requests. view: of `view`. purpose: names the randomness, as in
-        `Sampler.generate`; the shapes are the sampler's. entropies are NaN, as are log-probabilities where the
-        server's are not those of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
+        All processes make the call, with the same requests. view: of `to_sampler_params`. purpose: names the
+        randomness as in `Sampler.generate`; the shapes are the sampler's. entropies are NaN, as are log-probabilities
+        where the server's are not those of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))
@@ -164,7 +166,7 @@ class Remote:
             }
             try:
                 while waiting:
-                    future = next(processes.patiently_completed(waiting))
+                    future = next(processes.completed_interruptible(waiting))
                     waiting.remove(future)
                     self.ready = sum(other.done() for other in waiting)
                     yield self._rollout(*future.result())
@@ -278,10 +280,13 @@ class Remote:
 
     def _rollout(self, view: Served, request: Request, number: int, answer: dict[str, Any]) -> Rollout:
         """Make a rollout of an answer. Raises EngineError for one that breaks the contract."""
-        params, choices = request.params, answer.get("choices")
+        params = request.params
+        choices = answer.get("choices")
         self._own["responses"] += 1  # in the main thread, like all that is kept here
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            what = f"{len(choices)} choices" if isinstance(choices, list) else "no choices"
+            what = "no choices"
+            if isinstance(choices, list):
+                what = f"{len(choices)} choices"
             raise self._wrong(f"an answer has {what}, for one that was asked", "check that engine.url is /v1 of vLLM")
         choice = choices[0]
         finish, prompt = choice.get("finish_reason"), choice.get("prompt_token_ids")
@@ -291,7 +296,8 @@ class Remote:
             raise self._wrong("it read another prompt than it was given", "switch off what changes prompts there")
         ids = choice.get("token_ids")
         tokens = self._tokenised(choice, params, answer.get("usage")) if ids is None else self._checked(ids, params)
-        drawn, end = len(tokens), self._end(tokens, params)
+        drawn = len(tokens)
+        end = self._end(tokens, params)
         # A server that reads a text otherwise, by its prompt say, has ended where it says so.
         named = finish == "stop" and choice.get("stop_reason") in params.stop
         stopped = end is not None or named or int(tokens[-1]) in params.stop_ids
@@ -308,21 +314,29 @@ class Remote:
             )
         tokens = tokens[:end]
         logprobs = self._logprobs(choice, drawn, view, request)[:end]
-        entropies = np.full(len(tokens), 0.0 if params.temperature == 0 else np.nan, np.float32)
-        names, reason = (request.problem_id, request.visit, number), "stop" if stopped else "length"
-        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)  # type: ignore[arg-type]
+        entropies = np.full(len(tokens), np.nan, np.float32)
+        if params.temperature == 0:
+            entropies[:] = 0.0
+        names = request.problem_id, request.visit, number
+        reason: Literal["stop", "length"] = "stop" if stopped else "length"
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
 
     def _end(self, tokens: np.ndarray, params: SamplingParams) -> int | None:
         """Return how many tokens there are up to the first stop string, None without one: as the sampler finds it."""
-        return Watch(self.tokenizer.decode, params.stop).add(tokens) if params.stop else None
+        if not params.stop:
+            return None
+        return Watch(self.tokenizer.decode, params.stop).add(tokens)
 
     def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
         """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have drawn."""
         if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
             raise self._wrong(f"token_ids is {str(ids)!r:.80}, no list of numbers", "look at its version")
-        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+        outermost = min(ids)
+        if outermost >= 0:
+            outermost = max(ids)
+        if not 0 <= outermost < self.vocab_size:
             raise self._wrong(
-                f"a response has token {max(ids) if min(ids) >= 0 else min(ids)}, and the vocabulary {self.vocab_size}",
+                f"a response has token {outermost}, and the vocabulary {self.vocab_size}",
                 "serve the model of this run, with its tokenizer",
             )
         if len(ids) > params.max_new_tokens or set(ids[:-1]) & set(params.stop_ids):
@@ -439,7 +453,8 @@ class Remote:
         raise self._wrong(f"{url} answers {problem}", _advice(status, url))
 
     def _wrong(self, what: str, advice: str) -> EngineError:
-        what = what.replace(self._key, "***") if self._key else what
+        if self._key:
+            what = what.replace(self._key, "***")
         return EngineError(
             f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start again: "
             "rollouts on disk are kept"

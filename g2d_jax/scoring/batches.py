@@ -70,9 +70,9 @@ class BatchScorer:
         scores = np.zeros(len(sequences), np.float32)
         waiting = [(rows, self._dispatch([sequences[row] for row in rows])) for rows in self._batches(sequences)]
         for rows, result in waiting:
-            processes.mark("scoring by a reward model")
+            processes.note_progress("scoring by a reward model")
             scores[rows] = np.asarray(result)[: len(rows)]
-        self._count([len(ids) for ids in sequences])
+        self._count(list(map(len, sequences)))
         return scores
 
     def _batches(self, sequences: Sequence[Ids]) -> Iterator[list[int]]:

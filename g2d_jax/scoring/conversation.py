@@ -88,12 +88,16 @@ class Conversations:
         """Return ids if its special tokens are those of the frame, else None."""
         array = np.asarray(ids, np.int64)
         expected = [i for i in frame if i != self._unknown]
-        return ids if array[np.isin(array, self._special_ids)].tolist() == expected else None
+        if array[np.isin(array, self._special_ids)].tolist() != expected:
+            return None
+        return ids
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         """Begin with one BOS: as the template wrote it, or else by the tokenizer's own rule."""
         bos, ids = self.tokenizer.bos_id, self.tokenizer.without_second_bos(ids)
-        return [bos, *ids] if self.tokenizer.adds_bos and bos is not None and ids[0] != bos else ids
+        if self.tokenizer.adds_bos and bos is not None and ids[0] != bos:
+            return [bos, *ids]
+        return ids
 
 
 def _replaced(message: Message, hidden: Mapping[str, str]) -> Message:

@@ -1,1 +1,1 @@
-"""What one run shares: settings, mesh, tokenizer, problems, rewards, policies, a trainer, and what it costs."""
+"""The parts that the stages of a run share: settings, mesh, tokenizer, problems, rewards, policies, trainer, costs."""

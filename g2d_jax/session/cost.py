@@ -62,8 +62,10 @@ class Cost:
                 setattr(self, name, getattr(self, name) + amount)
 
     def part(self, start: float = 0.0, end: float = 1.0) -> dict[str, float]:
-        """Return what lies between two fractions of it, for `add`. Parts that follow on each other add up to it, whole
-        numbers exactly."""
+        """Return the part between two fractions of it, for `add`.
+
+        Parts that follow on each other add up to it, whole numbers exactly.
+        """
         fields = [(name, x) for name, x in dataclasses.asdict(self).items() if x]
         whole = {name: round(x * end) - round(x * start) for name, x in fields if isinstance(x, int)}
         return {name: x * (end - start) for name, x in fields} | whole
@@ -72,8 +74,11 @@ class Cost:
         """Return the fields of a stage's manifest that state its cost."""
         values = dataclasses.asdict(self)
         tokens = {name: values.pop(name) for name in TOKENS}
-        counts = {name: count for name in COUNTS if (count := values.pop(name))}
-        return {**values, "tokens": tokens, **({"engine": counts} if counts else {})}
+        counts = {name: values.pop(name) for name in COUNTS}
+        manifest = {**values, "tokens": tokens}
+        if any(counts.values()):
+            manifest["engine"] = {name: count for name, count in counts.items() if count}
+        return manifest
 
 
 class Clock:

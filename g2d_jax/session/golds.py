@@ -4,19 +4,19 @@
               └► else the workers of the verifier, and kept ────┘
 
 What a run began with holds: a verifier of another version, which reads more or less, changes no problem of a run under
-way. Of several processes, one finds out and all are told; a study has one file for all of its points.
+way. Of several processes one finds out and shares it; a study has one file for all of its points.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from etils import epath
 
 from g2d_jax.config import Reward
-from g2d_jax.records import Problem
+from g2d_jax.records import Problem, indices_by_task, pick
 from g2d_jax.rewards.pool import VerifierPool
 from g2d_jax.rewards.verify import can_be_read
 from g2d_jax.runtime import processes, storage
@@ -46,7 +46,8 @@ def unreadable(
     if found is None:
         return set()
     ids = set(found)
-    for task, own in _by_task(problems).items():
+    for task, indices in indices_by_task(problems).items():
+        own = pick(problems, indices)
         scorer.verifier(task).know({str(problem.answer): problem.id not in ids for problem in own})
     return ids
 
@@ -68,7 +69,8 @@ def _find_out(
         with awaited(_home(workdir) / FOLDER):
             found |= _kept(workdir) or {}  # another process of a study may have been first
             _keep(workdir, found)
-            for task, own in _by_task(problems).items():
+            for task, indices in indices_by_task(problems).items():
+                own = pick(problems, indices)
                 golds = {keys[problem.id]: str(problem.answer) for problem in own if keys[problem.id] not in found}
                 for read in _answers(golds, scorer.verifier(task), tracker):
                     found |= read
@@ -97,14 +99,6 @@ def _answers(golds: Mapping[str, str], pool: VerifierPool, tracker: Tracker) -> 
 
 def _advance(bar: Progress, first: int, done: int) -> None:
     bar.update(first + done)
-
-
-def _by_task(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
-    """Group problems by their task."""
-    tasks: dict[str, list[Problem]] = {}
-    for problem in problems:
-        tasks.setdefault(problem.task, []).append(problem)
-    return tasks
 
 
 def _key(problem: Problem, reward: Reward) -> str:

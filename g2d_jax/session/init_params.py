@@ -39,7 +39,9 @@ def adapters(settings: Adapters) -> dict[str, Any]:
 def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
     """Return the shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError
     naming its field."""
-    sizes = {name: value for name, value in settings.to_dict().items() if name not in ("path", "revision", "init_std")}
+    sizes = settings.to_dict()
+    for name in ("path", "revision", "init_std"):
+        del sizes[name]
     try:
         return ModelConfig(**sizes, vocab_size=vocab_size, **adapters)
     except ValueError as error:
@@ -172,10 +174,11 @@ def base_setting(config: Config, policy: str) -> str:
 def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
     """List the settings that adapters and their base depend on. places_count: whether path and revision do."""
     settings = to_dict(config)
-    adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # it is of training
+    adapters, model = settings["lora"], settings["model"]
+    del adapters["dropout"]  # it is of training
     if base != INIT:
         return [adapters]
-    model = settings["model"]
     seed = None if model["path"] else settings["seed"]  # random parameters
-    shape = {name: value for name, value in model.items() if places_count or name not in ("path", "revision")}
-    return [adapters, shape, seed]
+    if not places_count:
+        del model["path"], model["revision"]
+    return [adapters, model, seed]

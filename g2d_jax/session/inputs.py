@@ -6,6 +6,7 @@ settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_o
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
-from g2d_jax.session.problems import Reading, gives_columns, read_source, reading, setting_of
+from g2d_jax.session.problems import SPLITS, Reading, gives_columns, prefix_of, read_source, reading, setting_of
 from g2d_jax.session.session import Session, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -79,17 +80,19 @@ Readers = dict[str, Reader]
 def readers(config: Config, problems: Callable[[str], Content], tokenizer: Callable[[], PromptTokenizer]) -> Readers:
     """Return all inputs of a config. problems: from "data.train", … to its content."""
     model, tokens = config.model, config.tokenizer
-    own = (tokens.path, tokens.revision) if tokens.path else (model.path or SLIPS.name, model.revision)
-    found = {"tokenizer": Reader(own[0], "model", lambda: contents.tokens(tokenizer()), own[1])}
+    place, revision = model.path or SLIPS.name, model.revision
+    if tokens.path:
+        place, revision = tokens.path, tokens.revision
+    found = {"tokenizer": Reader(place, "model", lambda: contents.tokens(tokenizer()), revision)}
     if model.path:
         found["model.path"] = _model(model.path, model.revision)
     for name, task in config.all_tasks.items():
-        for split in ("train", "dev", "test"):
+        for split in SPLITS:
             source: Source = getattr(task, split)
             if source.path:
                 setting = setting_of(name, split)
                 found[setting] = Reader(source.path, "problems", functools.partial(problems, setting), source.revision)
-        found |= _of_reward(task.reward, "" if name == "main" else f"tasks.{name}.")
+        found |= _of_reward(task.reward, prefix_of(name))
     for name, stage in config.stages.items():
         found |= _of_stage(config, name, stage)
     return found
@@ -101,7 +104,7 @@ def of_run(session: Session) -> Readers:
 
 
 def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
-    """Return the models that adapters of other runs stand beside. folders: stage -> its folder.
+    """Return the models that the adapters of other runs belong to. folders: stage -> its folder.
 
     Raises ValueError, as `base_policy`, for another run that is gone, or whose adapters do not fit these settings.
     """
@@ -115,7 +118,8 @@ def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
                 continue
             # A stage that has begun knows its base.
             base = base_policy(config, name if len(policies) == 1 else policy, folders)
-            if reader := base_model(config, base):
+            reader = base_model(config, base)
+            if reader is not None:
                 found[f"{policy_setting(name, policies, number)}.base"] = reader
     return found
 
@@ -136,8 +140,10 @@ def named(session: Session) -> Readers:
 def _of_reward(reward: Reward, prefix: str) -> Readers:
     """Return a reward model with its tokenizer, or the file of a user's own function."""
     if reward.function == "model":
-        model, tokenizer = reward.model, reward.model.tokenizer
-        source, revision = (tokenizer, None) if tokenizer else (model.path, model.revision)
+        model = reward.model
+        source, revision = model.path, model.revision
+        if model.tokenizer:
+            source, revision = model.tokenizer, None
         read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
         return {
             f"{prefix}reward.model.path": _model(model.path, model.revision),
@@ -153,8 +159,10 @@ def _function_file(reward: Reward) -> Path | None:
     """Return the file of a user's reward function, None where it is none or lies in no file of its own."""
     if not gives_columns(reward):
         return None
-    if reward.folder is not None and (file := beside(reward.function, Path(reward.folder))):
-        return file
+    if reward.folder is not None:
+        file = beside(reward.function, Path(reward.folder))
+        if file is not None:
+            return file
     module = sys.modules.get(reward.function.partition(":")[0])
     name = getattr(module, "__file__", None)
     return Path(name) if name else None
@@ -251,11 +259,9 @@ def of_config(config: Config) -> dict[str, Content]:
 
     What was read before in this process is read again only where its files have another time or size.
     """
-    sources = {
-        setting_of(name, split): (getattr(task, split), reading(task.reward))
-        for name, task in config.all_tasks.items()
-        for split in ("train", "dev", "test")
-    }
+    sources: dict[str, tuple[Source, Reading]] = {}
+    for (name, task), split in itertools.product(config.all_tasks.items(), SPLITS):
+        sources[setting_of(name, split)] = (getattr(task, split), reading(task.reward))
 
     def problems(setting: str) -> Content:
         source, how = sources[setting]
@@ -313,6 +319,8 @@ def _stamp(place: str, kind: str) -> Stamp:
     if found is None or not os.path.isabs(found.place):
         return ()
     path = Path(found.place)
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    statuses = [(str(file), file.stat()) for file in files if file.exists()]
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.rglob("*"))
+    statuses = [(str(file), file.stat()) for file in files if file.is_file()]
     return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)

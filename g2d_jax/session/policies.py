@@ -49,7 +49,7 @@ def load_reference(session: Session, policy: str) -> Decoder:
     params = load_policy(session, policy)
     if reference_dtype(session) == params.embed.dtype:
         return params
-    return session.programs.take(make_cast, session.model_config, session.mesh, reference_dtype(session))(params)
+    return session.programs.get_or_make(make_cast, session.model_config, session.mesh, reference_dtype(session))(params)
 
 
 def reference_dtype(session: Session) -> jnp.dtype:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.records import Problem
+from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.runtime import processes, storage
 
 Say = Callable[[str], None]
@@ -34,7 +35,7 @@ class Loaded(NamedTuple):
     """The problems of a run.
 
     problems: by split. contents: of each source, by setting. left_out: the problems that were taken out of each split,
-    for the verifier cannot read their reference answers. unreadable: what to tell of such answers, also of problems
+    for the verifier cannot read their reference answers. unreadable: messages about such answers, also of problems
     that stay: {"split", "problems", "of", "text"} each.
     """
 
@@ -42,6 +43,16 @@ class Loaded(NamedTuple):
     contents: dict[str, Content]
     left_out: Splits
     unreadable: list[dict[str, Any]]
+
+
+def joined(splits: Splits, names: Iterable[str] = SPLITS) -> list[Problem]:
+    """List the problems of some splits, split after split."""
+    return list(itertools.chain.from_iterable(splits[name] for name in names))
+
+
+def ids_of(problems: Iterable[Problem]) -> list[str]:
+    """List the ids of problems."""
+    return [problem.id for problem in problems]
 
 
 def load(
@@ -65,14 +76,15 @@ def load(
     for name, task in config.all_tasks.items():
         found = _of_task(config, name, task, tokenizer, own_reward, say, splits, contents)
         for split, problems in found.items():
-            earlier_ids = {problem.id for problem in loaded[split]}
-            new = [problem for problem in problems if problem.id not in earlier_ids]
-            if dropped := len(problems) - len(new):
+            earlier = set(ids_of(loaded[split]))
+            new = [problem for problem in problems if problem.id not in earlier]
+            dropped = len(problems) - len(new)
+            if dropped:
                 say(f"{name}, {split}: {dropped} problems dropped that another task has too")
             loaded[split] += new
     for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
         count = len(loaded[split])
-        loaded[split], overlap = drop_overlap(loaded[split], [p for other in others for p in loaded[other]])
+        loaded[split], overlap = drop_overlap(loaded[split], joined(loaded, others))
         if count and not loaded[split]:
             raise ValueError(
                 f"data.{split} has no problem left: all {count} occur in "
@@ -82,45 +94,48 @@ def load(
         if overlap:
             say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
     # Last, so that what a policy may be trained on does not depend on what the verifier can read.
-    left_out, told = _leave_out(config, loaded, own_reward, unreadable)
-    for entry in told:
+    left_out, messages = _leave_out(config, loaded, own_reward, unreadable)
+    for entry in messages:
         say(f"WARNING: {entry['text']}")
     for split, problems in loaded.items():
         is_named = any(getattr(task, split).path for task in config.all_tasks.values())
         if not problems and is_named and split in splits:
             raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
-    ids = {split: [problem.id for problem in problems] for split, problems in loaded.items()}
+    ids = {split: ids_of(problems) for split, problems in loaded.items()}
     digests = {setting: content.digest for setting, content in contents.items()}
     processes.agreed("problems", storage.fingerprint([ids, digests]))
-    return Loaded(loaded, contents, left_out, told)
+    return Loaded(loaded, contents, left_out, messages)
 
 
 def _leave_out(
     config: Config, loaded: Splits, own_reward: bool, unreadable: Unreadable | None
 ) -> tuple[Splits, list[dict[str, Any]]]:
-    """Take the problems out of their splits whose reference answer the verifier cannot read; return these, and what to
-    tell of them."""
+    """Take the problems out of their splits whose reference answer the verifier cannot read.
+
+    Returns them, and the messages about such answers.
+    """
     rewards = {name: task.reward for name, task in config.all_tasks.items()}
     graded = {name for name, reward in rewards.items() if reading(reward, own_reward and name == "main").verified}
     ids: Collection[str] = ()
     if graded and unreadable is not None:
-        ids = unreadable([problem for split in SPLITS for problem in loaded[split] if problem.task in graded])
+        ids = unreadable([problem for problem in joined(loaded) if problem.task in graded])
     left_out: Splits = {}
-    told = []
+    messages: list[dict[str, Any]] = []
     for split, problems in loaded.items():
         for choice in ("leave_out", "equal_text"):
-            of = [p for p in problems if p.task in graded and rewards[p.task].unreadable == choice]
-            unread = [problem for problem in of if problem.id in ids]
+            asked = [p for p in problems if p.task in graded and rewards[p.task].unreadable == choice]
+            unread = [problem for problem in asked if problem.id in ids]
+            if choice == "leave_out":
+                left_out[split] = unread
             if unread:
-                text = _told(split, unread, len(of), choice)
-                told.append({"split": split, "problems": len(unread), "of": len(of), "text": text})
-        left_out[split] = [p for p in problems if p.id in ids and rewards[p.task].unreadable == "leave_out"]
-        gone = {problem.id for problem in left_out[split]}
+                text = _message(split, unread, len(asked), choice)
+                messages.append({"split": split, "problems": len(unread), "of": len(asked), "text": text})
+        gone = set(ids_of(left_out[split]))
         loaded[split] = [problem for problem in problems if problem.id not in gone]
-    return left_out, told
+    return left_out, messages
 
 
-def _told(split: str, unread: Sequence[Problem], of: int, choice: str) -> str:
+def _message(split: str, unread: Sequence[Problem], of: int, choice: str) -> str:
     """Say how many reference answers of a split the verifier cannot read, what follows, and the first of them."""
     first = ", ".join(f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN])
     follows = {
@@ -134,7 +149,7 @@ def _told(split: str, unread: Sequence[Problem], of: int, choice: str) -> str:
 
 
 class Reading(NamedTuple):
-    """What a reward needs of problems. verified: answers for the verifier, of every problem. columns: all columns."""
+    """The needs of a reward. verified: of every problem an answer for the verifier. columns: all columns."""
 
     verified: bool
     columns: bool
@@ -172,16 +187,18 @@ def _of_task(
     contents: dict[str, Content],
 ) -> Splits:
     """Read a task's problems by split, and add the contents of its sources."""
-    prefix, longest = "" if name == "main" else f"{name}, ", config.data.max_prompt_length
-    own = own_reward and name == "main"
-    how = reading(task.reward, own)
+    prefix = "" if name == "main" else f"{name}, "
+    longest = config.data.max_prompt_length
+    how = reading(task.reward, own_reward and name == "main")
     loaded: Splits = {}
-    for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
+    for split in SPLITS:
+        source: Source = getattr(task, split)
         if not source.path or split not in splits:
             continue
         problems, report, contents[setting_of(name, split)] = read_source(source, config.data.seed, how)
         _warn(f"{prefix}{split}", report, say)
-        problems = _answered(problems, f"{prefix}{split}", say) if how.verified else problems
+        if how.verified:
+            problems = _answered(problems, f"{prefix}{split}", say)
         short, dropped = tokenizer.drop_too_long(problems, longest)
         loaded[split] = [replace(problem, task=name) for problem in short]
         if dropped:
@@ -189,23 +206,30 @@ def _of_task(
     return loaded
 
 
+def prefix_of(task: str) -> str:
+    """Return what stands before a task's "reward" in the name of a setting: "" or "tasks.chat."."""
+    return "" if task == "main" else f"tasks.{task}."
+
+
 def setting_of(task: str, split: str) -> str:
     """Name the setting of a task's split: "data.train", "tasks.chat.train"."""
-    return f"data.{split}" if task == "main" else f"tasks.{task}.{split}"
+    return f"{prefix_of(task) or 'data.'}{split}"
 
 
 def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
     """Return the problems that have a reference answer."""
     answered = [problem for problem in problems if problem.answer is not None]
-    if dropped := len(problems) - len(answered):
+    dropped = len(problems) - len(answered)
+    if dropped:
         say(f"{label}: {dropped} problems without a reference answer dropped")
     return answered
 
 
 def _warn(label: str, report: LoadReport, say: Say) -> None:
     for name in ("duplicates", "conflicts", "broken"):
-        if getattr(report, name):
-            say(f"{label}: {getattr(report, name)} rows of {report.source} are {name}")
+        count = getattr(report, name)
+        if count:
+            say(f"{label}: {count} rows of {report.source} are {name}")
     if report.filtered:
         listed = ", ".join(f"{count} {reason}" for reason, count in report.filtered.items())
         say(f"{label}: rows of {report.source} left out: {listed}")
@@ -213,11 +237,10 @@ def _warn(label: str, report: LoadReport, say: Say) -> None:
 
 def table(config: Config, loaded: Splits) -> list[list[str | int]]:
     """Return a row for each split of each task: task, split, the source of its problems ("none"), and their number."""
-    counts = Counter((problem.task, split) for split, problems in loaded.items() for problem in problems)
+    by_task = {split: indices_by_task(problems) for split, problems in loaded.items()}
     rows: list[list[str | int]] = []
-    for name, task in config.all_tasks.items():
-        for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
-            rows.append([name, split, _described(source), counts[name, split]])
+    for (name, task), split in itertools.product(config.all_tasks.items(), SPLITS):
+        rows.append([name, split, _described(getattr(task, split)), len(by_task[split].get(name, ()))])
     return rows
 
 
@@ -249,7 +272,8 @@ def train_order(config: Config, train: Sequence[Problem], purpose: str) -> Order
     tasks, counts = config.all_tasks, Counter(problem.task for problem in train)
     if len(tasks) == 1:
         return order(config, counts["main"], purpose)
-    if empty := [name for name, task in tasks.items() if task.weight and not counts[name]]:
+    empty = [name for name, task in tasks.items() if task.weight and not counts[name]]
+    if empty:
         raise ValueError(f"task {empty[0]!r} has no training problem left: see the messages above, or set its weight 0")
     low, _ = keys.key_data(config.seed, "order", purpose)
     return Mixture([counts[name] for name in tasks], [task.weight for task in tasks.values()], int(low))

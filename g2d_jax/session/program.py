@@ -52,9 +52,9 @@ class Program:
     resident: tuple[Any, ...] = ()
     also: tuple[str, ...] = ()
 
-    def beside(self, outputs: Outputs) -> int:
+    def resident_bytes(self, outputs: Outputs) -> int:
         """Count the bytes a device of the resident arrays."""
-        return sum(device_bytes(tree) for tree in (*self.resident, *(outputs[name] for name in self.also)))
+        return sum(map(device_bytes, (*self.resident, *map(outputs.__getitem__, self.also))))
 
     def lower(self, outputs: Outputs) -> Any:
         """Lower the program for these shapes, ready to be compiled."""

@@ -1,4 +1,8 @@
-"""The scoring of responses, each by the reward of its problem's task. Equal rewards of several tasks share a scorer."""
+"""The scoring of responses, each by the reward of its problem's task. Tasks of equal rewards share a scorer.
+
+score_local        each process scores some of the responses by itself
+score_collective   a reward model lies on the devices of all processes: all run it at once, on the same responses
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax.config import Reward
-from g2d_jax.records import Problem, Score, Verdict
+from g2d_jax.records import Problem, Score, Verdict, indices_by_task, pick
 from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
 from g2d_jax.rewards.judge import JudgeScorer
 from g2d_jax.rewards.normalise import clean
@@ -19,6 +23,8 @@ from g2d_jax.rewards.quantity import parse_quantity
 from g2d_jax.runtime import processes
 from g2d_jax.scoring.reward_model import RewardModel
 
+UNSCORED = Score(None, Verdict.UNSCORABLE)  # as yet
+
 
 @dataclass
 class RewardManager:
@@ -26,8 +32,7 @@ class RewardManager:
     task's reward.
 
     journal: folder for the judges' answers; of several processes each has its own in it. Pools and reward models start
-    when they are first needed. Of several processes each scores some of the responses, but a reward model lies on the
-    devices of all of them, and all must run it at once, on the same responses: its scores are joint.
+    when they are first needed.
     """
 
     rewards: Mapping[str, Reward]
@@ -46,15 +51,14 @@ class RewardManager:
         """Return one Score per response, in order. token_ids: [T] int32 each. All processes call it, with the same."""
         mine = slice(processes.index(), None, processes.count())
         with processes.barrier():
-            own = self.apart(problems[mine], texts[mine], token_ids[mine])
+            own = self.score_local(problems[mine], texts[mine], token_ids[mine])
         self.share_usage()
         shares = processes.gather([[score.reward, score.verdict.value, score.answer] for score in own])
-        scores = [Score(None, Verdict.UNSCORABLE)] * len(problems)
+        scores = [UNSCORED] * len(problems)
         for first, share in enumerate(shares):
-            scores[first :: processes.count()] = [
-                Score(reward, Verdict(verdict), answer) for reward, verdict, answer in share
-            ]
-        return self.joint(problems, texts, token_ids, scores)
+            for index, (reward, verdict, answer) in enumerate(share):
+                scores[first + index * len(shares)] = Score(reward, Verdict(verdict), answer)
+        return self.score_collective(problems, texts, token_ids, scores)
 
     def start(self, problems: Sequence[Problem]) -> None:
         """Let the verifiers' workers start in the background, for tasks with answers that are more than a number.
@@ -63,7 +67,7 @@ class RewardManager:
         """
         hard = {problem.task for problem in problems if not _is_number(problem.answer)}
         for task, reward in self.rewards.items():
-            if task in hard and reward.function == "verify" and not (task == "main" and self.own):
+            if task in hard and reward.function == "verify" and self._own_of(task) is None:
                 self._of(task)
         for pool in self._pools:
             pool.start()
@@ -75,68 +79,60 @@ class RewardManager:
             raise ValueError(f"task {task!r} is not scored by the verifier")
         return scorer.pool
 
-    def begin(self, problem: Problem, text: str) -> Begun | None:
-        """Begin to score a response while others are sampled, where each is scored by itself; for `apart`."""
-        scorer = None if self._is_joint(problem.task) else self._of(problem.task)
+    def submit(self, problem: Problem, text: str) -> Begun | None:
+        """Begin to verify a response while others are sampled, for `score_local`; None of another reward's."""
+        if self._is_collective(problem.task):
+            return None
+        scorer = self._of(problem.task)
         return scorer.begin(problem, text) if isinstance(scorer, VerifierScorer) else None
 
-    def apart(
+    def score_local(
         self,
         problems: Sequence[Problem],
         texts: Sequence[str],
         token_ids: Sequence[np.ndarray],
-        begun: Sequence[Begun | None] | None = None,
+        pending: Sequence[Begun | None] | None = None,
     ) -> list[Score]:
-        """Compute the scores that this process can give by itself; joint ones are unscorable as yet.
+        """Compute the scores that this process can give by itself; the others are unscorable as yet.
 
-        begun: the result of `begin` for each response.
+        pending: the result of `submit` for each response.
         """
-        scores = [Score(None, Verdict.UNSCORABLE)] * len(problems)
-        return self._score(problems, texts, token_ids, scores, begun, joint=False)
-
-    def joint(
-        self,
-        problems: Sequence[Problem],
-        texts: Sequence[str],
-        token_ids: Sequence[np.ndarray],
-        scores: Sequence[Score],
-    ) -> list[Score]:
-        """Put the joint scores into the scores. All processes call it with the same responses."""
-        return self._score(problems, texts, token_ids, scores, None, joint=True)
-
-    def has_joint(self) -> bool:
-        """Return whether any task has joint scores."""
-        return any(map(self._is_joint, self.rewards))
-
-    def _is_joint(self, task: str) -> bool:
-        return self.rewards[task].function == "model" and not (task == "main" and self.own)
-
-    def _score(
-        self,
-        problems: Sequence[Problem],
-        texts: Sequence[str],
-        token_ids: Sequence[np.ndarray],
-        scores: Sequence[Score],
-        begun: Sequence[Begun | None] | None,
-        *,
-        joint: bool,
-    ) -> list[Score]:
-        """Replace the scores of some tasks' problems."""
-        merged = list(scores)
-        for task in dict.fromkeys(problem.task for problem in problems):
-            if self._is_joint(task) != joint:
+        scores = [UNSCORED] * len(problems)
+        for task, indices in indices_by_task(problems).items():
+            if self._is_collective(task):
                 continue
-            indices = [i for i, problem in enumerate(problems) if problem.task == task]
-            scorer, under_way = self._of(task), [begun[i] for i in indices] if begun else []
-            if isinstance(scorer, VerifierScorer) and under_way:
-                new = scorer.pool.finish([work for work in under_way if work is not None])
+            scorer = self._of(task)
+            if pending and isinstance(scorer, VerifierScorer):
+                found = scorer.pool.finish(list(filter(None, pick(pending, indices))))
             else:
-                new = scorer(
-                    [problems[i] for i in indices], [texts[i] for i in indices], [token_ids[i] for i in indices]
-                )
-            for index, score in zip(indices, new, strict=True):
-                merged[index] = score
+                found = scorer(pick(problems, indices), pick(texts, indices), pick(token_ids, indices))
+            _put(scores, indices, found)
+        return scores
+
+    def score_collective(
+        self,
+        problems: Sequence[Problem],
+        texts: Sequence[str],
+        token_ids: Sequence[np.ndarray],
+        scores: Sequence[Score],
+    ) -> list[Score]:
+        """Put the reward models' scores into the scores. All processes call it with the same responses."""
+        merged = list(scores)
+        for task, indices in indices_by_task(problems).items():
+            if self._is_collective(task):
+                found = self._of(task)(pick(problems, indices), pick(texts, indices), pick(token_ids, indices))
+                _put(merged, indices, found)
         return merged
+
+    def has_collective(self) -> bool:
+        """Return whether all processes must score the responses of any task together."""
+        return any(map(self._is_collective, self.rewards))
+
+    def _is_collective(self, task: str) -> bool:
+        return self.rewards[task].function == "model" and self._own_of(task) is None
+
+    def _own_of(self, task: str) -> RewardFunction | None:
+        return self.own if task == "main" else None
 
     def usage(self) -> dict[str, float]:
         """Return the cost of scoring since the start, as fields of a Cost; other processes' is that of the last
@@ -164,14 +160,18 @@ class RewardManager:
 
     def _of(self, task: str) -> Scorer:
         if task not in self._made:
-            same = [t for t in self._made if self.rewards[t] == self.rewards[task] and not self.own]
-            self._made[task] = self._made[same[0]] if same else self._make(task)
+            equal = (other for other in self._made if self.rewards[other] == self.rewards[task] and not self.own)
+            other = next(equal, None)
+            self._made[task] = self._make(task) if other is None else self._made[other]
         return self._made[task]
 
     def _make(self, task: str) -> Scorer:
         reward = self.rewards[task]
-        own = self.own if task == "main" else None
-        if own is None and reward.function == "verify":
+        own = self._own_of(task)
+        correct_above = reward.correct_above if reward.is_verifiable else None
+        if own is not None:
+            return function_scorer(own, correct_above, reward.answers)
+        if reward.function == "verify":
             pool = VerifierPool(
                 reward.workers,
                 cpu_seconds=reward.cpu_seconds,
@@ -181,18 +181,23 @@ class RewardManager:
             )
             self._pools.append(pool)
             return VerifierScorer(pool, reward.answers)
-        if own is None and reward.function == "model":
+        if reward.function == "model":
             model = RewardModel(reward.model, self.mesh())
             self._models.append(model)
             return lambda problems, texts, _: model.score([problem.prompt for problem in problems], texts)
-        if own is None and reward.function == "judge":
+        if reward.function == "judge":
             folder = self.journal / task
-            own_folder = folder / f"process-{processes.index()}" if processes.count() > 1 else folder
-            judge = JudgeScorer(reward.judge, own_folder)
+            if processes.count() > 1:
+                folder /= f"process-{processes.index()}"
+            judge = JudgeScorer(reward.judge, folder)
             self._judges.append(judge)
             return judge
-        function = own or load_reward(reward.function, reward.folder)
-        return function_scorer(function, reward.correct_above if reward.is_verifiable else None, reward.answers)
+        return function_scorer(load_reward(reward.function, reward.folder), correct_above, reward.answers)
+
+
+def _put(scores: list[Score], indices: Sequence[int], found: Sequence[Score]) -> None:
+    for index, score in zip(indices, found, strict=True):
+        scores[index] = score
 
 
 def _is_number(answer: str | None) -> bool:

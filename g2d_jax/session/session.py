@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, Model, Online, Stage, Task, Tokenizer, TrainingStage
 from g2d_jax.config.io import identity
+from g2d_jax.config.section import Section
 from g2d_jax.contents import Content
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
@@ -30,10 +32,10 @@ from g2d_jax.models import decoder, hf, reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
-from g2d_jax.records import Problem, SamplingParams
+from g2d_jax.records import Problem, SamplingParams, by_id
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.program_cache import Ahead, Programs
+from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker, run_id
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
@@ -42,7 +44,7 @@ from g2d_jax.sampler.remote import Remote
 from g2d_jax.session import golds, init_params
 from g2d_jax.session.background_writer import Writer
 from g2d_jax.session.cost import Clock, Cost
-from g2d_jax.session.problems import SPLITS, Loaded, Splits
+from g2d_jax.session.problems import SPLITS, Loaded, Splits, ids_of, joined
 from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.program import Program
 from g2d_jax.session.reward_manager import RewardManager
@@ -97,16 +99,14 @@ class Session:
     follows: epath.Path | None = None
     asks: bool = True
     clock: Clock = field(default_factory=Clock)
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
     def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Session:
         """Return this session for a config that differs in its stages only: loaded and compiled objects are shared."""
         other = copy.copy(self)
-        other.config, other.folders, other.tracker = config, folders, tracker
-        for name, value in changes.items():
-            setattr(other, name, value)
+        vars(other).update(config=config, folders=folders, tracker=tracker, **changes)
         return other
 
     def say_once(self, text: str) -> None:
@@ -195,8 +195,7 @@ class Session:
 
     @property
     def unreadable(self) -> list[dict[str, Any]]:
-        """List what to tell of reference answers that the verifier cannot read, as of `Loaded`; [] before problems are
-        read."""
+        """The messages about answers that the verifier cannot read, see `Loaded`; [] before problems are read."""
         return self._loaded.unreadable if "_loaded" in self.__dict__ else []
 
     @cached_property
@@ -211,17 +210,17 @@ class Session:
     @cached_property
     def train(self) -> dict[str, Problem]:
         """The training problems by id."""
-        return {problem.id: problem for problem in self.problems["train"]}
+        return by_id(self.problems["train"])
 
     @cached_property
     def held_out_ids(self) -> set[str]:
         """The ids of `held_out`."""
-        return {problem.id for problem in self.held_out}
+        return set(ids_of(self.held_out))
 
     @property
     def held_out(self) -> list[Problem]:
         """The problems of dev and test, also those left out of them: nothing may be trained on any."""
-        return [p for source in (self.problems, self.left_out) for split in ("dev", "test") for p in source[split]]
+        return joined(self.problems, ("dev", "test")) + joined(self.left_out, ("dev", "test"))
 
     @cached_property
     def scorer(self) -> RewardManager:
@@ -233,21 +232,23 @@ class Session:
     def sampling_mesh(self) -> Mesh:
         """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes must
         ask for it together the first time."""
-        tensor, model = self.config.compute.sampling_tensor, self.model_config
-        if not tensor:
-            every = self.config.stages.values()
-            stages = [stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0]
-            samplings = [sampling for stage in stages for sampling in stage.samplings()]
-            longest = max((sampling.max_new_tokens for sampling in samplings), default=1)
-            columns = self.config.data.max_prompt_length + longest
-            beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
-            samples = min(map(self._samples, stages), default=1)
-            split = capacity.Split(model.base, self.dtype.itemsize, 1, self.mesh.size, columns)
-            tensor = capacity.best_ways(split, longest, self.device_memory, beside, samples, self.near)
-        return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
+        tensor = self.config.compute.sampling_tensor or self._sampling_tensor()
+        return meshes.sampling(self.mesh, tensor, self.model_config.num_key_value_heads)
+
+    def _sampling_tensor(self) -> int:
+        """Choose over how many devices sampling splits the model: the quickest of what memory allows."""
+        every = self.config.stages.values()
+        stages = [stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0]
+        samplings = itertools.chain.from_iterable(stage.samplings() for stage in stages)
+        longest = max((sampling.max_new_tokens for sampling in samplings), default=1)
+        columns = self.config.data.max_prompt_length + longest
+        resident = max(map(self.state_bytes, every), default=0)
+        samples = min(map(self._samples, stages), default=1)
+        split = capacity.Split(self.model_config.base, self.dtype.itemsize, 1, self.mesh.size, columns)
+        return capacity.best_ways(split, longest, self.device_memory, resident, samples, self.near)
 
     def _samples(self, stage: Stage) -> int:
-        """Count the responses that a stage draws in a call, at most: an online stage's are those of its window."""
+        """Count the responses of a call of a stage, at most: an online stage's are those of its window."""
         most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most
@@ -267,13 +268,15 @@ class Session:
     @cached_property
     def reward_bytes(self) -> int:
         """The bytes of a device that reward models take, which stay once they are loaded."""
-        rewards = [task.reward for task in self.tasks.values() if task.reward.function == "model"]
-        settings = {reward.model.path: reward.model for reward in rewards}
-        models = (
-            reward_model.abstract_on(hf.read_config(hf.resolve(path)), self.mesh, jnp.dtype(model_settings.dtype))
-            for path, model_settings in settings.items()
-        )
-        return sum(map(meshes.device_bytes, models))
+        models: dict[str, int] = {}
+        for task in self.tasks.values():
+            if task.reward.function == "model":
+                model = task.reward.model
+                shape = hf.read_config(hf.resolve(model.path))
+                models[model.path] = meshes.device_bytes(
+                    reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
+                )
+        return sum(models.values())
 
     def state_bytes(self, stage: Stage) -> int:
         """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its own.
@@ -286,20 +289,20 @@ class Session:
             return 0
         size = init_params.rest_bytes(self.config, model)
         if isinstance(stage, TrainingStage):
-            moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
-            reference = self.dtype.itemsize * stage.has_fixed_reference
-            each = 4 + (0 if compute.offload_optimizer else moments) + reference
+            each = 4 + self.dtype.itemsize * stage.has_fixed_reference
+            if not compute.offload_optimizer:
+                each += optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
             size += each * decoder.count_trained(model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
     @cached_property
     def engine(self) -> Engine:
-        """What draws responses: the sampler, or the server of engine.*."""
+        """The maker of responses: the sampler, or the server of engine.*."""
         return self.sampler() if self.server is None else self.server
 
     @cached_property
     def server(self) -> Remote | None:
-        """The server that draws responses, None where the sampler does. All processes ask for it together."""
+        """The server that samples, None where the sampler does. All processes ask for it together."""
         settings, folder = self.config.engine, self.workdir / "engine"
         if not settings.is_server:
             return None
@@ -319,18 +322,16 @@ class Session:
     def sampler(self) -> Sampler:
         """Return the sampler: one for the run."""
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
-        chosen = {name: getattr(self.config.compute, name) for name in names}
-        settings = {name: value for name, value in chosen.items() if value is not None}
+        settings = _chosen(self.config.compute, names)
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs, "decode": self.decode}
-        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
+        sampler = self.programs.get_or_make(Sampler, self.model_config, self.sampling_mesh, **settings)
         self.say_once(f"attention over prompts: {sampler.kernel}")
         return sampler
 
     @cached_property
     def prompt_lengths(self) -> tuple[int, ...]:
         """The tokens of the prompt of every problem."""
-        problems = [problem for split in self.problems.values() for problem in split]
-        return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in problems)
+        return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in joined(self.problems))
 
     @cached_property
     def mean_prompt(self) -> float:
@@ -365,11 +366,11 @@ class Session:
         if not rows:
             longest, memory = max(sampling.max_new_tokens for sampling in params), self.device_memory
             shapes, mesh = sampler.shapes(*call, 1), self.sampling_mesh
-            model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
+            model, ways = self.model_config.base.with_quantisation(weights), mesh.size // mesh.shape["data"]
             split = capacity.Split(model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
-            beside = self.state_bytes(stage) + meshes.device_bytes(prefilled)
-            rows = max(split.rows_that_fit(memory, beside), 1)
+            resident = self.state_bytes(stage) + meshes.device_bytes(prefilled)
+            rows = max(split.rows_that_fit(memory, resident), 1)
             if memory is not None:
                 rows = split.quickest_rows(longest, rows, prompts * samples)
         return sampler.shapes(*call, rows)
@@ -382,8 +383,8 @@ class Session:
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
     def sampler_params(self, policy: Decoder, weights: str = "") -> Any:
-        """Convert a policy to the form that the engine reads: see `Engine.view`. All processes make the call."""
-        return self.engine.view(policy, weights)
+        """Convert a policy to the form that the engine reads: see `Engine`. All processes make the call."""
+        return self.engine.to_sampler_params(policy, weights)
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
@@ -397,14 +398,17 @@ class Session:
             cost.add({name: amount - before[name] for name, amount in after.items()})
 
     def _usage(self) -> dict[str, float]:
-        return {**self.scorer.usage(), **(self.server.counts if self.server else {})}
+        usage = self.scorer.usage()
+        if self.server is not None:
+            usage |= self.server.counts
+        return usage
 
     def score_logprobs(self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0) -> np.ndarray:
         """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to `cost`."""
         cost.scored += packed.used
         cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
-            score = self.programs.take(make_scorer, self.compute)
+            score = self.programs.get_or_make(make_scorer, self.compute)
             logprobs, _ = score(params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh))
             self.clock.settle()
             return np.asarray(logprobs)
@@ -449,11 +453,18 @@ def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
 
 def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:
     """Load the tokenizer that settings name, else the model's, else that of the embedded tasks. fault: of it."""
-    folder = hf.resolve(model.path, revision=model.revision) if model.path else None
-    source: Any = settings.path
-    if not source:
-        source = arithmetic.SLIPS.name if folder is None else folder
-    names = ("chat", "prompt_template", "system", "date", "enable_thinking")
-    chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
-    rows = None if folder is None else hf.read_config(folder).vocab_size
-    return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision, rows=rows, fault=fault)
+    source: Any = arithmetic.SLIPS.name
+    rows = None
+    if model.path:
+        source = hf.resolve(model.path, revision=model.revision)
+        rows = hf.read_config(source).vocab_size
+    template = _chosen(settings, ("chat", "prompt_template", "system", "date", "enable_thinking"))
+    return load_tokenizer(
+        settings.path or source, TemplateSettings(**template), revision=settings.revision, rows=rows, fault=fault
+    )
+
+
+def _chosen(section: Section, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that are not left to the default of what takes them."""
+    values = {name: getattr(section, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,6 +1,7 @@
-"""The training loop of a stage: state from a checkpoint or a policy, checkpoints, metrics a step late.
+"""The optimisation of a stage: updates, metrics, checkpoints, and where a stage that was stopped goes on.
 
-An update whose loss or gradient is not finite is skipped and counted; too many in a row stop the run.
+The host runs a step ahead of the devices: it launches update n, and then waits for the metrics of update n - 1. An
+update whose loss or gradient is not finite is skipped and counted; too many in a row stop the run.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from g2d_jax.training.step import StepNumbers, TrainState, abstract_state, fresh
 class Trainer:
     """The optimisation side of one stage.
 
-    frozen_params: those of the policy that no update changes. step: updates done, those that were skipped included.
-    cost: cost so far. per: the divisor of the objective's metric sums, "tokens" or "pairs". pinned: steps whose
-    checkpoints stay. rows: the shape of its packed batches. numbers: of `run_step`, on the devices. rate: the learning
-    rate of an update.
+    total: updates to do. per: the divisor of the objective's metric sums, "tokens" or "pairs". rows: the shape of its
+    packed batches. pinned: steps whose checkpoints stay. frozen_params: those of the policy that no update changes.
+    step: updates done, those that were skipped included. cost: so far. numbers: of `run_step`, on the devices. rate:
+    the learning rate of an update.
     """
 
     session: Session
@@ -70,18 +71,19 @@ class Trainer:
     bar: Progress
     profiler: Profiler
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
-    _mark: float = field(default_factory=time.perf_counter)  # when the last update was done
-    _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
-    _clocked: dict[str, float] = field(default_factory=dict)  # the clock at _mark
+    _last_metrics: dict[str, float] = field(default_factory=dict)  # of the last update whose metrics were fetched
+    _done_at: float = field(default_factory=time.perf_counter)  # of the last update
+    _clock_then: dict[str, float] = field(default_factory=dict)  # the session's clock at that time
 
     def __post_init__(self) -> None:
-        self._clocked = self.session.clock.read()
+        self._clock_then = self.session.clock.read()
 
     def goes_on(self) -> bool:
-        """Return whether there are updates to do. Call it before the next begins; raises Preempted if told to stop."""
-        processes.mark(f"{self.name}, step {self.step}")
+        """Return whether there are updates to do, before the next begins. Raises Preempted if told to stop."""
+        processes.note_progress(f"{self.name}, step {self.step}")
         processes.check_stop_together()
-        if message := self.profiler.before(self.step, self.state):
+        message = self.profiler.before(self.step, self.state)
+        if message:
             self.session.tracker.say(message)
         return self.step < self.total
 
@@ -92,12 +94,13 @@ class Trainer:
         """
         clock = self.session.clock
         with clock.doing("training"):
-            packed = self._keyed(self.pack(groups))
+            config, seed = self.session.model_config, self.session.config.seed
+            packed = with_keys(self.pack(groups), config, seed, self.name, self.step)  # of dropout
             arrays, count = put_batch(packed, self.session.mesh)
             self.state, sums = self.run_step(self.state, arrays, count, self.numbers, self.frozen_params)
             clock.launched("training", list(sums.values()))
             self.cost.trained += packed.used
-            self.cost.flops += train_flops(self.session.model_config, packed.used, packed.attended)
+            self.cost.flops += train_flops(config, packed.used, packed.attended)
             self.flush()
         extra = {
             "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
@@ -105,9 +108,10 @@ class Trainer:
         }
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
+        # A checkpoint has the whole cost of its step, and the batch that `_give_up` writes is that of the last update.
         limit = self.session.config.faults.max_skipped
         if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
-            self.flush()  # the cost of a pinned step then has all of its time, and a dump its state
+            self.flush()
         if self.extra_state.skipped_in_row >= limit:
             self._give_up(packed)
 
@@ -117,10 +121,8 @@ class Trainer:
         return lora.combine(self.state.params, self.frozen_params)
 
     def finished_policy(self) -> Decoder:
-        """Return the policy, once the update under way is done: else sampling would wait for it in its own time.
-
-        The update is logged: what is sampled now is of the next one's time.
-        """
+        """Wait for the update under way, log it, and return the policy."""
+        # Else sampling would wait for the update in its own time, and the update's would have that of sampling.
         with self.session.track_cost(self.cost), self.session.clock.doing("training"):
             jax.block_until_ready(self.state.params)
             self.flush()
@@ -130,10 +132,6 @@ class Trainer:
         """Pack groups for this stage's rows and this mesh."""
         return pack_rows(self.session, groups, self.rows)
 
-    def _keyed(self, packed: Packed) -> Packed:
-        """Add the keys of its dropout to the batch of the next update."""
-        return with_keys(packed, self.session.model_config, self.session.config.seed, self.name, self.step)
-
     def flush(self) -> None:
         """Wait for the last update, fetch and log its metrics; count it if it was skipped."""
         if self._pending is None:
@@ -141,34 +139,36 @@ class Trainer:
         step, sums, metrics = self._pending
         with self.session.clock.doing("training"):
             values = {name: float(value) for name, value in jax.device_get(sums).items()}
-        metrics |= self._time_spent()
-        fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
         self._pending = None
+        metrics |= self._time_spent()
+        loss, norm = values.pop("loss"), values.pop("grad_norm")
         if self.extra_state.count_update(bool(values.pop("skipped"))):
             self.session.tracker.say(
-                f"{self.name}: update {step} is skipped, it is not finite ({format_loss(**fixed)}): parameters stay as "
-                f"they are; {self.session.config.faults.max_skipped} in a row stop the run"
+                f"{self.name}: update {step} is skipped, it is not finite ({format_loss(loss, norm)}): parameters stay "
+                f"as they are; {self.session.config.faults.max_skipped} in a row stop the run"
             )
-        skipped = {"skipped_updates": float(self.extra_state.skipped_updates)}
-        metrics = self._last = {**metrics, **fixed, **mean_metrics(values, self.per), **skipped}
+        metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.per)}
+        metrics["skipped_updates"] = float(self.extra_state.skipped_updates)
+        self._last_metrics = metrics
         if step % self.session.config.logging.every == 0 or step == self.total:
             self.session.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
 
     def _time_spent(self) -> dict[str, float]:
-        """Return the seconds since the update before was done, or since the stage began to train, and their shares.
+        """Return the seconds from update to update, or since the stage began to train, and their shares.
 
-        To be called when an update is done, not when the host has launched it: the devices work behind the host.
+        Call it when an update is done, not when the host has launched it: the devices work behind the host.
         """
-        now, spent = time.perf_counter(), self.session.clock.since(self._clocked)
-        seconds = now - self._mark
-        shared_out = {**spent, "seconds": seconds - spent["checkpointing_seconds"]}
-        self._mark, self._clocked = now, self.session.clock.read()
-        return {"step_time": seconds, **goodput(shared_out)}
+        now = time.perf_counter()
+        seconds = now - self._done_at
+        spent = self.session.clock.since(self._clock_then)
+        self._done_at = now
+        self._clock_then = self.session.clock.read()
+        return {"step_time": seconds, **goodput({**spent, "seconds": seconds - spent["checkpointing_seconds"]})}
 
     def _give_up(self, packed: Packed) -> None:
         """Write the batch of the last update with its metrics, and stop the run."""
-        metrics = self._last
+        metrics = self._last_metrics
         folder = self.session.folders[self.name] / f"nonfinite-{self.step:06d}"
         record = {"stage": self.name, "step": self.step, "metrics": metrics}
         try:
@@ -184,9 +184,9 @@ class Trainer:
         )
 
     def checkpoint_if_due(self) -> None:
-        """Save after every checkpoint.every steps, at pinned steps and at the end. Call it after the metered block.
+        """Save after every checkpoint.every steps, at pinned steps and at the end.
 
-        The cost then holds all of the step; the time that writing takes is not in its seconds.
+        Call it outside of `track_cost`: the cost then holds all of the step, and no time of writing in its seconds.
         """
         if self._due():
             self.save()
@@ -226,19 +226,20 @@ class Trainer:
         with self._writing():
             self.checkpoints.wait()
         state = self.extra_state
-        skipped = {"skipped_updates": state.skipped_updates} if state.skipped_updates else {}
-        fields = {**self.cost.manifest(), "counts": {**counts, **skipped}, "warnings": state.warnings}
-        if not state.probes:
-            return fields
-        return {**fields, "dynamics": {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}}
+        fields = {**self.cost.manifest(), "counts": dict(counts), "warnings": state.warnings}
+        if state.skipped_updates:
+            fields["counts"]["skipped_updates"] = state.skipped_updates
+        if state.probes:
+            fields["dynamics"] = {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}
+        return fields
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Count the time of a block as checkpointing, which the next checkpoint stores."""
-        clocked = self.session.clock.read()
+        before = self.session.clock.read()
         with self.session.clock.doing("checkpointing"):
             yield
-        self.cost.checkpointing_seconds += self.session.clock.since(clocked)["checkpointing_seconds"]
+        self.cost.checkpointing_seconds += self.session.clock.since(before)["checkpointing_seconds"]
 
 
 @contextmanager
@@ -253,12 +254,15 @@ def open_trainer(
     optimizer, _ = optimizer_of(stage.optimizer, total)
     offload = session.config.compute.offload_optimizer
     run_step, numbers = train_step_of(session, name, stage.optimizer, total, objective)
-    pins, existing = {total, *stage.kept_steps()}, Checkpoints(folder)
-    step, cost, extra_state = None, Cost(), ExtraState()
+    pins = {total, *stage.kept_steps()}
     like = abstract_state(session.model_config, optimizer, session.mesh, offload)
-    resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, session.tracker.say)
+    shapes = {"params": like.params, "opt_state": like.opt_state}
+    resumed = newest(Checkpoints(folder), shapes, name, session.tracker.say)
     if resumed is None:
+        step = 0
+        cost, extra_state = Cost(), ExtraState()
         state = fresh_state(load_policy(session, stage.policy), optimizer, session.mesh, offload, session.programs)
+        base = base_of(session, stage.policy)
     else:
         step, trees, host = resumed
         state = TrainState(trees["params"], trees["opt_state"])
@@ -267,11 +271,12 @@ def open_trainer(
             extra_state.costs.setdefault(str(step), cost.manifest())
         pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
         session.tracker.say(f"{name}: continuing after step {step} of {total}")
-    base = base_of(session, stage.policy if step is None else name)
+        base = base_of(session, name)
+    # Before the first checkpoint: adapters mean nothing without the name of the model that they belong to.
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
         Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
-        session.tracker.progress(name, total, step or 0) as bar,
+        session.tracker.progress(name, total, step) as bar,
         closing(Profiler(session.config.logging.window, name, session.workdir)) as profiler,
     ):
         trainer = Trainer(
@@ -283,7 +288,7 @@ def open_trainer(
             pinned=pins,
             state=state,
             frozen_params=frozen_params(session, base),
-            step=step or 0,
+            step=step,
             cost=cost,
             extra_state=extra_state,
             checkpoints=checkpoints,
@@ -293,7 +298,7 @@ def open_trainer(
             bar=bar,
             profiler=profiler,
         )
-        if step is None and 0 in pins:
+        if resumed is None and 0 in pins:
             trainer.save()
         try:
             yield trainer
@@ -317,13 +322,13 @@ def newest(
     aside = ""
     while (step := processes.on_leader(checkpoints.latest)) is not None:
         wrong = _damage(checkpoints, step)
-        try:
-            if not wrong:
+        if not wrong:
+            try:
                 return step, *checkpoints.restore(step, like)
-        except DamagedCheckpoint as error:
-            if processes.count() > 1:
-                raise
-            wrong = str(error)
+            except DamagedCheckpoint as error:
+                if processes.count() > 1:  # the others are inside `restore`
+                    raise
+                wrong = str(error)
         if aside:  # one file system fault damages one
             raise DamagedCheckpoint(
                 f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a row look like "
@@ -331,7 +336,9 @@ def newest(
             )
         aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
         before = processes.on_leader(checkpoints.latest)
-        then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
+        then = "from the start of the stage"
+        if before is not None:
+            then = f"from step {before}, the checkpoint before it"
         why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
             f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
@@ -342,13 +349,16 @@ def newest(
 
 
 def _damage(checkpoints: Checkpoints, step: int) -> str:
-    """Return the damage of a checkpoint, "" for none. Of several processes each reads a share of the arrays, alone: one
-    that stopped inside `restore` would leave the others waiting. A single process learns of damage by restoring."""
+    """Return the damage of a checkpoint as several processes find it, each in its share of the arrays; "" for none.
+
+    A single process learns of damage by restoring.
+    """
     if processes.count() == 1:
         return ""
+    # Each reads alone: one that stopped inside `restore` would leave the others waiting.
     with processes.barrier():
         mine = checkpoints.damage(step, processes.index(), processes.count())
-    return next((text for text in processes.gather(mine) if text), "")
+    return next(filter(None, processes.gather(mine)), "")
 
 
 def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -> None:
@@ -369,4 +379,6 @@ def format_loss(loss: float, grad_norm: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
+    if math.isnan(value):
+        return "NaN"
+    return "infinite" if math.isinf(value) else f"{value:.4g}"

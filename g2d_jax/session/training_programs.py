@@ -55,7 +55,7 @@ def train_step_of(
     structure, of_loss = split(objective)
     optimizer, of_optimizer = optimizer_of(settings, total)
     offload = session.config.compute.offload_optimizer
-    step = programs.take(make_train_step, structure, optimizer, session.model_config, session.mesh, offload)
+    step = programs.get_or_make(make_train_step, structure, optimizer, session.model_config, session.mesh, offload)
     return step, {"optimizer": of_optimizer, "loss": of_loss}
 
 
@@ -73,7 +73,7 @@ def reference_programs(session: Session, name: str, resident: tuple[Any, ...], c
     """Yield the program that makes a reference from a policy of another dtype. resident: arrays beside both."""
     params, dtype = policy_shapes(session), reference_dtype(session)
     if dtype != params.embed.dtype:
-        cast = session.programs.take(make_cast, session.model_config, session.mesh, dtype)
+        cast = session.programs.get_or_make(make_cast, session.model_config, session.mesh, dtype)
         work = Work(calls, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
@@ -104,7 +104,7 @@ def training_programs(
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     frozen = () if rest is None else (rest,)
     offload = session.config.compute.offload_optimizer
-    fresh = session.programs.take(make_fresh_state, config, optimizer, mesh, offload)
+    fresh = session.programs.get_or_make(make_fresh_state, config, optimizer, mesh, offload)
     yield Program(name, "fresh state", fresh, fixed(trained), once, resident=frozen)
     remat = 1.0 if session.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
@@ -136,7 +136,7 @@ def logprobs(
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
     inputs = abstract_batch(packed, session.mesh)
-    program = session.programs.take(make_scorer, session.compute)
+    program = session.programs.get_or_make(make_scorer, session.compute)
     kind = "reference log-probs" if reference else "log-probs"
     arguments = fixed(params, *inputs, abstract_number(session.mesh))
     return Program(name, kind, program, arguments, work, {}, packed.count, resident)

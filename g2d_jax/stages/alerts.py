@@ -77,7 +77,7 @@ def say(session: Session, name: str, step: int, alerts: Iterable[Alert], warning
         session.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
-def alarm(trainer: Trainer, alerts: Iterable[Alert]) -> None:
+def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
@@ -93,13 +93,15 @@ def watch(
     window = PROBE_WINDOW if kind == "probe" else WINDOW
     series = trainer.extra_state.series.setdefault(kind, {})
     for metric in WATCHED:
-        if math.isfinite(value := float(metrics.get(metric, math.nan))):
+        value = float(metrics.get(metric, math.nan))
+        if math.isfinite(value):
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
     latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
-    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
-    if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
+    report(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
+    reward = float(metrics.get("reward", math.nan))
+    if kind == "train" and math.isfinite(reward):
         trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
             _judge_rise(trainer, stage)
@@ -108,7 +110,7 @@ def watch(
 def conclude(trainer: Trainer, stage: Online | Offline) -> None:
     """Warn of what only the whole of an online stage shows."""
     state = trainer.extra_state
-    alarm(trainer, silent(state.without_signal, trainer.step, state.rewards))
+    report(trainer, silent(state.without_signal, trainer.step, state.rewards))
     _judge_rise(trainer, stage)
 
 
@@ -127,7 +129,7 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
             f"{trainer.name}: that the reward has hardly risen, as was said before, no longer holds"
         )
     if "signal" not in causes:  # that warning gives the reason
-        alarm(trainer, alerts)
+        report(trainer, alerts)
 
 
 def check_positions(
@@ -145,7 +147,7 @@ def check_positions(
 # Rules
 
 
-def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
+def too_few_problems(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
     """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each step from."""
     what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[kind]
     visits = steps * batch / count
@@ -217,7 +219,7 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
 
 def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its responses") -> list[Alert]:
     """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing ones give no warning.
-    limit: the max_new_tokens that they were drawn with; None: not known, and not judged. whose: for the message."""
+    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. whose: for the message."""
     alerts = []
     if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (
@@ -295,7 +297,7 @@ def _rise(values: Sequence[float]) -> tuple[float, float]:
     return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
-def displaced(change: float, stage: Online | Offline) -> list[Alert]:
+def chosen_logps_fell(change: float, stage: Online | Offline) -> list[Alert]:
     """Warn if an offline stage has made even the chosen responses much less likely. This is likelihood displacement
     (arXiv 2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
     if not change < -DISPLACED:

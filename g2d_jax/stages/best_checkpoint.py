@@ -39,7 +39,8 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     write_problems(session.folders[name], problems)
     warnings: list[dict[str, Any]] = []
     alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
-    cost, scores = Cost(), dict[int, dict[str, Any]]()
+    cost = Cost()
+    scores: dict[int, dict[str, Any]] = {}
     steps = candidates(stage, session)
     with session.track_cost(cost), session.tracker.progress(name, len(steps) * len(problems)) as bar:
         for step in steps:
@@ -91,11 +92,11 @@ def _scored(session: Session, name: str, stage: BestCheckpoint, step: int, cost:
     """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
     held_out = HeldOut(session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar)
     groups = held_out.answers("select")
-    means = task_results(held_out.problems, groups, session.verifiable)
-    tasks = {
-        task: {**row, **_score(row, stage.length_normalise and not session.verifiable[task])}
-        for task, row in means.items()
-    }
+    tasks = task_results(held_out.problems, groups, session.verifiable)
+    for task, row in tasks.items():
+        divided = stage.length_normalise and not session.verifiable[task]
+        row["score"] = row["length_normalised" if divided else "reward"]
+        row["score_sem"] = row["length_normalised_sem" if divided else "sem"]
     spread = math.hypot(*(row["score_sem"] for row in tasks.values()))
     return {
         "score": sum(row["score"] for row in tasks.values()) / len(tasks),
@@ -104,16 +105,14 @@ def _scored(session: Session, name: str, stage: BestCheckpoint, step: int, cost:
     }
 
 
-def _score(task: Mapping[str, Any], divided: bool) -> dict[str, float]:
-    names = ("length_normalised", "length_normalised_sem") if divided else ("reward", "sem")
-    return {"score": task[names[0]], "score_sem": task[names[1]]}
-
-
 def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
     """Yield an alert for each task whose rewards are negative on average while they are divided by lengths."""
-    for task in next(iter(scores.values()))["tasks"] if stage.length_normalise else ():
-        low = min(entry["tasks"][task]["reward"] for entry in scores.values())
-        if low < 0 and all(entry["tasks"][task]["accuracy"] is None for entry in scores.values()):
+    if not stage.length_normalise:
+        return
+    for task in next(iter(scores.values()))["tasks"]:
+        results = [entry["tasks"][task] for entry in scores.values()]
+        low = min(row["reward"] for row in results)
+        if low < 0 and all(row["accuracy"] is None for row in results):
             yield Alert(
                 f"negative {task}",
                 f"rewards of the task {task} are negative on average ({low:.3g}): divided by the length they "

@@ -1,16 +1,17 @@
-"""The collect stage: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them.
+"""The collect stage: a frozen policy's rollouts, scored, and the static preference dataset made from them.
 
 rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
-   ├ "sample"     drawn here, from stage.policy
-   ├ "archive"    those an online stage drew on its way to stage.policy
-   ├ a stage      those of another collect stage of the run
-   └ a dump       made elsewhere, see external_rollouts.py
+   ├ "sample"     sampled here, from stage.policy
+   ├ "archive"    sampled by an online stage on its way to stage.policy
+   ├ a stage      another collect stage's of the run
+   └ a dump       made elsewhere, see rollouts/external.py
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,15 @@ from etils import epath
 
 from g2d_jax.config import Collect, Online
 from g2d_jax.config.policy_name import PolicyName
-from g2d_jax.config.stages.collect import drawn_by
+from g2d_jax.config.stages.collect import rollout_origin
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
-from g2d_jax.rollouts.buffer import read_rounds, together
+from g2d_jax.records import Preference, Problem, Prompt, Rollout, ScoredRollout, Verdict, pick
+from g2d_jax.rollouts.buffer import concat_rounds, read_rounds
 from g2d_jax.rollouts.external import external_groups, read_groups
-from g2d_jax.rollouts.generate import Draws, Groups, describe, grouped, sampled_groups
+from g2d_jax.rollouts.generate import Draws, Groups, Sampled, describe, grouped, rows_of, sampled_groups
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import processes, storage
@@ -47,32 +48,40 @@ FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "ou
 
 def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a needed pair lacks."""
-    folder, cost = session.folders[name], Cost()
+    folder = session.folders[name]
+    cost = Cost()
     with session.track_cost(cost):
         draws, groups = rollouts_of(session, name, cost)
         pairs, counts = choose_pairs(session, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
-    described, limit = describe(groups), sampler_settings(session, name).get("max_new_tokens")  # a file has no limit
+    described = describe(groups)
+    of_samples = alerts.sampled(described, sampler_settings(session, name).get("max_new_tokens"))  # a file has no limit
     if not counts["pairs"]:
-        alerts.say(session, name, 0, alerts.sampled(described, limit), [])
+        alerts.say(session, name, 0, of_samples, [])
         raise StopRun(_no_pairs(name, counts, groups))
-    if missing := counts["pairs_missing"]:
+    missing = counts["pairs_missing"]
+    if missing:
         session.tracker.say(
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
     preferences = to_preferences([shown(session, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(session, name, stage, counts))
-    if template := session.tokenizer.template.pinned:
-        # Other libraries render the pairs' messages with it as the policy saw them.
+    template = session.tokenizer.template.pinned
+    if template:  # other libraries render the pairs' messages with it as the policy saw them
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
-    drawn = stage.sampling if stage.rollouts == "sample" else None
-    others = [] if drawn else [(row.rollout.prompt_ids, row.rollout.token_ids) for group in groups for row in group]
-    alerts.say(session, name, 0, alerts.check_positions(session, drawn, others), warnings)
-    alerts.say(session, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
-    metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
-    session.tracker.log(name, 0, metrics)
-    result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
+    if stage.rollouts == "sample":
+        too_long = alerts.check_positions(session, stage.sampling)
+    else:
+        too_long = _check_positions(session, [row.rollout for row in rows_of(groups)])
+    alerts.say(session, name, 0, [*too_long, *alerts.few_pairs(counts), *of_samples], warnings)
+    session.tracker.log(name, 0, {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}})
+    result = {
+        "chosen_mean_length": measures["pairs"]["chosen_length"],
+        "rejected_mean_length": measures["pairs"]["rejected_length"],
+        "rollouts": described,
+        "informativeness": measures,
+    }
     return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
@@ -83,8 +92,11 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
     if stage.rollouts in ("archive", *session.config.stages):
         return []
     _, groups = read_groups(session, stage.rollouts, stage.reward_column)
-    rows = [row.rollout for group in groups.values() for row in group]
-    return alerts.check_positions(session, pairs=[(row.prompt_ids, row.token_ids) for row in rows])
+    return _check_positions(session, [row.rollout for row in itertools.chain.from_iterable(groups.values())])
+
+
+def _check_positions(session: Session, rollouts: Iterable[Rollout]) -> list[alerts.Alert]:
+    return alerts.check_positions(session, pairs=[(rollout.prompt_ids, rollout.token_ids) for rollout in rollouts])
 
 
 def programs(session: Session, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
@@ -94,23 +106,22 @@ def programs(session: Session, name: str, stage: Collect, response: int | None =
 
 
 def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]:
-    """Return a collect stage's rollouts, in groups, and their draws. Adds to the cost the cost of generating them now.
+    """Return the draws of a collect stage's rollouts, and their groups; add to the cost what sampling them now costs.
 
-    Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
-    ValueError for rollouts on disk that are not those of this run's problems.
+    The rollouts of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
+    ValueError for rollouts on disk that are not of this run's problems.
     """
-    drawn = drawn_by(name, session.config.stages)
-    stage = session.config.stage(drawn, Collect)
+    origin = rollout_origin(name, session.config.stages)
+    stage = session.config.stage(origin, Collect)
+    folder = session.folders[origin] / "rollouts"
     if stage.rollouts == "archive":
         return _archive(session, stage)
-    if stage.rollouts == "sample" and drawn == name and not storage.finished(session.folders[name]):
+    if stage.rollouts != "sample":
+        return external_groups(session, stage.rollouts, folder / "external.parquet", stage.reward_column)
+    if origin == name and not storage.finished(session.folders[name]):
         return _sample(session, name, stage, cost)
-    if stage.rollouts == "sample":
-        draws = _draws(session, drawn, stage)
-        return draws, grouped(read_rollouts(session.folders[drawn] / "rollouts"), draws, stage.num_generations)
-    return external_groups(
-        session, stage.rollouts, session.folders[drawn] / "rollouts" / "external.parquet", stage.reward_column
-    )
+    draws = _draws(session, origin, stage)
+    return draws, grouped(read_rollouts(folder), draws, stage.num_generations)
 
 
 def _draws(session: Session, name: str, stage: Collect) -> Draws:
@@ -122,7 +133,8 @@ def _draws(session: Session, name: str, stage: Collect) -> Draws:
 
 def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:
     """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
-    draws, folder = _draws(session, name, stage), session.folders[name] / "rollouts"
+    draws = _draws(session, name, stage)
+    folder = session.folders[name] / "rollouts"
     parts = [
         (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
         for number, first in enumerate(range(0, len(draws), stage.part))
@@ -137,16 +149,16 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
 
 
 def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
-    """Return the groups an online stage drew on its way to the policy: no further generation."""
+    """Return the draws and groups of an online stage on its way to the policy: nothing is sampled."""
     policy = PolicyName.parse(stage.policy)
-    source, step = policy.stage, policy.number
-    settings = session.config.stage(source, Online)
-    done = _steps_done(session, source) if step is None else step
-    numbers = sorted({window_at(k, settings).number(k) for k in range(done)})
-    rounds = [sampled for number in numbers for sampled in read_rounds(session, session.folders[source], number)]
+    settings = session.config.stage(policy.stage, Online)
+    done = _steps_done(session, policy.stage) if policy.number is None else policy.number
+    rounds: list[Sampled] = []
+    for number in sorted({window_at(step, settings).number(step) for step in range(done)}):
+        rounds += read_rounds(session, session.folders[policy.stage], number)
     if not rounds:
         raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
-    return together(rounds)
+    return concat_rounds(rounds)
 
 
 def _steps_done(session: Session, source: str) -> int:
@@ -157,25 +169,27 @@ def _steps_done(session: Session, source: str) -> int:
 
 
 def sampler_settings(session: Session, name: str) -> dict[str, Any]:
-    """Return the settings the rollouts were really drawn with; of a dump only its path is known."""
+    """Return the settings that the rollouts were sampled with; of a dump only its path is known."""
     config = session.config
-    source = drawn_by(name, config.stages)
-    collect = config.stage(source, Collect)
-    drawn: Collect | Online = collect
-    if collect.rollouts == "archive":
-        source = PolicyName.parse(collect.policy).stage
-        drawn = config.stage(source, Online)
-    if drawn.rollouts != "sample":
-        return {"file": drawn.rollouts}
-    purpose = drawn.stream or f"{drawn.kind}/{source}"
-    own = {"sampling_weights": drawn.sampling_weights, "num_generations": drawn.num_generations, "purpose": purpose}
-    return {**drawn.sampling.to_dict(), **own}
+    source = rollout_origin(name, config.stages)
+    stage: Collect | Online = config.stage(source, Collect)
+    if stage.rollouts == "archive":
+        source = PolicyName.parse(stage.policy).stage
+        stage = config.stage(source, Online)
+    if stage.rollouts != "sample":
+        return {"file": stage.rollouts}
+    return {
+        **stage.sampling.to_dict(),
+        "sampling_weights": stage.sampling_weights,
+        "num_generations": stage.num_generations,
+        "purpose": stage.stream or f"{stage.kind}/{source}",
+    }
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
     """Write the dataset: every process a part, an unbroken stretch of the pairs, and then the leader the index.
 
-    Read in the order of the parts' names it is the same dataset whatever the number of processes.
+    Read in the order of the parts' names it is the same dataset for any number of processes.
     """
 
     def clear() -> None:  # files of a killed run of other processes; the index first
@@ -184,13 +198,14 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
             part.unlink()
 
     processes.on_leader(clear)
-    shares = [list(indices) for indices in np.array_split(np.arange(len(preferences)), processes.count())]
-    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
+    shares = np.array_split(np.arange(len(preferences)), processes.count())
+    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if len(share)}
+    own = shares[processes.index()]
     with processes.barrier():
-        share = shares[processes.index()]
-        if share:
-            write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in share])
-    # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
+        if len(own):
+            write_preferences(folder / f"part-{processes.index():05d}.parquet", pick(preferences, own))
+    # The index comes last, for it says that all parts are there. The underscore lets pandas and pyarrow read the
+    # folder: they take every other file in it for Parquet.
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
@@ -203,7 +218,7 @@ def choose_pairs(session: Session, stage: Collect, draws: Draws, groups: Groups)
 
 def _offered(session: Session, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count the outcome of every prompt."""
-    counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
+    counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(map(len, groups))})
     offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
@@ -219,25 +234,25 @@ def _offered(session: Session, stage: Collect, draws: Draws, groups: Groups) -> 
 
 
 def _selected(session: Session, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
-    """Select stage.max_pairs of the pairs by stage.select; a prompt's uncertainty is its tokens' mean entropy."""
+    """Select stage.max_pairs of the pairs by stage.select. A prompt's uncertainty is the mean entropy of its tokens."""
     entropies = informativeness.prompts(groups)["entropy"]
     prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
     selected = select_pairs(session.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
-    return [[pairs[index] for index in indices] for pairs, indices in zip(offered, selected, strict=True)]
+    return list(map(pick, offered, selected))
 
 
 def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]:
-    available, used = (sum(map(len, listed)) for listed in (offered, pairs))
-    return {"pairs": used, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
+    available = sum(map(len, offered))
+    missing = max((stage.max_pairs or 0) - available, 0)
+    return {"pairs": sum(map(len, pairs)), "pairs_available": available, "pairs_missing": missing}
 
 
 def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> list[Preference]:
     """Make the records of all pairs. prompts: what the model was shown, by group."""
-    return [
-        to_preference(prompt, group, pair)
-        for prompt, group, group_pairs in zip(prompts, groups, pairs, strict=True)
-        for pair in group_pairs
-    ]
+    preferences: list[Preference] = []
+    for prompt, group, own in zip(prompts, groups, pairs, strict=True):
+        preferences += [to_preference(prompt, group, pair) for pair in own]
+    return preferences
 
 
 def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]:
@@ -245,12 +260,15 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
 
     Figures that need log-probabilities are NaN where rollouts came without.
     """
-    columns = {**informativeness.prompts(groups), "pairs": np.array([len(own) for own in pairs], np.int64)}
+    columns = {**informativeness.prompts(groups), "pairs": np.array(list(map(len, pairs)), np.int64)}
     processes.on_leader(lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns))
-    both = [(group[i].rollout, group[j].rollout) for group, own in zip(groups, pairs, strict=True) for i, j in own]
-    logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
-    lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
-    of_pairs = {**informativeness.pair_summary(*logprobs.T, *lengths.T), **informativeness.prompts_of_pairs(columns)}
+    sides: list[Rollout] = []  # of all pairs, chosen and rejected by turns
+    for group, own in zip(groups, pairs, strict=True):
+        sides += [group[i].rollout for i in itertools.chain.from_iterable(own)]
+    logprobs = np.array([side.logprobs.sum(dtype=np.float64) for side in sides])
+    lengths = np.array([side.length for side in sides])
+    summary = informativeness.pair_summary(logprobs[::2], logprobs[1::2], lengths[::2], lengths[1::2])
+    of_pairs = {**summary, **informativeness.prompts_of_pairs(columns)}
     measures = {**informativeness.summary(groups), "pairs": of_pairs}
     processes.on_leader(lambda: storage.write_json(folder / "informativeness.json", measures))
     return measures
@@ -270,13 +288,17 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
 def _ranked_fate(group: list[ScoredRollout]) -> str:
     """Return the outcome where the reward knows better and worse only; there is no window of pass rates."""
     values = {row.score.reward for row in group} - {None}
-    return "mixed" if len(values) > 1 else "all_equal" if values else "unscorable"
+    if not values:
+        return "unscorable"
+    return "mixed" if len(values) > 1 else "all_equal"
 
 
 def shown(session: Session, problem: Problem) -> Prompt:
     """Return the prompt for other libraries: messages for a chat model, else the rendered text."""
     tokenizer = session.tokenizer
-    return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)
+    if tokenizer.template.is_chat:
+        return tokenizer.conversation(problem)
+    return tokenizer.render(problem)
 
 
 def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
@@ -301,15 +323,6 @@ def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, i
     }
 
 
-def _lengths(preferences: list[Preference]) -> dict[str, float]:
-    if not preferences:
-        return {}
-    return {
-        "chosen_mean_length": float(np.mean([len(p.chosen_ids) for p in preferences])),
-        "rejected_mean_length": float(np.mean([len(p.rejected_ids) for p in preferences])),
-    }
-
-
 def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
     advice = "take a stronger policy (SFT, more warm-up), easier problems or a reward that it can earn"
     if counts["all_correct"] > counts["all_incorrect"]:
@@ -319,11 +332,11 @@ def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
     if counts["unscorable"] > counts["prompts"] / 2:
         advice = "look at the reference answers: most prompts could not be scored"
     more = "raise num_generations"
-    single = sum(len(group) == 1 for group in groups)
+    single = [len(group) for group in groups].count(1)
     if single > len(groups) / 2:
         advice = f"{single} prompts have one response (one generation), and a pair takes two, one better than the other"
         more = "take rollouts with several responses to a prompt"
-    verdicts = [row.score.verdict for group in groups for row in group]
+    verdicts = [row.score.verdict for row in rows_of(groups)]
     mute = f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have no answer to grade"
     listed = ", ".join(f"{key} {value}" for key, value in counts.items() if value)
     return f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): {advice}; or {more}"

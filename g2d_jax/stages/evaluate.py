@@ -12,15 +12,15 @@ import numpy as np
 
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
-from g2d_jax.records import Problem
-from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
+from g2d_jax.records import Problem, indices_by_task, pick
+from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
 from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import chosen_policy
 from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
-from g2d_jax.stages.held_out import HeldOut, indices_by_task, task_results, write_problems
+from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.study import informativeness, stats
@@ -39,7 +39,9 @@ class Answers(NamedTuple):
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
     problems = session.problems[stage.split]
-    cost, policies, answers = Cost(), [], {}
+    cost = Cost()
+    policies: list[dict[str, Any]] = []
+    answers: dict[str, Answers] = {}
     warnings: list[dict[str, Any]] = []
     write_problems(session.folders[name], problems)
     alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
@@ -53,17 +55,19 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
             metrics = _metrics(entry)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
             session.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
-            limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
-            alerts.say(session, name, number, alerts.sampled(answers[policy].described, limit, whose), warnings)
+            described = answers[policy].described
+            found = alerts.sampled(described, stage.sampling.max_new_tokens, f"the responses of {policy}")
+            alerts.say(session, name, number, found, warnings)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
+    paired = []
+    for before, after in pairs:
+        differences = _paired(session, problems, answers[before], answers[after])
+        paired.append({"before": before, "after": after, **differences})
     result = {
         "policies": policies,
-        "paired": [
-            {"before": before, "after": after, **_paired(session, problems, answers[before], answers[after])}
-            for before, after in pairs
-        ],
+        "paired": paired,
         "problems": len(problems),
         "samples": stage.num_generations,
         "split": stage.split,
@@ -93,7 +97,7 @@ def evaluate_policy(
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
         "rollouts": os.path.relpath(held_out.file(), session.folders[name]),
-        "verdicts": dict(Counter(row.score.verdict.value for group in groups for row in group)),
+        "verdicts": dict(Counter(row.score.verdict.value for row in rows_of(groups))),
         "mean_length": described["completions/mean_length"],
         "entropy": described["entropy"],
         "truncated": described["completions/clipped_ratio"],
@@ -113,7 +117,7 @@ def _accuracies(
     if not _judged(session, problems):
         return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
     judged = [i for i, problem in enumerate(problems) if session.verifiable[problem.task]]
-    subsets = stats.by_subset(answers[judged], [problems[i].subset for i in judged])
+    subsets = stats.by_subset(answers[judged], [problem.subset for problem in pick(problems, judged)])
     return {
         **every,
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
@@ -127,7 +131,9 @@ def _tasks(session: Session, problems: Sequence[Problem], groups: Groups, greedy
     if len(tasks) == 1 and all(session.verifiable[task] for task in tasks):
         return {}
     greedily = {} if greedy is None else task_results(problems, greedy, session.verifiable)
-    return {"tasks": {task: {**row, "greedy": greedily.get(task, {}).get("reward")} for task, row in tasks.items()}}
+    for task, row in tasks.items():
+        row["greedy"] = greedily.get(task, {}).get("reward")
+    return {"tasks": tasks}
 
 
 def _judged(session: Session, problems: Sequence[Problem]) -> bool:
@@ -137,8 +143,8 @@ def _judged(session: Session, problems: Sequence[Problem]) -> bool:
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each task."""
-    rewards = {f"tasks/{task}/reward": task_entry["reward"] for task, task_entry in entry.get("tasks", {}).items()}
-    return rewards if entry["mean"] is None else {"pass@1": entry["mean"], **rewards}
+    metrics = {} if entry["mean"] is None else {"pass@1": entry["mean"]}
+    return metrics | {f"tasks/{task}/reward": row["reward"] for task, row in entry.get("tasks", {}).items()}
 
 
 def _paired(session: Session, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A policy's answers to held-out problems, and their results, task by task.
 
-    policy ─► answers, drawn or read back ─► rewards and accuracies of each task
+    policy ─► answers, sampled or read back ─► rewards and accuracies of each task
 
 Evaluations and selections share it.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
-from g2d_jax.records import Problem
-from g2d_jax.rollouts.generate import Draws, Groups, correct, rewards, sampled_groups
+from g2d_jax.records import Problem, indices_by_task
+from g2d_jax.rollouts.generate import Draws, Groups, correct, draw_once, lengths, rewards, sampled_groups
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
@@ -36,9 +36,10 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 @dataclass
 class HeldOut:
-    """One policy on the problems of a stage. folder: of its answers; cost: what they add theirs to. bar: of problems.
+    """One policy on the problems of a stage.
 
-    All policies draw with the same random numbers, which makes paired differences sharper.
+    folder: of its answers. cost: theirs is added to it. bar: moves by the problems. All policies sample with the
+    same random numbers, which makes paired differences sharper.
     """
 
     session: Session
@@ -56,24 +57,33 @@ class HeldOut:
     @property
     def draws(self) -> Draws:
         """The draws: each problem once."""
-        return [(problem, 0) for problem in self.problems]
+        return draw_once(self.problems)
 
     def file(self, suffix: str = "") -> epath.Path:
         """Return the file of one kind of answers."""
         name = re.sub(r"[^\w@.-]", "_", self.policy)
-        name += "" if name == self.policy else f"-{storage.fingerprint(self.policy)[:8]}"  # no two share a file
+        if name != self.policy:  # no two share a file
+            name += f"-{storage.fingerprint(self.policy)[:8]}"
         return self.folder / f"{name}{suffix}.parquet"
 
     def answers(self, rng_stream: str, *, greedy: bool = False) -> Groups:
-        """Draw and score answers to each problem, or one greedy answer; or read them back. The policy is loaded only if
-        needed."""
-        stage, shapes = self.stage, sampling_shapes(self.session, self.stage)
-        params = stage.sampling.params(self.session.stop_ids, **(GREEDY if greedy else {}))
+        """Sample and score answers to each problem, or one greedy answer, or read them back.
+
+        The policy is loaded only if needed.
+        """
+        stage = self.stage
+        stop_ids = self.session.stop_ids
+        file = self.file()
+        params = stage.sampling.params(stop_ids)
+        workload = Workload(params, stage.num_generations, sampling_shapes(self.session, stage), rng_stream)
+        if greedy:
+            file = self.file("-greedy")
+            workload = replace(workload, params=stage.sampling.params(stop_ids, **GREEDY), num_generations=1)
         return sampled_groups(
             self.session,
             lambda: self._sampler_params,
-            [(self.draws, self.file("-greedy" if greedy else ""))],
-            Workload(params, 1 if greedy else stage.num_generations, shapes, rng_stream),
+            [(self.draws, file)],
+            workload,
             policy=self.policy,
             cost=self.cost,
             bar=self.bar,
@@ -86,8 +96,9 @@ class HeldOut:
 
 def sampling_shapes(session: Session, stage: BestCheckpoint | Evaluate) -> Shapes:
     """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
-    kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.greedy else [{}]
-    params = (stage.sampling.params(session.stop_ids, **changes) for changes in kinds)
+    params = [stage.sampling.params(session.stop_ids)]
+    if stage.greedy:
+        params.append(stage.sampling.params(session.stop_ids, **GREEDY))
     return session.sampling_shapes(stage, session.problem_counts[stage.split], stage.num_generations, *params)
 
 
@@ -114,14 +125,6 @@ def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
     processes.on_leader(lambda: storage.write_json(folder / "problems.json", texts))
 
 
-def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
-    """Map each task to the indices of its problems."""
-    by_task: dict[str, list[int]] = {}
-    for index, problem in enumerate(problems):
-        by_task.setdefault(problem.task, []).append(index)
-    return by_task
-
-
 def task_results(
     problems: Sequence[Problem], groups: Groups, verifiable: Mapping[str, bool]
 ) -> dict[str, dict[str, Any]]:
@@ -134,25 +137,32 @@ def task_results(
     problems, unscorable    problems with a reward; share of responses without
     mean_length             tokens of a response
     """
-    values, lengths, is_correct = rewards(groups), _lengths(groups), correct(groups)
+    values = rewards(groups)
+    tokens = np.maximum(lengths(groups), 1).astype(np.float64)
+    is_correct = correct(groups)
     return {
-        task: _task(values[rows], lengths[rows], is_correct[rows] if verifiable[task] else None)
+        task: _task_result(values[rows], tokens[rows], is_correct[rows] if verifiable[task] else None)
         for task, rows in indices_by_task(problems).items()
     }
 
 
-def _task(values: np.ndarray, lengths: np.ndarray, is_correct: np.ndarray | None) -> dict[str, Any]:
-    reward, normalised = stats.accuracy(values), mean_quotient(values, lengths) if is_correct is None else (None, None)
+def _task_result(values: np.ndarray, tokens: np.ndarray, is_correct: np.ndarray | None) -> dict[str, Any]:
+    reward = stats.accuracy(values)
+    quotient = error = accuracy = None
+    if is_correct is None:
+        quotient, error = mean_quotient(values, tokens)
+    else:
+        accuracy = stats.accuracy(is_correct).mean
     return {
         "reward": reward.mean,
         "sem": reward.sem_clustered,
         "std_runs": reward.std_runs,
-        "length_normalised": normalised[0],
-        "length_normalised_sem": normalised[1],
-        "accuracy": None if is_correct is None else stats.accuracy(is_correct).mean,
+        "length_normalised": quotient,
+        "length_normalised_sem": error,
+        "accuracy": accuracy,
         "problems": reward.problems,
         "unscorable": float(np.isnan(values).mean()),
-        "mean_length": float(lengths.mean()),
+        "mean_length": float(tokens.mean()),
     }
 
 
@@ -166,8 +176,3 @@ def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float
     length = stats.accuracy(np.where(np.isnan(values), np.nan, lengths)).mean
     quotient = stats.accuracy(values).mean / length
     return quotient, stats.accuracy((values - quotient * lengths) / length).sem_clustered
-
-
-def _lengths(groups: Groups) -> np.ndarray:
-    """Count the tokens of each response, float64 [N, S], at least 1."""
-    return np.array([[max(len(row.rollout.token_ids), 1) for row in group] for group in groups], np.float64)

@@ -8,6 +8,7 @@ and its cost is counted apart.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference
+from g2d_jax.records import Preference, pick
 from g2d_jax.rollouts import external_preferences
 from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
@@ -47,10 +48,10 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     """Train stage.epochs over the pairs; return the manifest's fields.
 
-    With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
-    figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
-    before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
-    and margins are 0 by definition, for the policy is the reference; {} for a loss that has none.
+    With stage.diagnose, the pairs are measured under the policy before and after training: `result` has the figures,
+    `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
+    before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training, {} for a loss that
+    compares with no reference. (Before it rewards and margins are 0, for the policy is the reference.)
     """
     pairs = read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
@@ -61,26 +62,29 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     stage = _with_warmup_that_fits(stage, steps, lambda text: session.tracker.say(f"{name}: {text}"))
     row_length = _row_length(session, examples, batch_size)
     session.compile_ahead(_programs(session, name, stage, len(examples), row_length, None))
-    references, scoring = np.zeros((len(examples), 2), np.float32), Cost()
+    references = np.zeros((len(examples), 2), np.float32)
+    scoring = Cost()
     if stage.compares or stage.diagnose:
         references, scoring = reference_logprobs(session, name, stage, examples, row_length)
     lengths = _lengths(pairs)
-    # Before training: it refuses responses without tokens.
-    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
+    before: dict[str, float] = {}
+    if stage.diagnose:  # now, for it refuses responses without tokens
+        before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
     count = len(pairs)
     order = problem_order(session.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
-    objective, rows = objective_of(session.compute, stage), RowShape(row_length, batch_size)
+    objective = objective_of(session.compute, stage)
+    rows = RowShape(row_length, batch_size)
     with open_trainer(session, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count))
-        alerts.alarm(trainer, positions_exceeded(session, stage, pairs))
+        alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
+        alerts.report(trainer, positions_exceeded(session, stage, pairs))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(session, stage.policy))
         probe()
         while trainer.goes_on():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
-                trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
+                trainer.update(batch(pick(pairs, drawn), references[drawn]), {})
             probe()
             trainer.checkpoint_if_due()
         fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
@@ -91,24 +95,29 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         with session.track_cost(diagnosis):
             trained = score(session, trainer.policy, examples, row_length, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
-        alerts.alarm(trainer, alerts.displaced(float(change), stage))
-    result = {
-        "before": before,
-        "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
-        "margins": informativeness.margin_summary(stage.beta, references, trained) if stage.compares else {},
-    }
+        alerts.report(trainer, alerts.chosen_logps_fell(float(change), stage))
+    after = informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths)
+    result = {"before": before, "after": after, "margins": {}}
+    if stage.compares:
+        result["margins"] = informativeness.margin_summary(stage.beta, references, trained)
     _write_pairs(session.folders[name] / "pairs.parquet", pairs, references, trained)
-    figures = {f"{part}/{key}": value for part, values in result.items() for key, value in values.items()}
+    figures: dict[str, float] = {}
+    for part, values in result.items():
+        figures |= {f"{part}/{key}": value for key, value in values.items()}
     session.tracker.log(name, steps, figures, kind="diagnosis")
     return {**fields, "result": result, "diagnosis": diagnosis.manifest()}
 
 
 def _row_length(session: Session, examples: list[Group], batch_size: int) -> int:
     """Choose the columns of a packed row by the first batches."""
-    longest = max(len(e.prompt_ids) + sum(len(r.token_ids) for r in e.responses) for e in examples)
+    longest = max(map(_tokens, examples))
     size = min(batch_size, SCORED_AT_ONCE)
     firsts = [examples[i : i + size] for i in range(0, min(len(examples), SCORED_AT_ONCE), size)]
     return choose_row_length(session, longest, firsts)
+
+
+def _tokens(example: Group) -> int:
+    return len(example.prompt_ids) + sum(len(response.token_ids) for response in example.responses)
 
 
 def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Alert]:
@@ -154,14 +163,18 @@ def _programs(
     def packed(groups: list[Group]) -> Packed:
         return pack_rows(session, groups, RowShape(row_length, len(groups)))
 
-    batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
+    batch_size = min(stage.batch_size, pairs)
     steps = pairs * stage.epochs // batch_size
-    stage, objective = _with_warmup_that_fits(stage, steps), objective_of(session.compute, stage)
-    if times := stage.compares + stage.diagnose:
+    stage = _with_warmup_that_fits(stage, steps)
+    times = stage.compares + stage.diagnose
+    if times:
+        scored = min(SCORED_AT_ONCE, pairs)
         yield logprobs(session, name, packed(examples(scored)), times * pairs / scored * share, ())
-    state, trained = state_shapes(session, stage.optimizer, steps), examples(batch_size)
+    state = state_shapes(session, stage.optimizer, steps)
     yield from probes.programs(session, name, stage, steps, response, state)
-    yield from training_programs(session, name, stage.optimizer, steps, objective, packed(trained), steps * share)
+    objective = objective_of(session.compute, stage)
+    rows = packed(examples(batch_size))
+    yield from training_programs(session, name, stage.optimizer, steps, objective, rows, steps * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
@@ -194,8 +207,8 @@ def _write_pairs(path: epath.Path, pairs: list[Preference], references: np.ndarr
 
 
 def _with_warmup_that_fits(stage: Offline, steps: int, say: Callable[[str], None] = lambda _: None) -> Offline:
-    """Shorten a warm-up that is too long. The number of pairs is known only now: few pairs must not end a run that has
-    its rollouts."""
+    """Shorten a warm-up that is too long for the updates."""
+    # The number of pairs is known only now: few of them must not end a run that has paid for its rollouts.
     if stage.optimizer.warmup_steps < steps:
         return stage
     say(f"only {steps} updates, so warmup_steps {stage.optimizer.warmup_steps} becomes {steps - 1}")
@@ -220,13 +233,18 @@ def read(session: Session, stage: Offline) -> list[Preference]:
 
 def positions_exceeded(session: Session, stage: Offline, pairs: list[Preference]) -> list[alerts.Alert]:
     """Warn if a pair, or a response of the stage's probes, can be longer than what the model is made for."""
-    sides = [(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids)]
+    sides: list[tuple[np.ndarray, np.ndarray]] = []
+    for pair in pairs:
+        sides += [(pair.prompt_ids, pair.chosen_ids), (pair.prompt_ids, pair.rejected_ids)]
     return alerts.check_positions(session, stage.probe_sampling if stage.probe.every else None, sides)
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
-    """Build a batch of pairs, weighted so that the loss is their mean; both sides of one in a row, behind one copy of
-    their prompt. references: summed log-probabilities under the reference, [pairs, 2]."""
+    """Build a batch of pairs, weighted so that the loss is their mean.
+
+    Both sides of a pair stand in one row, behind one copy of their prompt. references: summed log-probabilities under
+    the reference, [pairs, 2].
+    """
     groups = []
     for pair, reference, weight in zip(pairs, references, dpo_weights(len(pairs)), strict=True):
         sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
@@ -238,10 +256,10 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 def reference_logprobs(
     session: Session, name: str, stage: Offline, examples: list[Group], row_length: int
 ) -> tuple[np.ndarray, Cost]:
-    """Compute summed log-probabilities of both responses under the starting policy, float32 [examples, 2], or read the
-    cache; and their cost, so that a restart changes no count.
+    """Compute summed log-probabilities of both responses under the starting policy, float32 [examples, 2].
 
-    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
+    Returned with their cost. Both are read back where an earlier start wrote them, so that a restart changes no count.
+    The file's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
     """
     fingerprint = storage.fingerprint(_inputs(session, name, stage, examples, row_length))
     file = session.folders[name] / f"reference-{fingerprint}.json"
@@ -253,13 +271,16 @@ def reference_logprobs(
 
 def _inputs(session: Session, name: str, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
     """List all that decides the starting policy's log-probabilities of some examples."""
-    what = [session.fingerprint(), _origin(session, name, stage.policy), str(session.dtype), row_length]
-    return [what, [[e.prompt_ids, *(response.token_ids for response in e.responses)] for e in examples]]
+    settings = [session.fingerprint(), _origin(session, name, stage.policy), str(session.dtype), row_length]
+    return [settings, list(map(_ids, examples))]
+
+
+def _ids(example: Group) -> list[np.ndarray]:
+    return [example.prompt_ids, *(response.token_ids for response in example.responses)]
 
 
 def _origin(session: Session, name: str, policy: str) -> Any:
-    """Identify the weights that a stage starts from: by content if they are from elsewhere, else by the policy's name
-    and the fingerprint in its stage's manifest."""
+    """Identify the weights that a stage starts from, by content or by the stage of this run that made them."""
     content = session.contents.get(f"stages.{name}.policy")
     if content is not None:
         return content
@@ -271,14 +292,15 @@ def _origin(session: Session, name: str, policy: str) -> Any:
 
 def score(session: Session, params: Decoder, examples: list[Group], row_length: int, cost: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
-    scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
+    scored: list[np.ndarray] = []
+    rows = RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
     for first in range(0, len(examples), SCORED_AT_ONCE):
         processes.check_stop_together()
-        processes.mark(f"scoring {len(examples)} examples from {first}")
+        processes.note_progress(f"scoring {len(examples)} examples from {first}")
         packed = pack_rows(session, examples[first : first + SCORED_AT_ONCE], rows)
-        sides = packed.unpack(session.score_logprobs(params, packed, cost))
-        scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
-    return np.concatenate(scored)
+        sides = itertools.chain.from_iterable(packed.unpack(session.score_logprobs(params, packed, cost)))
+        scored += [side.sum(dtype=np.float32) for side in sides]
+    return np.array(scored, np.float32).reshape(-1, 2)
 
 
 def _show_pair(session: Session, name: str, pairs: Sequence[Preference]) -> None:

@@ -1,4 +1,4 @@
-"""Online RL: rollout, score, group, loss, update; with a larger sync_every all that lies between it and offline.
+"""Online RL: rollout, score, group, loss, update; sync_every sets how old the policy that samples may be.
 
 The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's own rollouts.
 """
@@ -14,11 +14,11 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
-from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
-from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards
+from g2d_jax.rollouts.generate import Groups, correct, describe, draw_once, log_samples, problems_of, rewards, rows_of
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.session.problems import train_order
@@ -42,21 +42,20 @@ from g2d_jax.training.objectives import Compute, Objective
 def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
     external = external_batches(session, name, stage)
-    objective, per = objective_of(session.compute, stage), "tokens" if stage.loss == "grpo" else "pairs"
-    with open_trainer(
-        session, name, stage, objective, total=stage.steps, per=per, rows=row_shape(session, stage)
-    ) as trainer:
+    objective = objective_of(session.compute, stage)
+    per = "tokens" if stage.loss == "grpo" else "pairs"
+    rows = row_shape(session, stage)
+    with open_trainer(session, name, stage, objective, total=stage.steps, per=per, rows=rows) as trainer:
         buffer = RolloutBuffer(trainer, stage, external)
-        problems = len(session.problems["train"])
-        alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
-        if external is not None:
-            alerts.alarm(trainer, alerts.unweighed(external.without_logprobs, external.rows))
-        alerts.alarm(trainer, positions_exceeded(session, stage, external))
+        alerts.report(trainer, _alerts_of_inputs(session, stage, external))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
-        ended = early_stopping.ends(trainer, stage)  # before this start, perhaps
+        ended = early_stopping.ends(trainer, stage)  # perhaps by an earlier process
         while trainer.goes_on() and not ended:
-            window, generation = window_at(trainer.step, stage), dict[str, float]()
+            window = window_at(trainer.step, stage)
+            generation: dict[str, float] = {}
+            # A synchronisation: all batches of the window are sampled now. Their cost is stored with them, and counted
+            # when a batch is first trained on.
             if trainer.step == window.start:
                 generation = buffer.generate_window(window)
                 buffer.add_logprobs(window)
@@ -66,12 +65,13 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 buffer.record_cost(train_batch)
                 metrics = {**_describe(train_batch), **train_batch.batch.metrics, **generation}
                 trainer.update(train_batch.batch.groups, metrics)
+            # Before the checkpoint, which has the alerts, the probes and the end that these record.
             alerts.watch(trainer, stage, metrics, kind="train")
             probe()
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
-                log_samples(session, name, trainer.step, train_batch.draws, train_batch.groups)
+                _log_samples(trainer, train_batch)
         probe(last=True)
         alerts.conclude(trainer, stage)
         state = trainer.extra_state
@@ -86,19 +86,26 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
 def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Alert]:
     """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run would for them."""
     row_shape(session, stage)
-    problems = session.problems["train"]
-    train_order(session.config, problems, name)
-    external = external_batches(session, name, stage)
-    unweighed = [] if external is None else alerts.unweighed(external.without_logprobs, external.rows)
-    scarce = alerts.scarce("online", len(problems), stage.prompts_per_step, stage.steps)
-    return [*unweighed, *scarce, *positions_exceeded(session, stage, external)]
+    train_order(session.config, session.problems["train"], name)
+    return _alerts_of_inputs(session, stage, external_batches(session, name, stage))
+
+
+def _alerts_of_inputs(session: Session, stage: Online, external: ExternalBatches | None) -> list[alerts.Alert]:
+    """Return what may be wrong with the number of problems, the dump, and the lengths of responses."""
+    problems = len(session.problems["train"])
+    too_few = alerts.too_few_problems("online", problems, stage.prompts_per_step, stage.steps)
+    if external is None:
+        return [*too_few, *alerts.check_positions(session, stage.sampling)]
+    unweighed = alerts.unweighed(external.without_logprobs, external.rows)
+    sampling = stage.sampling if stage.probe.every else None  # only probes sample
+    return [*too_few, *unweighed, *alerts.check_positions(session, sampling, external.pairs)]
 
 
 def programs(session: Session, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if not stage.steps:
         return
-    config, sampling, rows = session.config, stage.sampling, row_shape(session, stage)
+    rows = row_shape(session, stage)
     bare, filled = (pack_rows(session, groups, rows) for groups in _longest_batch(session, stage))
     state = state_shapes(session, stage.optimizer, stage.steps)
     own, _ = lora.partition(reference_shapes(session))  # all policies of a run share the frozen parameters
@@ -106,9 +113,14 @@ def programs(session: Session, name: str, stage: Online, response: int | None = 
     workload = workload_of(session, name, stage, response)
     if stage.rollouts == "sample":
         yield from rollouts(
-            session, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
+            session,
+            name,
+            workload,
+            resident_during_view=(state.opt_state, *reference),
+            resident_during_generation=(state, *reference),
         )
-    share = (session.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    longest = session.config.data.max_prompt_length + stage.sampling.max_new_tokens
+    share = (session.mean_prompt + workload.mean) / longest  # of a full batch's tokens in a mean one
     calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(session, name, (state,))
@@ -127,29 +139,30 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
 
     Returned without and with the log-probabilities of other policies.
     """
-    prompt, length = np.zeros(session.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
-    tokens, floats = np.zeros(length, np.int32), np.zeros(length, np.float32)
-    draws = [(Problem(str(i), "", "0"), 0) for i in range(stage.prompts_per_step)]
+    length = stage.sampling.max_new_tokens
+    prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
+    tokens = np.zeros(length, np.int32)
+    floats = np.zeros(length, np.float32)
+    right = (stage.num_generations + 1) // 2
+    verdicts = [Verdict.CORRECT] * right + [Verdict.INCORRECT] * (stage.num_generations - right)
 
-    def response(problem: Problem, i: int) -> ScoredRollout:
-        right = i < (stage.num_generations + 1) // 2
-        score = Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT)
-        return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
+    def respond(problem: Problem) -> list[ScoredRollout]:
+        return [
+            ScoredRollout(
+                Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"),
+                str(i),  # responses of equal text make one pair
+                Score(verdict.accuracy, verdict),
+            )
+            for i, verdict in enumerate(verdicts)
+        ]
 
-    groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
-    loss_groups = batches.make(session.config.seed, stage, draws, groups, {"main": True}).groups
-    count = sum(len(response.token_ids) for group in loss_groups for response in group.responses)
-    others = np.zeros(count, np.float32)
-    reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))
-    return loss_groups, batches.fill(stage, loss_groups, reference, trainer)
-
-
-def positions_exceeded(session: Session, stage: Online, external: ExternalBatches | None) -> list[alerts.Alert]:
-    """Warn if a response of the stage, drawn or from a dump, can be longer than what the model is made for."""
-    draws = external is None or stage.probe.every
-    return alerts.check_positions(
-        session, stage.sampling if draws else None, () if external is None else external.pairs
-    )
+    problems = [Problem(str(i), "", "0") for i in range(stage.prompts_per_step)]
+    draws = draw_once(problems)
+    groups = batches.make(session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}).groups
+    others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
+    reference = others if stage.compares else None
+    trainer = others if trains_off_policy(stage) else None
+    return groups, batches.fill(stage, groups, reference, trainer)
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:
@@ -165,56 +178,68 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
 
 
 def row_shape(session: Session, stage: Online) -> RowShape:
-    """Choose packed rows for responses as long as can be, and for such of all lengths up to that.
+    """Choose packed rows for responses of the greatest length, and for responses of all lengths up to that.
 
-    How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones. With
+    Lengths are not known ahead, and rows that fit the longest responses alone are half empty behind shorter ones. With
     GroupDPO a row holds at least all responses of a prompt.
     """
-    most, apart = stage.sampling.max_new_tokens, stage.loss == "grpo"
+    most = stage.sampling.max_new_tokens
+    keep_together = stage.loss != "grpo"
     samples = 2 if stage.loss == "dpo" else stage.num_generations
-    max_responses = max(16, samples + samples % 2) if stage.loss == "group_dpo" else 16
+    max_responses = 16
+    if stage.loss == "group_dpo":
+        max_responses = max(max_responses, samples + samples % 2)
     prompts = session.prompt_lengths[: min(stage.prompts_per_step, 32)]
     shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
-    lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
-    batches = [
-        [
-            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in sizes], keep_together=not apart)
-            for prompt, sizes in zip(prompts, drawn.reshape(-1, samples), strict=True)
-        ]
-        for drawn in lengths
-    ]
-    longest = session.config.data.max_prompt_length + (1 if apart else samples) * most
-    length = choose_row_length(session, longest, batches, max_responses_per_row=max_responses)
-    most_rows = stage.prompts_per_step * (stage.num_generations if apart else 1)  # a response each, or all of a prompt
+
+    def batch(lengths: np.ndarray) -> list[Group]:
+        groups = []
+        for prompt, own in zip(prompts, lengths.reshape(-1, samples), strict=True):
+            responses = [Response(np.zeros(length, np.int32)) for length in own]
+            groups.append(Group(np.zeros(prompt, np.int32), responses, keep_together=keep_together))
+        return groups
+
+    likely = [batch(np.full(shares.shape, most)), batch(np.maximum(np.ceil(shares * most), 1).astype(int))]
+    in_a_row = 1
+    most_rows = stage.prompts_per_step * stage.num_generations
+    if keep_together:
+        in_a_row = samples
+        most_rows = stage.prompts_per_step
+    longest = session.config.data.max_prompt_length + in_a_row * most
+    length = choose_row_length(session, longest, likely, max_responses_per_row=max_responses)
     return RowShape(length, most_rows, max_responses)
 
 
 def _describe(train_batch: TrainBatch) -> dict[str, float]:
-    """Compute metrics of what was drawn, of each task apart where there are several."""
+    """Compute metrics of a batch's groups, and of each task's where there are several."""
     metrics = {**describe(train_batch.groups), "frac_signal": float(np.mean(train_batch.batch.has_advantage))}
-    tasks = list(dict.fromkeys(problem.task for problem, _ in train_batch.draws))
-    for task in tasks if len(tasks) > 1 else []:
-        task_groups = [
-            group
-            for (problem, _), group in zip(train_batch.draws, train_batch.groups, strict=True)
-            if problem.task == task
-        ]
-        metrics |= {f"tasks/{task}/{key}": value for key, value in describe(task_groups).items()}
+    by_task = indices_by_task(problems_of(train_batch.draws))
+    if len(by_task) > 1:
+        for task, indices in by_task.items():
+            figures = describe(pick(train_batch.groups, indices))
+            metrics |= {f"tasks/{task}/{key}": value for key, value in figures.items()}
     return metrics
+
+
+def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
+    log_samples(trainer.session, trainer.name, trainer.step, train_batch.draws, train_batch.groups)
 
 
 def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
     """Raise StopRun when no group of many steps in a row taught anything; the policy so far is saved."""
-    state, session, name = trainer.extra_state, trainer.session, trainer.name
-    state.without_signal = 0 if train_batch.batch.has_advantage.any() else state.without_signal + 1
+    state = trainer.extra_state
+    if train_batch.batch.has_advantage.any():
+        state.without_signal = 0
+        return
+    state.without_signal += 1
     if state.without_signal < stage.patience:
         return
     trainer.save_here()
-    log_samples(session, name, trainer.step, train_batch.draws, train_batch.groups)
+    _log_samples(trainer, train_batch)
     raise StopRun(
-        f"{name}: no reward signal for {state.without_signal} steps in a row; "
+        f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "
         f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. "
-        f"The policy so far is kept, step {trainer.step} in {session.folders[name]}"
+        f"The policy so far is kept, step {trainer.step} in {trainer.session.folders[trainer.name]}"
     )
 
 
@@ -222,7 +247,7 @@ def _cause(stage: Online, groups: Groups) -> str:
     values = rewards(groups)
     if np.isnan(values).all():
         return "no response could be scored"
-    if stage.mask_truncated and all(row.rollout.stop_reason == "length" for group in groups for row in group):
+    if stage.mask_truncated and all(row.rollout.stop_reason == "length" for row in rows_of(groups)):
         return "every response was cut at max_new_tokens, and mask_truncated leaves these out"
     if np.nan_to_num(correct(groups), nan=1.0).max() <= 0:
         return "every response was wrong"

@@ -17,8 +17,17 @@ import numpy as np
 from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Problem
-from g2d_jax.rollouts.generate import Groups, correct, describe, measured_once, sampled_groups
+from g2d_jax.records import Problem, ScoredRollout, indices_by_task
+from g2d_jax.rollouts.generate import (
+    Groups,
+    correct,
+    describe,
+    draw_once,
+    lengths,
+    measured_once,
+    rows_of,
+    sampled_groups,
+)
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.session.cost import Cost
@@ -34,15 +43,14 @@ FIGURES = (
     *("entropy", "reward", "reward_std", "completions/mean_length", "completions/mean_length_correct"),
     *("completions/mean_length_incorrect", "completions/clipped_ratio"),
 )
-"""The metrics of `rollouts.describe` that a probe keeps."""
+"""The metrics of `generate.describe` that a probe keeps."""
 
 Reference = Callable[[], Decoder]
 """A function that gives the parameters of the policy that KL is measured to; called once a probe."""
 
 
 def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None = None, *, last: bool = False) -> None:
-    """Sample the policy as it is now, if a probe is due at this step and was not made. Measure, log, and warn of what
-    has gone wrong.
+    """Sample the policy as it is now, if a probe is due at this step; measure, log, and warn of what has gone wrong.
 
     Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any step: a stage may end
     early. Call it outside of blocks whose cost is tracked. The random numbers are the same at each step. Logged with
@@ -66,8 +74,10 @@ def workload_of(
 ) -> Workload:
     """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None: the most."""
     prompts = min(stage.probe.prompts, session.problem_counts[stage.probe.split])
-    samples, params = stage.probe.num_generations, stage.sampling_of_probes.params(session.stop_ids)
-    shapes, probes = session.sampling_shapes(stage, prompts, samples, params), 1 + -(-steps // stage.probe.every)
+    samples = stage.probe.num_generations
+    params = stage.sampling_of_probes.params(session.stop_ids)
+    shapes = session.sampling_shapes(stage, prompts, samples, params)
+    probes = 1 + -(-steps // stage.probe.every)
     return Workload(params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response)
 
 
@@ -86,38 +96,40 @@ def programs(
     """
     if not stage.probe.every:
         return
-    workload, sampling = workload_of(session, name, stage, steps, response), stage.sampling_of_probes
+    workload = workload_of(session, name, stage, steps, response)
     yield from rollouts(
         session,
         name,
         workload,
         prefix="probe ",
-        viewed=stage.probes_use_sampler_params,
-        beside=(state.opt_state, *reference),
-        meanwhile=(state, *reference),
+        has_sampler_params=stage.probes_use_sampler_params,
+        resident_during_view=(state.opt_state, *reference),
+        resident_during_generation=(state, *reference),
     )
     if not stage.probes_compare:
         return
     if not reference:
         yield from reference_programs(session, name, (state,), workload.calls)
-    prompt, tokens = (np.zeros(n, np.int32) for n in (session.config.data.max_prompt_length, workload.mean))
-    group = Group(prompt, [Response(tokens, {})] * workload.num_generations)
-    packed = _packed(session, [group] * int(workload.prompts / workload.calls), sampling)
+    prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
+    response_ids = np.zeros(workload.mean, np.int32)
+    group = Group(prompt, [Response(response_ids)] * workload.num_generations)
+    packed = _packed(session, [group] * int(workload.prompts / workload.calls), stage.sampling_of_probes)
     scored = logprobs(session, name, packed, workload.calls, (state,), reference=True)
     yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
 def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | None) -> tuple[dict[str, Any], Cost]:
     """Measure the policy at this step: {"figures": …, "offline": see `by_prompt`}, and the cost."""
-    session, name, step = trainer.session, trainer.name, f"step-{trainer.step:06d}"
-    folder, policy = session.folders[name] / "probe", trainer.finished_policy()
-    draws = [(problem, 0) for problem in probed(session.problems[stage.probe.split], stage.probe.prompts)]
+    session, name = trainer.session, trainer.name
+    file = session.folders[name] / "probe" / f"step-{trainer.step:06d}"
+    policy = trainer.finished_policy()
+    draws = draw_once(probed(session.problems[stage.probe.split], stage.probe.prompts))
 
     def measure(cost: Cost) -> dict[str, Any]:
         groups = sampled_groups(
             session,
             lambda: session.sampler_params(policy),
-            [(draws, folder / f"{step}.parquet")],
+            [(draws, file.with_suffix(".parquet"))],
             workload_of(session, name, stage),
             policy=f"{name}@{trainer.step}",
             cost=cost,
@@ -128,16 +140,13 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
             values["kl"] = divergence(groups, logprobs)
         return {"figures": values, "offline": by_prompt(groups)}
 
-    return measured_once(session, folder / f"{step}.json", measure)
+    return measured_once(session, file.with_suffix(".json"), measure)
 
 
 def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
     """Return the first `count` problems, taken from each task in turn where there are several."""
-    tasks: dict[str, list[Problem]] = {}
-    for problem in problems:
-        tasks.setdefault(problem.task, []).append(problem)
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*tasks.values()))
-    return list(itertools.islice((problem for problem in turns if problem is not None), count))
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*indices_by_task(problems).values()))
+    return [problems[i] for i in turns if i is not None][:count]
 
 
 def figures(groups: Groups) -> dict[str, float]:
@@ -150,34 +159,38 @@ def figures(groups: Groups) -> dict[str, float]:
     values = {name: described[name] for name in FIGURES if name in described}
     judged = correct(groups)
     decided = judged[~np.isnan(judged)]
-    return {**values, "accuracy": float(decided.mean())} if decided.size else values
+    if decided.size:
+        values["accuracy"] = float(decided.mean())
+    return values
 
 
 def by_prompt(groups: Groups) -> dict[str, Any]:
-    """Measure what a forecast tells of a policy: rates [P], the share of right responses to each prompt.
+    """Measure what a forecast says of a policy: rates [P], the share of right responses to each prompt.
 
     A rate is NaN without a verdict. prompt, length: mean tokens of a prompt and of a response.
     """
-    lengths = [len(row.rollout.token_ids) for group in groups for row in group]
     return {
         "rates": row_means(correct(groups)).tolist(),
         "prompt": float(np.mean([len(group[0].rollout.prompt_ids) for group in groups])),
-        "length": float(np.mean(lengths)),
+        "length": float(np.mean(lengths(groups))),
     }
 
 
 def reference_logprobs(
     session: Session, groups: Groups, reference: Decoder, sampling: Sampling, cost: Cost
 ) -> list[list[np.ndarray]]:
-    """Compute a reference's log-probabilities of every token of the groups' responses, at the sampling temperature.
+    """Compute a reference's log-probabilities of every token of the groups' responses.
 
-    At temperature 0, which has no distribution, it is 1. Raises ValueError if compute.row_length is too short for a
-    prompt and a response.
+    They are at the sampling temperature, or at 1 for greedy sampling, which has no distribution. Raises ValueError if
+    compute.row_length is too short for a prompt and a response.
     """
-    bare = [Group(g[0].rollout.prompt_ids, [Response(row.rollout.token_ids, {}) for row in g]) for g in groups]
+    bare = [Group(group[0].rollout.prompt_ids, list(map(_response, group))) for group in groups]
     packed = _packed(session, bare, sampling)
-    logprobs = session.score_logprobs(reference, packed, cost, sampling.temperature or 1.0)
-    return [list(group) for group in packed.unpack(logprobs)]
+    return packed.unpack(session.score_logprobs(reference, packed, cost, sampling.temperature or 1.0))
+
+
+def _response(row: ScoredRollout) -> Response:
+    return Response(row.rollout.token_ids)
 
 
 def _packed(session: Session, groups: list[Group], sampling: Sampling) -> Packed:
@@ -190,9 +203,5 @@ def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> flo
 
     reference: [T] for every response of every group.
     """
-    apart = [
-        np.asarray(row.rollout.logprobs, np.float64) - logprobs
-        for group, group_logprobs in zip(groups, reference, strict=True)
-        for row, logprobs in zip(group, group_logprobs, strict=True)
-    ]
-    return float(np.concatenate(apart).mean())
+    own = [np.asarray(row.rollout.logprobs, np.float64) for row in rows_of(groups)]
+    return float((np.concatenate(own) - np.concatenate(list(itertools.chain.from_iterable(reference)))).mean())

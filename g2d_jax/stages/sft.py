@@ -35,8 +35,8 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     session.compile_ahead(_programs(session, name, stage, columns))
     objective, rows = objectives.sft(session.compute), RowShape(columns, stage.batch_size)
     with open_trainer(session, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
-        alerts.alarm(trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
-        alerts.alarm(trainer, alerts.check_positions(session, pairs=demonstrations))
+        alerts.report(trainer, alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps))
+        alerts.report(trainer, alerts.check_positions(session, pairs=demonstrations))
         while trainer.goes_on():
             with session.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
@@ -49,7 +49,7 @@ def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
     """Return what may be wrong with the settings and examples. Raises ValueError as the run would for them."""
     encoded, _ = examples(session, name, stage)
     row_length(session, stage, encoded)
-    scarce = alerts.scarce("sft", len(encoded), stage.batch_size, stage.steps)
+    scarce = alerts.too_few_problems("sft", len(encoded), stage.batch_size, stage.steps)
     return [*scarce, *alerts.check_positions(session, pairs=encoded)]
 
 

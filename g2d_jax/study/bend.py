@@ -1,4 +1,4 @@
-"""Where a learning curve bends: two straight lines that meet at a step, and how sure that step is.
+"""Finds where a learning curve bends: two straight lines that meet at a step, and how sure that step is.
 
     y(x) = a + before min(x, s) + after max(x - s, 0)                      s: a step of the curve
 

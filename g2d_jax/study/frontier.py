@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from g2d_jax.study.stats import row_means, t_quantile
+from g2d_jax.study.stats import row_means, std, t_quantile
 
 Array = NDArray[np.float64]
 
@@ -92,8 +92,7 @@ def seed_spread(values: ArrayLike) -> float:
     left out.
     """
     means = row_means(np.asarray(values, dtype=np.float64))
-    means = means[~np.isnan(means)]
-    return float(means.std(ddof=1)) if len(means) > 1 else math.nan
+    return std(means[~np.isnan(means)])
 
 
 def _error_between_problems(table: Array) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from g2d_jax.records import ScoredRollout, tie_nats
+from g2d_jax.study.stats import mean
 
 BINS = 10
 """Bins of confidence in the calibration error."""
@@ -66,7 +67,9 @@ class _Responses:
     @property
     def token_entropy(self) -> float:
         tokens = int(self.length.sum())
-        return float(self.entropy.sum()) / tokens if tokens else math.nan
+        if tokens:
+            return float(self.entropy.sum()) / tokens
+        return math.nan
 
 
 def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
@@ -102,25 +105,25 @@ def prompts(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, list[str] | 
 
     Raises ValueError for a group without responses, or of several prompts, draws or policies.
     """
-    owners = [_owner(group) for group in groups]
-    parts = [_responses(group) for group in groups]
+    owners = list(map(_owner, groups))
+    parts = list(map(_responses, groups))
     return {
         "problem_id": [problem_id for problem_id, _, _ in owners],
         "visit": np.array([visit for _, visit, _ in owners], np.int64),
         "policy": [policy for _, _, policy in owners],
-        "samples": np.array([len(group) for group in groups], np.int64),
+        "samples": np.array(list(map(len, groups)), np.int64),
         "scored": np.array([r.scored.sum() for r in parts], np.int64),
-        "pass_rate": _floats(_mean(r.correct[r.judged]) for r in parts),
-        "reward_mean": _floats(_mean(r.reward[r.scored]) for r in parts),
+        "pass_rate": _floats(mean(r.correct[r.judged]) for r in parts),
+        "reward_mean": _floats(mean(r.reward[r.scored]) for r in parts),
         "reward_variance": _floats(_variance(r.reward[r.scored]) for r in parts),
         "mixed": np.array([r.gives_pairs for r in parts], np.bool_),
         "entropy": _floats(r.token_entropy for r in parts),
         "distinct_answers": np.array([len({row.score.answer for row in group}) for group in groups], np.int64),
-        "mean_length": _floats(_mean(r.length) for r in parts),
-        "mean_length_correct": _floats(_mean(r.length[r.correct]) for r in parts),
-        "mean_length_incorrect": _floats(_mean(r.length[r.wrong]) for r in parts),
+        "mean_length": _floats(mean(r.length) for r in parts),
+        "mean_length_correct": _floats(mean(r.length[r.correct]) for r in parts),
+        "mean_length_incorrect": _floats(mean(r.length[r.wrong]) for r in parts),
         "confidence": _floats(_mean_known(r.confidence) for r in parts),
-        "logprob_gap": _floats(_mean(r.logprob[r.correct]) - _mean(r.logprob[r.wrong]) for r in parts),
+        "logprob_gap": _floats(mean(r.logprob[r.correct]) - mean(r.logprob[r.wrong]) for r in parts),
     }
 
 
@@ -148,12 +151,12 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
         "responses": float(len(every.length)),
         "scored": float(every.scored.sum()),
         **{name: _mean_known(np.asarray(table[name], np.float64)) for name in by_prompt},
-        "frac_mixed": _mean(np.asarray(table["mixed"])),
+        "frac_mixed": mean(np.asarray(table["mixed"])),
         "entropy": every.token_entropy,
-        "mean_length": _mean(every.length),
-        "mean_length_correct": _mean(every.length[every.correct]),
-        "mean_length_incorrect": _mean(every.length[every.wrong]),
-        "frac_truncated": _mean(every.truncated),
+        "mean_length": mean(every.length),
+        "mean_length_correct": mean(every.length[every.correct]),
+        "mean_length_incorrect": mean(every.length[every.wrong]),
+        "frac_truncated": mean(every.truncated),
         "ece": expected_calibration_error(every.confidence[rated], every.correct[rated]),
         "auroc": auroc(every.token_logprob[rated], every.correct[rated]),
     }
@@ -211,10 +214,10 @@ def pair_summary(
     return {
         "pairs": float(len(better)),
         **_spread("gap", better - worse),
-        "gap_per_token": _mean(better / better_lengths - worse / worse_lengths),
+        "gap_per_token": mean(better / better_lengths - worse / worse_lengths),
         "frac_ranked": _share_positive(better - worse),
-        "chosen_length": _mean(better_lengths),
-        "rejected_length": _mean(worse_lengths),
+        "chosen_length": mean(better_lengths),
+        "rejected_length": mean(worse_lengths),
     }
 
 
@@ -230,7 +233,7 @@ def prompts_of_pairs(table: Mapping[str, Any]) -> dict[str, float]:
     means = ("pass_rate", "reward_variance", "entropy", "distinct_answers")
     return {
         "prompts": float(np.count_nonzero(pairs)),
-        **{name: _mean(np.repeat(np.asarray(table[name], np.float64), pairs)) for name in means},
+        **{name: mean(np.repeat(np.asarray(table[name], np.float64), pairs)) for name in means},
     }
 
 
@@ -257,8 +260,8 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
         **_spread("chosen", rewards[:, 0]),
         **_spread("rejected", rewards[:, 1]),
         **_spread("margin", margins),
-        "accuracy": _mean((np.sign(decided) + 1) / 2),
-        "loss": _mean(np.logaddexp(0.0, -margins)),
+        "accuracy": mean((np.sign(decided) + 1) / 2),
+        "loss": mean(np.logaddexp(0.0, -margins)),
     }
 
 
@@ -271,8 +274,10 @@ def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:
 
 
 def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
-    figures = [_mean(values), math.sqrt(_variance(values))]
-    figures += np.quantile(values, (0.1, 0.5, 0.9)).tolist() if len(values) else [math.nan] * 3
+    quantiles = [math.nan] * 3
+    if len(values):
+        quantiles = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+    figures = [mean(values), math.sqrt(_variance(values)), *quantiles]
     return {
         f"{name}_{what}": figure for what, figure in zip(("mean", "std", "p10", "p50", "p90"), figures, strict=True)
     }
@@ -282,21 +287,21 @@ def _floats(values: Iterable[float]) -> NDArray[np.float64]:
     return np.fromiter(values, np.float64)
 
 
-def _mean(values: NDArray[Any]) -> float:
-    return float(values.mean(dtype=np.float64)) if len(values) else math.nan
-
-
 def _mean_known(values: NDArray[np.float64]) -> float:
-    return _mean(values[~np.isnan(values)])
+    return mean(values[~np.isnan(values)])
 
 
 def _share_positive(values: NDArray[np.float64]) -> float:
     """Compute the share above 0; NaN if any is NaN, which is neither above nor below."""
-    return math.nan if np.isnan(values).any() else _mean(values > 0.0)
+    if np.isnan(values).any():
+        return math.nan
+    return mean(values > 0.0)
 
 
 def _variance(values: NDArray[np.float64]) -> float:
     if not len(values):
         return math.nan
     # Equal values leave rounding errors of the mean, and their variance is 0.
-    return 0.0 if (values == values[0]).all() else float(values.var())
+    if (values == values[0]).all():
+        return 0.0
+    return float(values.var())

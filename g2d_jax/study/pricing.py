@@ -29,6 +29,8 @@ class Rates:
 
         Tokens of kinds that no stage of the recipe has count as nothing.
         """
-        per_token = ((tokens, {**self.seconds.get("", {}), **self.seconds.get(stage, {})}) for stage, tokens in spent)
-        total = sum(tokens[kind] * seconds for tokens, each in per_token for kind, seconds in each.items())
-        return self.scale * total / 3600
+        taken: list[float] = []
+        for stage, tokens in spent:
+            per_token = {**self.seconds.get("", {}), **self.seconds.get(stage, {})}
+            taken += [tokens[kind] * seconds for kind, seconds in per_token.items()]
+        return self.scale * sum(taken) / 3600

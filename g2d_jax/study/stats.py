@@ -18,8 +18,10 @@ arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,8 +61,8 @@ def accuracy(correct: ArrayLike) -> Accuracy:
     problems = problems[~np.isnan(problems)]
     runs = row_means(values.T)
     return Accuracy(
-        mean=_mean(problems),
-        std_runs=_std(runs[~np.isnan(runs)]),
+        mean=mean(problems),
+        std_runs=std(runs[~np.isnan(runs)]),
         sem=_sem(scored),
         sem_clustered=_sem(problems),
         problems=len(problems),
@@ -83,7 +85,7 @@ def paired(before: ArrayLike, after: ArrayLike) -> Paired:
     """
     differences = row_means(np.asarray(after, np.float64)) - row_means(np.asarray(before, np.float64))
     differences = differences[~np.isnan(differences)]
-    return Paired(_mean(differences), _sem(differences), len(differences))
+    return Paired(mean(differences), _sem(differences), len(differences))
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
@@ -108,7 +110,7 @@ def pass_at(correct: ArrayLike, k: int) -> float:
     values = np.asarray(correct, dtype=np.float64)
     scored = ~np.isnan(values)
     n, c = scored.sum(axis=1), np.nansum(values, axis=1).astype(int)
-    return _mean(pass_at_k(n[n >= k], c[n >= k], k))
+    return mean(pass_at_k(n[n >= k], c[n >= k], k))
 
 
 def row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -125,16 +127,20 @@ def t_quantile(count: float, level: float = 0.95) -> float:
     """
     from scipy.special import stdtrit  # here: `g2d status` need not wait for it
 
-    return float(stdtrit(count - 1, (1 + level) / 2)) if count > 1 else float("nan")
+    if count > 1:
+        return float(stdtrit(count - 1, (1 + level) / 2))
+    return math.nan
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+def mean(values: NDArray[Any]) -> float:
+    """Compute the mean, in float64; NaN for no values."""
+    return float(values.mean(dtype=np.float64)) if len(values) else math.nan
 
 
-def _std(values: NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+def std(values: NDArray[np.float64]) -> float:
+    """Compute the standard deviation (N - 1); NaN for fewer than two values."""
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
 def _sem(values: NDArray[np.float64]) -> float:
-    return _std(values) / float(np.sqrt(max(len(values), 1)))
+    return std(values) / float(np.sqrt(max(len(values), 1)))

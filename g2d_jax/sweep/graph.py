@@ -123,7 +123,8 @@ def _explicit(config: Config) -> Config:
 
 def _ids(config: Config) -> dict[str, str]:
     """Map stage to node id, for a config made explicit."""
-    stages, shared = identity(config)["stages"], {k: v for k, v in identity(config).items() if k != "stages"}
+    shared = identity(config)
+    stages = shared.pop("stages")
     read = contents(config)
     outside = {setting: content for setting, content in read.items() if not setting.startswith("stages.")}
     order = plan(config)

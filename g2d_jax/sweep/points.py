@@ -5,7 +5,9 @@ config.sweep.arms.NAME ─► fixed, product, zip ─► overrides ─► one co
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -70,13 +72,12 @@ def points(config: ConfigDict) -> list[Point]:
     Raises ValueError, naming arm and override, for overrides that do not fit the config and for equal points.
     """
     seeds = tuple(config.sweep.seeds) or (config.seed,)
-    all_points = [
-        _point(config, name, int(seed), values)
-        for seed in seeds
-        for name, arm in config.sweep.arms.items()
-        for values in _combinations(name, arm)
-    ]
-    if double := [label for label, count in Counter(point.label for point in all_points).items() if count > 1]:
+    all_points: list[Point] = []
+    for seed, (name, arm) in itertools.product(seeds, config.sweep.arms.items()):
+        all_points += [_point(config, name, int(seed), values) for values in _combinations(name, arm)]
+    counts = Counter(point.label for point in all_points)
+    double = [label for label, count in counts.items() if count > 1]
+    if double:
         raise ValueError(f"the study has the point {double[0]!r} twice: leave one out")
     return all_points
 
@@ -88,12 +89,12 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
         field, values = _values(name, entry)
         axes.append([{field: value} for value in values])
     if arm.zip:
-        columns = [_values(name, entry) for entry in arm.zip]
-        lengths = {field: len(values) for field, values in columns}
+        columns = dict(_values(name, entry) for entry in arm.zip)
+        lengths = {field: len(values) for field, values in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"sweep.arms.{name}.zip: fields that go together need equally many values, got {lengths}")
-        axes.append([{field: values[i] for field, values in columns} for i in range(len(columns[0][1]))])
-    return [{k: v for part in combination for k, v in part.items()} for combination in itertools.product(*axes)]
+        axes.append([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+    return [functools.reduce(operator.or_, parts, {}) for parts in itertools.product(*axes)]
 
 
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
@@ -110,12 +111,15 @@ def _values(name: str, entry: str) -> tuple[str, list[str]]:
 
 def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) -> Point:
     arm = config.sweep.arms[name]
-    changed = from_dict({key: value for key, value in to_dict(config).items() if key != "sweep"})
+    settings = to_dict(config)
+    del settings["sweep"]
+    changed = from_dict(settings)
     changed.unlock()
     changed.seed = seed
     if arm.stages:
-        if unknown := [stage for stage in arm.stages if stage not in changed.stages]:
-            raise ValueError(f"sweep.arms.{name}.stages: no stage {unknown[0]!r}{suggest(unknown[0], changed.stages)}")
+        for stage in arm.stages:
+            if stage not in changed.stages:
+                raise ValueError(f"sweep.arms.{name}.stages: no stage {stage!r}{suggest(stage, changed.stages)}")
         for stage in list(changed.stages):
             if stage not in arm.stages:
                 del changed.stages[stage]

@@ -95,7 +95,9 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
 def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     """Map trajectory to the most steps, and the steps to keep, that any study of the directory needs of it."""
     requested: dict[str, tuple[int, list[int]]] = {}
-    for path in (root / PLANS).glob("*.json") if (root / PLANS).exists() else ():
+    if not (root / PLANS).exists():
+        return requested
+    for path in (root / PLANS).glob("*.json"):
         for name, (most, pinned) in storage.read_json(path)["trajectories"].items():
             before, others = requested.get(name, (0, []))
             requested[name] = max(before, most), sorted({*others, *pinned})
@@ -116,7 +118,8 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
     """
     with awaited(root / PLANS):
         graph = build(studied, _requested_steps(root))
-        file, listed = root / PLANS / f"{config.name}.json", dict[str, dict[str, Any]]()
+        file = root / PLANS / f"{config.name}.json"
+        listed: dict[str, dict[str, Any]] = {}
         if file.exists():
             listed = {point["label"]: point for point in storage.read_json(file)["points"]}
         for point, settings, ids in graph.points:
@@ -172,12 +175,15 @@ class _Worker:
     def _take(self, node: Node) -> bool:
         """Run a node, or see that it is finished; False if another process has it."""
         folder = node_folder(self.root, node.id)
-        if (state := _state(node, folder)) == OPEN:
+        state = _state(node, folder)
+        if state == OPEN:
             with try_lock(folder) as got:
                 if not got:
                     return False
+                # Another process may have run it meanwhile, or a study begun since may need more of it.
                 node = self._latest(node)
-                if (state := _state(node, folder)) == OPEN:
+                state = _state(node, folder)
+                if state == OPEN:
                     state = self._run(node, folder)
         if state == DONE:
             self.done.add(node.id)
@@ -225,11 +231,14 @@ class _Worker:
             whole = self.graph.nodes.get(ids.get(node.name, ""))
             if whole is not None and node.id in (whole.id, *whole.evaluated.values()):
                 labels.append(point.label)
-        return ", ".join(labels if len(labels) <= 2 else [*labels[:2], f"{len(labels) - 2} more"])
+        if len(labels) > 2:
+            labels[2:] = [f"{len(labels) - 2} more"]
+        return ", ".join(labels)
 
     def _common(self, node: Node) -> Session:
         """Return the session that nodes of equal settings outside the stages share: problems, tokenizer, programs."""
-        shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
+        shared = to_dict(node.config)
+        del shared["stages"], shared["name"]
         if self._session is None or shared != self._shared:
             self._close()
             self._session = Session(node.config, self.root, self.tracker, {}, programs=self._programs)
@@ -256,6 +265,9 @@ def _state(node: Node, folder: epath.Path) -> str:
         return DONE
     saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]
-    if missing := sorted(k for k in stage.keep if k <= reached and k not in saved_steps):
-        return f"{folder} went on to {reached} without keeping step {missing[0]}: take another --workdir for this step"
+    missing = [step for step in stage.keep if step <= reached and step not in saved_steps]
+    if missing:
+        return (
+            f"{folder} went on to {reached} without keeping step {min(missing)}: take another --workdir for this step"
+        )
     return DONE if reached >= stage.steps else OPEN

@@ -9,7 +9,6 @@ The files do not depend on the mesh, on the number of devices or on the Python c
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -66,12 +65,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         made the save before this one fail (OSError for a full disk).
         """
         trees = {name: flatten(tree) for name, tree in state.items()}
+        # What was written is told by what is written with it: arrays by checksums in the host's JSON, which therefore
+        # need not be read to be compared (`Checkpoints.checksums`), and that JSON by a fingerprint of itself.
         record = {
             "content": storage.plain(host, spell=False),
             "checksums": {name: checksums(tree) for name, tree in trees.items()},
         }
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        items[HOST] = ocp.args.JsonSave({**record, "fingerprint": storage.fingerprint(record)})
+        items[HOST] = ocp.args.JsonSave(record | {"fingerprint": storage.fingerprint(record)})
         with self._naming_full_disks():
             if self._manager is None:
                 self._manager = ocp.CheckpointManager(self.folder, options=self._options)
@@ -79,7 +80,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def steps(self) -> list[int]:
         """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
-        return sorted(ocp.utils.checkpoint_steps(self.folder)) if self.folder.exists() else []
+        if not self.folder.exists():
+            return []
+        return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest(self) -> int | None:
         """Return the newest complete checkpoint's step, or None."""
@@ -93,7 +96,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def close(self) -> None:
         """Wait, and end the background threads. Raises what made the last save fail."""
-        manager, self._manager = self._manager, None
+        manager = self._manager
+        self._manager = None
         with self._naming_full_disks():
             if manager is not None:
                 manager.close()
@@ -166,8 +170,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 "used, delete that folder and start again"
             )
         aside = self.folder.parent / "damaged"
-        names = (f"step-{step:06d}{f'-{again}' if again else ''}" for again in itertools.count())
-        target = next(aside / name for name in names if not (aside / name).exists())
+        target = aside / f"step-{step:06d}"
+        again = 0
+        while target.exists():  # the same step was damaged before
+            again += 1
+            target = aside / f"step-{step:06d}-{again}"
         with storage.naming("move", folder):
             aside.mkdir(parents=True, exist_ok=True)
             folder.rename(target)
@@ -180,8 +187,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         Raises DamagedCheckpoint, from the error, where it fails again though every file can be read; OSError where one
         cannot be read now; and as they are errors of the system, of memory and of the devices.
         """
-        several = jax.process_count() > 1 and not alone
-        for last in (several, True):
+        # Orbax and Tensorstore raise anything for a file that is cut off, and the same for one that could not be read
+        # at that moment. `_read_files` tells them apart: it raises OSError for a file that cannot be read now. Where it
+        # can, the fault may still have been a passing one, so that a checkpoint counts as damaged when a second try
+        # fails too. With several processes there is none: they read together, and the others would not take part.
+        is_last = jax.process_count() > 1 and not alone
+        while True:
             try:
                 return read()
             except _FILES_GONE as error:
@@ -192,15 +203,19 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 if type(error) in (RuntimeError, jax.errors.JaxRuntimeError):
                     raise
                 _read_files(folder)
-                if last:
+                if is_last:
                     raise self._damaged(folder, error) from error
-        raise AssertionError
+            is_last = True
 
     def _damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
         older = [step for step in self.steps() if step < int(folder.name)]
-        then = f"continue from step {older[-1]}" if older else "start the stage again"
+        then = "start the stage again"
+        if older:
+            then = f"continue from step {older[-1]}"
         manifest = self.folder.parent / storage.MANIFEST
-        also = f", and {manifest}" if manifest.exists() else ""  # a stage with a manifest is not run again
+        also = ""
+        if manifest.exists():  # a stage with a manifest is not run again
+            also = f", and {manifest}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return DamagedCheckpoint(f"checkpoint {folder} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
 
@@ -236,7 +251,9 @@ def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
 def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
     """Compare the arrays of one share with their checksums, each read alone. Raises anything."""
     saved = _read_host(folder)["checksums"]
-    keys = [(name, key) for name in sorted(saved) for key in sorted(saved[name])]
+    keys = []
+    for name in sorted(saved):
+        keys += [(name, key) for key in sorted(saved[name])]
     for name, key in keys[part::parts]:
         if host_checksum(_read_alone(folder / name, key)) != saved[name][key]:
             raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
@@ -258,9 +275,10 @@ def _read(folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Ch
         return {}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         restored = reader.restore(folder, args=ocp.args.Composite(**items))
-    values = {name: {key: restored[name][key] for key in arrays} for name, arrays in wanted.items()}
-    for name, arrays in values.items():
-        for key, number in checksums(arrays).items():
+    values = {}
+    for name, arrays in wanted.items():
+        values[name] = {key: restored[name][key] for key in arrays}
+        for key, number in checksums(values[name]).items():
             if number != saved[name][key]:
                 raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
     return values
@@ -276,7 +294,9 @@ def _read_alone(folder: epath.Path, key: str) -> np.ndarray:
 
 def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> None:
     if saved is None or wanted is None:
-        where = f"is in the model but not in {folder}" if saved is None else f"is in {folder} but not in the model"
+        where = f"is in {folder} but not in the model"
+        if saved is None:
+            where = f"is in the model but not in {folder}"
         raise ValueError(f"{name} {where}: that checkpoint was saved with another model or optimizer")
     if tuple(saved.shape) != tuple(wanted.shape) or saved.dtype != wanted.dtype:
         raise ValueError(

@@ -28,9 +28,9 @@ from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
-Micro = Mapping[str, jax.Array]
+MicroBatch = Mapping[str, jax.Array]
 Result = tuple[jax.Array, dict[str, jax.Array]]
-Objective = Callable[[Decoder, Micro], Result]
+Objective = Callable[[Decoder, MicroBatch], Result]
 LossNumbers = Mapping[str, losses.Number]
 """The numbers of a loss by name."""
 Structure = Callable[..., Result]
@@ -45,7 +45,7 @@ class Loss:
     structure: Structure
     numbers: LossNumbers = field(hash=False)
 
-    def __call__(self, params: Decoder, micro: Micro) -> Result:
+    def __call__(self, params: Decoder, micro: MicroBatch) -> Result:
         """Compute loss and sums with these numbers."""
         return self.structure(params, micro, self.numbers)
 
@@ -59,7 +59,9 @@ def split(objective: Objective) -> tuple[Structure, LossNumbers]:
 
 def join(structure: Structure, numbers: LossNumbers) -> Objective:
     """Join what `split` has split, with other numbers of these names perhaps, such as traced ones."""
-    return Loss(structure, numbers) if numbers else structure
+    if numbers:
+        return Loss(structure, numbers)
+    return structure
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Compute:
 
 
 def response_logprobs(
-    compute: Compute, params: Decoder, micro: Micro, temperature: losses.Number = 1.0, with_entropy: bool = False
+    compute: Compute, params: Decoder, micro: MicroBatch, temperature: losses.Number = 1.0, with_entropy: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
     """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
     hidden, _ = forward(
@@ -104,7 +106,7 @@ def response_logprobs(
 def sft(compute: Compute) -> Objective:
     """Return the objective of supervised fine-tuning. micro: weight [R, T]."""
 
-    def objective(params: Decoder, micro: Micro) -> Result:
+    def objective(params: Decoder, micro: MicroBatch) -> Result:
         logprobs, _ = response_logprobs(compute, params, micro)
         return losses.sft_loss(logprobs, micro["weight"])
 
@@ -141,7 +143,7 @@ def grpo(
 def _grpo(compute: Compute, level: ImportanceLevel, cispo: bool) -> Structure:
     """Return the objective of `grpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: LossNumbers) -> Result:
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         with_entropy = "entropy_coef" in numbers
         logprobs, entropies = response_logprobs(compute, params, micro, numbers["temperature"], with_entropy)
         result = _policy_term(logprobs, micro, level, cispo, numbers)
@@ -165,9 +167,9 @@ def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> 
 def _dpo(compute: Compute, settings: OnlineDPO) -> Structure:
     """Return the objective of `dpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: LossNumbers) -> Result:
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
-        sums, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
+        sums, lengths = sum_per_response(logprobs, micro), sum_per_response(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         result = losses.dpo_loss(
             sums[:, 0::2],
@@ -214,9 +216,9 @@ def group_dpo(
 def _group_dpo(compute: Compute, settings: OnlineDPO, level: ImportanceLevel, cispo: bool) -> Structure:
     """Return the objective of `group_dpo` without its numbers."""
 
-    def objective(params: Decoder, micro: Micro, numbers: LossNumbers) -> Result:
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
-        policy, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
+        policy, lengths = sum_per_response(logprobs, micro), sum_per_response(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         side, prompt, weight = (micro[name] for name in ("side", "prompt", "pair_weight"))
         loss, sums = losses.group_dpo_loss(
@@ -260,22 +262,24 @@ def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
     return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
 
-def place_sums(values: jax.Array, micro: Micro) -> jax.Array:
+def sum_per_response(values: jax.Array, micro: MicroBatch) -> jax.Array:
     """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's weights."""
     rows, places = micro["pair_weight" if "pair_weight" in micro else "weight"].shape
-    return losses.sequence_sums(values, _numbered(micro["response_index"], places), rows * places).reshape(rows, places)
+    return losses.sequence_sums(values, _global_response_ids(micro["response_index"], places), rows * places).reshape(
+        rows, places
+    )
 
 
-def _numbered(response_index: jax.Array, places: int) -> jax.Array:
+def _global_response_ids(response_index: jax.Array, places: int) -> jax.Array:
     """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones stay."""
     return jnp.where(response_index >= 0, response_index + places * jnp.arange(response_index.shape[0])[:, None], -1)
 
 
 def _policy_term(
-    logprobs: jax.Array, micro: Micro, level: ImportanceLevel, cispo: bool, numbers: LossNumbers
+    logprobs: jax.Array, micro: MicroBatch, level: ImportanceLevel, cispo: bool, numbers: LossNumbers
 ) -> Result:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
-    ids = _numbered(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
+    ids = _global_response_ids(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
     return losses.grpo_loss(
         logprobs,
         micro.get("old_logprob"),
@@ -292,7 +296,7 @@ def _policy_term(
     )
 
 
-def _with_entropy(result: Result, entropies: jax.Array | None, micro: Micro, numbers: LossNumbers) -> Result:
+def _with_entropy(result: Result, entropies: jax.Array | None, micro: MicroBatch, numbers: LossNumbers) -> Result:
     if entropies is None:
         return result
     loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], numbers["entropy_coef"])

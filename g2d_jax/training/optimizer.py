@@ -116,7 +116,9 @@ def _optimizer(
 
 def state_bytes(kind: str, moment_dtype: str) -> int:
     """Count the bytes of state a trained parameter: AdamW's two moments; Adafactor's factors are too small to count."""
-    return {"float32": 8, "bfloat16": 4}[moment_dtype] if kind == "adamw" else 0
+    if kind != "adamw":
+        return 0
+    return {"float32": 8, "bfloat16": 4}[moment_dtype]
 
 
 def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransformation:

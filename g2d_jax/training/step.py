@@ -55,7 +55,9 @@ def abstract_state(
     params, _ = lora.partition(abstract_on(config, mesh))
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST)) if offload and x.ndim else x
+        if offload and x.ndim:
+            return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST))
+        return x
 
     return TrainState(params, jax.tree.map(place, abstract_opt_state(optimizer, params, mesh)))
 
@@ -75,7 +77,7 @@ def fresh_state(
     programs: Programs | None = None,
 ) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
-    start = (programs or Programs()).take(make_fresh_state, policy.config, optimizer, mesh, offload)
+    start = (programs or Programs()).get_or_make(make_fresh_state, policy.config, optimizer, mesh, offload)
     return start(lora.partition(policy)[0])
 
 

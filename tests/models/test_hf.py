@@ -73,7 +73,9 @@ def test_greedy_answers_are_those_of_transformers(references: dict[str, Any], na
     greedy = SamplingParams(24, temperature=0.0)
     requests = [Request(str(row), prompt, greedy) for row, prompt in enumerate(prompts)]
     sampler = Sampler(model.config, meshes.make_mesh(devices=devices), seed=0, max_num_seqs=2, chunk=8, prefill_rows=2)
-    rollouts = sorted(sampler.generate(sampler.view(model), requests, "test"), key=lambda rollout: rollout.problem_id)
+    rollouts = sorted(
+        sampler.generate(sampler.to_sampler_params(model), requests, "test"), key=lambda rollout: rollout.problem_id
+    )
     np.testing.assert_array_equal([rollout.token_ids for rollout in rollouts], answers[:, 7:])
 
 

@@ -54,9 +54,9 @@ def explicit(policy: decoder.Decoder) -> decoder.Decoder:
 
     def make(name: str, _: Param) -> Any:
         value = decoder.parameter(policy, name)
-        return qwix.dequantize(value.astype(jnp.float32)) if quantise.held(value) else value
+        return qwix.dequantize(value.astype(jnp.float32)) if quantise.is_quantised(value) else value
 
-    return decoder.build(policy.config.held(""), make)
+    return decoder.build(policy.config.with_quantisation(""), make)
 
 
 @partial(jax.jit, static_argnames="remat")
@@ -96,7 +96,7 @@ def test_what_codes_stand_for_is_what_qwix_says(policy: decoder.Decoder, base: d
     most = {"int8": 0.012, "nf4": 0.1}[policy.config.quantise]
     for name in LINEAR.values():
         held = getattr(policy.blocks, name).get_value()
-        assert quantise.held(held) and held.qvalue.dtype == quantise.CODES[policy.config.quantise]
+        assert quantise.is_quantised(held) and held.qvalue.dtype == quantise.CODES[policy.config.quantise]
         found = np.asarray(quantise.decode(held, jnp.dtype(jnp.float32)))
         np.testing.assert_array_equal(found, qwix.dequantize(held.astype(jnp.float32)), err_msg=name)
         weight = np.asarray(getattr(base.blocks, name)[...])
@@ -135,7 +135,7 @@ def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Deco
 def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> None:
     merged = jax.jit(lora.merge)(policy)
     assert merged.config == BASE
-    assert not any(quantise.held(getattr(merged.blocks, name).get_value()) for name in LINEAR.values())
+    assert not any(quantise.is_quantised(getattr(merged.blocks, name).get_value()) for name in LINEAR.values())
     np.testing.assert_allclose(logits(merged), logits(policy), atol=2e-5)
     wide = jnp.dtype(jnp.float32)
     decoded, view = (jax.jit(partial(how, dtype=wide))(policy) for how in (lora.viewed, lora.unstacked))
@@ -149,7 +149,7 @@ def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(policy: 
     """Other codes are decoded for it; both layouts of a view are the same."""
     wide = jnp.dtype(jnp.float32)
     view = lora.viewed(policy, wide, "int8")
-    assert view.config == policy.config.held("int8")
+    assert view.config == policy.config.with_quantisation("int8")
     np.testing.assert_array_equal(view.blocks.q_a[...], policy.blocks.q_a[...])
     before, found = policy.blocks.up.get_value(), view.blocks.up.get_value()
     if policy.config.quantise == "int8":

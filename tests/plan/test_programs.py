@@ -174,12 +174,12 @@ def test_policies_with_adapters_share_their_base():
         programs = {program.name: program for program in programs_of(context, "warmup")}
         state, _, _, _, rest = programs["train step"].arguments({})
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
-        assert programs["train step"].beside({}) == adapters < base
-        assert programs["view"].beside({}) == device_bytes(state.opt_state) + adapters
+        assert programs["train step"].resident_bytes({}) == adapters < base
+        assert programs["view"].resident_bytes({}) == device_bytes(state.opt_state) + adapters
         *resident, _ = programs["prefill"].resident  # the last is the sampler's own state
         assert device_bytes(resident) == device_bytes(state) + adapters + base
         (drawn,) = [p for p in programs_of(context, "collect") if p.name == "prefill"]
-        assert drawn.beside({}) == base + device_bytes(drawn.resident[-1])
+        assert drawn.resident_bytes({}) == base + device_bytes(drawn.resident[-1])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
         layers = sum(size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items())
         others = count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers
         assert device_bytes(rest) == layers * model.num_hidden_layers + (4 if kind else 2) * others
-        assert device_bytes(rest) == fresh.beside({}) == rest_bytes(Config.of(config), model)
+        assert device_bytes(rest) == fresh.resident_bytes({}) == rest_bytes(Config.of(config), model)
         step.lower({})
 
 
@@ -215,7 +215,9 @@ def test_codes_to_sample_from_are_planned_at_their_size():
         config.stages.warmup.probe.every = 2
         with planned_on(1, config) as context:
             found.append({program.name: program for program in programs_of(context, "warmup")})
-            rows = [row for row in block_params(context.model_config.held("int8")).values() if row.quantised]
+            rows = [
+                row for row in block_params(context.model_config.with_quantisation("int8")).values() if row.quantised
+            ]
     plain, coded = found
     saved = sum(3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows)  # of one layer
     assert plain["decode"].work.moved - coded["decode"].work.moved == 4 * saved  # steps of a chunk
@@ -250,8 +252,8 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         trunk = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
         assert 2 * trunk / 8 < size < 2 * trunk / 8 * 1.001
         state = programs["train step"].arguments({})[0]
-        assert programs["train step"].beside({}) >= size
-        assert programs["reference log-probs"].beside({}) >= size + device_bytes(state)
+        assert programs["train step"].resident_bytes({}) >= size
+        assert programs["reference log-probs"].resident_bytes({}) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
         probed = 64 * (1 + 1500 // 100)  # a response to each of 64 prompts, before the first step and every 100

@@ -131,7 +131,7 @@ def score(peer_timeout: str, hang_timeout: str) -> None:
     processes.initialise()
     scorers = RewardManager({"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path())
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
-        processes.mark("scoring")
+        processes.note_progress("scoring")
         print("scoring", flush=True)
         print(scorers([Problem("a", "1+1", "2")] * 4, ["ab"] * 4, [np.zeros(1, np.int32)] * 4))
 

@@ -10,8 +10,8 @@ import pytest
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
 from g2d_jax.report.comparison import FILES, evaluated, headline, notes, records, report, results, write_comparison
-from g2d_jax.report.contrasts import compare
 from g2d_jax.report.page import check_output, html, text
+from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import Study, read_comparison
 from g2d_jax.report.samples import furthest_apart, read_samples
 from g2d_jax.report.study import COLUMNS

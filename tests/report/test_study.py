@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from reports import Page, evaluation
 
-from g2d_jax.report import contrasts
+from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
 from g2d_jax.report.study import (
@@ -191,18 +191,18 @@ def test_points_are_read_with_their_cost_and_answers(root, study):
 def test_an_advantage_is_taken_between_the_baselines_points_and_never_beyond(study):
     rows, slow, fast = group(study, "g2d").rows, *study.baselines
     # at 150 FLOPs the slow baseline is halfway from [1 0 0 0] to [1 1 0 0]: 0.375; the seeds have 0.75 and 1
-    worth = contrasts.advantage(rows[1], slow)
+    worth = paired.advantage(rows[1], slow)
     assert worth.mean == pytest.approx(0.5) and worth.seeds == 2
-    assert contrasts.advantage(rows[0], slow).mean == pytest.approx(0.125)
-    assert contrasts.advantage(rows[2], slow) is None  # 250 FLOPs: it spent 200 at most
-    assert contrasts.advantage(rows[2], fast).mean == pytest.approx(1 - 5 / 12)
+    assert paired.advantage(rows[0], slow).mean == pytest.approx(0.125)
+    assert paired.advantage(rows[2], slow) is None  # 250 FLOPs: it spent 200 at most
+    assert paired.advantage(rows[2], fast).mean == pytest.approx(1 - 5 / 12)
 
 
 def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
     rows = group(study, "g2d").rows
-    assert contrasts.chosen(rows).k == 2  # though K = 4 is better on test
-    assert contrasts.best_at(study, rows[1]).name == "grpo, learning rate 0.2"
-    assert [row.k for row in contrasts.swept_rows(study)] == [0, 2, 4]
+    assert paired.chosen(rows).k == 2  # though K = 4 is better on test
+    assert paired.best_at(study, rows[1]).name == "grpo, learning rate 0.2"
+    assert [row.k for row in paired.swept_rows(study)] == [0, 2, 4]
     table = lines(results(study))
     best = table["g2d, K = 2 (best on dev)"]
     assert best["dev %"] == "70.0" and best["seed std"] == "17.7" and best["FLOPs"] == "150"
@@ -266,7 +266,7 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
     assert alone.name == "warm-up (GRPO goes on)" and [row.k for row in alone.rows] == [0, 2, 4]
     assert [row.costs["flops"] for row in alone.rows] == [0.0, 100.0, 200.0]
     assert [row.accuracy.mean for row in alone.rows] == [0.0, 0.25, 0.5]
-    assert contrasts.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(0.5)  # 0.875 - 0.375
+    assert paired.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(0.5)  # 0.875 - 0.375
     assert lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [") and len(study.policies) == 6
 
 
@@ -283,15 +283,15 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
                 fake.k(k, seed, dev={0: 0.2, 2: 0.5, 4: 0.9}[k])
     study = fake.study()
     rows = group(study, "g2d").rows
-    assert contrasts.chosen(rows).k == 2  # the 0.9 of K = 4 is one seed's
-    assert contrasts.best_at(study, rows[1]).name == "grpo, learning rate 0.1"  # as are those of the faster one
+    assert paired.chosen(rows).k == 2  # the 0.9 of K = 4 is one seed's
+    assert paired.best_at(study, rows[1]).name == "grpo, learning rate 0.1"  # as are those of the faster one
     assert "g2d, K = 2, chosen on dev among 2 of 3, answers" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
     for k, seed in ((2, 0), (4, 1)):
         apart.warmup("0.1", seed, 50.0)
         apart.k(k, seed)
     study = apart.study()
-    assert contrasts.chosen(group(study, "g2d").rows) is None
+    assert paired.chosen(group(study, "g2d").rows) is None
     assert "K cannot be chosen. No row has all seeds yet. To finish them: g2d sweep" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
 
@@ -305,7 +305,7 @@ def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
         fake.online("0.2", 0, k, {0: 0.1, 2: 0.2, 4: 0.9}[k])  # best in the end
         fake.k(k, 0)
     study = fake.study()
-    best = [contrasts.best_at(study, row) for row in group(study, "g2d").rows]  # at 50, 150 and 250 FLOPs
+    best = [paired.best_at(study, row) for row in group(study, "g2d").rows]  # at 50, 150 and 250 FLOPs
     # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
     assert [baseline and baseline.values[RATE] for baseline in best] == ["0.1", "0.2", None]
     cells = [row[VERSUS] for name, row in lines(results(study)).items() if name.startswith("g2d")]
@@ -403,7 +403,7 @@ def test_intervals_of_two_seeds_are_students(study):
     assert row.accuracy.low == 0.0 and row.accuracy.high == 1.0  # cut from 0.875 ± 1.64
     assert half == pytest.approx(1.64, abs=0.01)
     known = {(arm, k, measure): value for arm, _, seed, k, _, measure, value in records(study) if seed == "all"}
-    own = contrasts.advantage(row, study.baselines[0])
+    own = paired.advantage(row, study.baselines[0])
     for part in ("low", "high"):
         assert known["g2d", "2", f"advantage/grpo, learning rate 0.1/flops/{part}"] == getattr(own, part)
         assert known["g2d", "2", f"accuracy/{part}"] == getattr(row.accuracy, part)
@@ -464,7 +464,7 @@ def test_arms_that_miss_seeds_or_begin_with_different_policies(tmp_path):
     assert found["s1"]["gain"].endswith("(1 of 2 seeds)")
     for i, sync_every in enumerate((10, 1)):
         fake.arm(f"other{sync_every}", i, online("dpo", sync_every), [1, 1, 0, 0], sft=f"own{i}")
-    assert contrasts.start_of([row for _, row in contrasts.spectrum(fake.study())]) is None  # two cold policies
+    assert paired.start_of([row for _, row in paired.spectrum(fake.study())]) is None  # two cold policies
 
 
 def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
@@ -472,11 +472,11 @@ def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
     for sync_every in (1, 0, 10):
         values = {"stages.train.sync_every": str(sync_every)}
         fake.arm("range", 0, online("dpo", sync_every), [1, 1, 0, 0], values=values)
-    names = [row.name for _, row in contrasts.spectrum(fake.study())]
+    names = [row.name for _, row in paired.spectrum(fake.study())]
     assert names == ["range, sync every 0", "range, sync every 10", "range, sync every 1"]
     for rate, stage in (("0.1", {}), ("0.2", online("grpo", 1))):  # {}: from before there was anything but GRPO
         other.arm("grpo", 0, stage, [1, 1, 0, 0], values={"stages.train.optimizer.learning_rate": rate})
-    assert contrasts.spectrum(other.study()) == [] and "s" not in results(other.study()).columns
+    assert paired.spectrum(other.study()) == [] and "s" not in results(other.study()).columns
 
 
 def test_points_of_one_setting_were_tested_on_the_same_problems(tmp_path):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.expression import far_apart, values
+from g2d_jax.rewards.grade import grade
 from g2d_jax.rewards.normalise import clean
-from g2d_jax.rewards.verify import grade, quick_verdict
+from g2d_jax.rewards.verify import quick_verdict
 
 VALUES = [
     (r"3\frac{1}{2}", [3.5]),
@@ -76,7 +77,7 @@ def test_one_value_in_two_notations_is_never_far_apart(gold: str, answer: str) -
 @pytest.mark.parametrize(("gold", "answer"), FAR)
 def test_what_is_far_apart_is_wrong_by_computer_algebra_too(monkeypatch, gold: str, answer: str) -> None:
     assert quick_verdict(gold, answer) is False
-    monkeypatch.setattr("g2d_jax.rewards.verify._far_apart", lambda *_: None)
+    monkeypatch.setattr("g2d_jax.rewards.expression.far_apart", lambda *_: False)
     assert grade(gold, answer) is Verdict.INCORRECT
 
 

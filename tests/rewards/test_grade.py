@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.records import Verdict
+from g2d_jax.rewards.grade import grade
 from g2d_jax.rewards.pool import VerifierPool
-from g2d_jax.rewards.verify import grade
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()]
 KNOWN_MISSES = {"natural_log"}  # math-verify reads a bare \log as the decimal one; only the problem says which is meant

@@ -171,7 +171,7 @@ def test_reading_golds_stops_when_the_run_is_told_to() -> None:
                 pool.read([*(f"x+{n}" for n in range(500)), "x^{" * 900 + "x" + "}" * 900])
         finally:
             asked.join()
-            processes.forget()
+            processes.reset_stop()
 
 
 def test_what_is_decided_here_starts_no_worker_and_identical_pairs_are_graded_once() -> None:

@@ -29,7 +29,7 @@ def test_codes_leave_room_for_rows():
     """A byte for each number of the seven matrices of 28 layers and four for each output, in place of two."""
     outputs = 3584 + 512 + 512 + 3584 + 18_944 + 18_944 + 3584
     numbers = 3584 * (3584 + 512 + 512 + 3584 + 3 * 18_944)
-    coded = SEVEN.held("int8")
+    coded = SEVEN.with_quantisation("int8")
     assert bytes_saved(SEVEN, 2) == 0 and bytes_saved(coded, 2) == 28 * (numbers - 4 * outputs)
     rows, more = (Split(shape, 2, 4, 8, 3072).rows_that_fit(28 * GIB, 0) for shape in (SEVEN, coded))
     row = 3072 * 57_344 / 8  # bytes; rows come by sixteens

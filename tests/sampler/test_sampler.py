@@ -67,7 +67,7 @@ def run(
     samples, params = sum(request.num_samples for request in requests), [request.params for request in requests]
     lengths = [*range(1, 18), *(len(request.prompt_ids) for request in requests)]
     shapes = sampler.shapes(len(requests), samples, params, lengths) if requests else None
-    rollouts = sampler.generate(sampler.view(model, weights), requests, purpose, shapes)
+    rollouts = sampler.generate(sampler.to_sampler_params(model, weights), requests, purpose, shapes)
     return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
 
 
@@ -324,7 +324,7 @@ def test_stop_strings_need_text(sampler, model):
 
 def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     other, placed = on_eight
-    assert {*jax.tree.leaves(other.view(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
+    assert {*jax.tree.leaves(other.to_sampler_params(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
     short = [r for r in REQUESTS if r.problem_id != "problem3"]
     # More prompts than places: some are prefilled while others' samples still wait. Their ids are the first and last.
     more = [Request(f"z{n}", np.array([63, 0, n], np.int32), SamplingParams(1 + 3 * n, 1.3), 3) for n in range(6)]
@@ -341,7 +341,7 @@ def rounded(model: decoder.Decoder) -> decoder.Decoder:
         value = decoder.parameter(model, name)
         return quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32)) if row.quantised else value
 
-    near = decoder.build(CONFIG.held("int8"), make)
+    near = decoder.build(CONFIG.with_quantisation("int8"), make)
     return decoder.Decoder(CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks)
 
 
@@ -363,13 +363,13 @@ def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, ba
 
 def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-    view, near = sampler.view(model, "int8"), rounded(model)
+    view, near = sampler.to_sampler_params(model, "int8"), rounded(model)
     np.testing.assert_array_equal(view.embed[...], model.embed[...])
     assert len(view.blocks) == CONFIG.num_hidden_layers
     for layer, block in enumerate(view.blocks):
-        for name, row in block_params(CONFIG.held("int8")).items():
+        for name, row in block_params(CONFIG.with_quantisation("int8")).items():
             value, wide = getattr(block, name).get_value(), jnp.dtype(jnp.float32)
-            assert quantise.held(value) == (name in ("q", "k", "v", "o", "gate", "up", "down"))
+            assert quantise.is_quantised(value) == (name in ("q", "k", "v", "o", "gate", "up", "down"))
             found = quantise.decode(value, wide) if row.quantised else value
             np.testing.assert_array_equal(found, getattr(near.blocks, name)[layer], err_msg=name)
 
@@ -468,7 +468,11 @@ def test_what_does_not_fit_the_shapes_is_refused(sampler, model):
     shapes = sampler.shapes(1, 1, [SamplingParams(5)], [7])
     for columns, new in ((17, 5), (7, 60)):
         with pytest.raises(ValueError, match="needs more columns than the sampler is compiled for"):
-            list(sampler.generate(sampler.view(model), [request(9, columns, 1, new, 1.0, ())], "test", shapes))
+            list(
+                sampler.generate(
+                    sampler.to_sampler_params(model), [request(9, columns, 1, new, 1.0, ())], "test", shapes
+                )
+            )
 
 
 @pytest.mark.parametrize(
@@ -507,5 +511,5 @@ def test_it_is_known_how_many_have_ended_together(sampler, model, new, ready):
         Request(f"r{i}", np.array([3, 4], np.int32), SamplingParams(length), num_samples=1)
         for i, length in enumerate(new)
     ]
-    found = [sampler.ready for _ in sampler.generate(sampler.view(model), requests, "test")]
+    found = [sampler.ready for _ in sampler.generate(sampler.to_sampler_params(model), requests, "test")]
     assert found == ready

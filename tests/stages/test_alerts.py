@@ -15,7 +15,7 @@ from g2d_jax.report.run import report
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts
-from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
+from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, too_few_problems
 
 ONLINE = Online()
 
@@ -166,7 +166,7 @@ def test_remedies_are_those_not_taken_yet(changes, cause, expected):
     ],
 )
 def test_too_little_data_for_a_stage(arguments, expected):
-    found = scarce(*arguments)
+    found = too_few_problems(*arguments)
     assert len(found) == bool(expected) and all(expected in alert.text for alert in found)
 
 
@@ -272,8 +272,13 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(small, tmp_path
 
 def test_chosen_responses_that_become_unlikely():
     dpo = Offline()
-    assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
-    (alert,) = alerts.displaced(-0.31, dpo)
+    assert (
+        alerts.chosen_logps_fell(-0.1, dpo)
+        == alerts.chosen_logps_fell(0.5, dpo)
+        == alerts.chosen_logps_fell(math.nan, dpo)
+        == []
+    )
+    (alert,) = alerts.chosen_logps_fell(-0.31, dpo)
     assert "have lost 0.31 nats a token" in alert.text and "a larger beta (now 0.1)" in alert.text
 
 

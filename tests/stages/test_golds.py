@@ -162,7 +162,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
             session.problems  # noqa: B018 - read here
     finally:
         stopping.join()
-        processes.forget()
+        processes.reset_stop()
     assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0, 2048]), True]
 
 

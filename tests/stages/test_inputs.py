@@ -137,7 +137,7 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
 def start(config: ConfigDict, workdir: Path) -> None:
     """What the start of a run does before any work on devices."""
     order, place = graph.plan(Config.of(config)), epath.Path(workdir)
-    ends = graph.made_from_ends(Config.of(config), order)
+    ends = graph.dependents_of_final(Config.of(config), order)
     check_claim(Config.of(config), place, {}, ends)
     kept_inputs.check(place, found_in(config), print, Config.of(config))
     claim(Config.of(config), place, {}, ends)

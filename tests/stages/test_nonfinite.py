@@ -116,10 +116,10 @@ def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
     sampler, problem = session.sampler(), session.problems["train"][0]
     how = Sampling(max_new_tokens=4).params(session.stop_ids)
     requests = [Request(problem.id, session.tokenizer.encode_prompt(problem), how, num_samples=3)]
-    well = list(sampler.generate(sampler.view(params), requests, "test"))
+    well = list(sampler.generate(sampler.to_sampler_params(params), requests, "test"))
     check_rollouts(well, "init")
     nowhere = jax.tree.map(lambda x: x * np.float32(np.nan), params)
-    sick = list(sampler.generate(sampler.view(nowhere), requests, "test"))
+    sick = list(sampler.generate(sampler.to_sampler_params(nowhere), requests, "test"))
     with pytest.raises(StopRun, match=r"policy sft@4: 3 of 6 sampled responses .*nan at token 1"):
         check_rollouts([*well, *sick], "sft@4")
 

@@ -52,7 +52,7 @@ def sampled(
     draws = [(problem, 0) for problem in session.problems["train"][:prompts]]
     params = stage.sampling.params(session.stop_ids)
     workload = Workload(params, samples, session.sampling_shapes(stage, prompts, samples, params), "test")
-    sampler_params = partial(session.sampler().view, load_policy(session, "init"))
+    sampler_params = partial(session.sampler().to_sampler_params, load_policy(session, "init"))
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
     return draws, sampled_groups(session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar)
 

@@ -57,8 +57,8 @@ def test_each_task_reads_answers_by_its_own_rule(scorers):
     score = scorers(main={}, lines={"answers": "last_line"}, even={"function": "tiny:even", "answers": "tags"})
     text = "Answer: 2\n<answer>3</answer>"
     problems = [Problem(task, "1+1", "2", task=task) for task in ("main", "lines", "even")]
-    begun = [score.begin(problem, text) for problem in problems]
-    for found in (score(problems, [text] * 3, [IDS] * 3), score.apart(problems, [text] * 3, [IDS] * 3, begun)):
+    pending = [score.submit(problem, text) for problem in problems]
+    for found in (score(problems, [text] * 3, [IDS] * 3), score.score_local(problems, [text] * 3, [IDS] * 3, pending)):
         assert [one.answer for one in found] == [None, "2", "3"]
         assert [one.verdict.value for one in found[:2]] == ["no_answer", "correct"]
 

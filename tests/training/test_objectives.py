@@ -119,7 +119,7 @@ def test_values_on_prompt_and_padding_do_not_matter(model):
 def test_place_sums():
     sequence = jnp.array([[-1, 0, 0, 2, -1], [1, 1, 1, -1, 0]])
     values = jnp.array([[jnp.nan, 1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 9.0, 5.0]])
-    found = objectives.place_sums(values, {"response_index": sequence, "weight": jnp.zeros((2, 4))})
+    found = objectives.sum_per_response(values, {"response_index": sequence, "weight": jnp.zeros((2, 4))})
     assert found.tolist() == [[3.0, 0.0, 4.0, 0.0], [5.0, 3.0, 0.0, 0.0]]
 
 

@@ -1,4 +1,4 @@
-"""What draws responses."""
+"""Settings of the engine that draws responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from g2d_jax.config.section import Section
 
 
 class Engine(Section):
-    """What draws responses: the library's own sampler, or an OpenAI-style server as vLLM is one (docs/engines.md).
+    """Says what draws responses: the library's own sampler, or an OpenAI-style server as vLLM is one (docs/engines.md).
 
     sync: how policies get to the server: "none" (it serves the only one that is sampled from), "folder" (vLLM reloads
     its weights from one), or "adapter" (vLLM loads the adapters beside its model).

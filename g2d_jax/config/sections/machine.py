@@ -1,4 +1,4 @@
-"""Where and how a run computes, and what it writes beside its results: nothing here changes what is computed."""
+"""Settings of where and how a run computes, and what it writes beside its results: none changes what is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from g2d_jax.config.choices import FilePath
-from g2d_jax.config.section import Bounds, FieldError, NotNegative, Positive, Section
+from g2d_jax.config.section import Bounds, FieldError, NonNegative, Positive, Section
 
 Remat = Literal["none", "full", "attention"]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
@@ -25,7 +25,7 @@ class Mesh(Section):
 class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
-    row_length: NotNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
+    row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
     microbatch_tokens: Positive = 16_384  # tokens of one forward and backward pass, over all devices
     remat: Remat = "attention"  # what the backward pass recomputes
     attention: AttentionSetting = "auto"  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
@@ -34,7 +34,7 @@ class Compute(Section):
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows
     prefill_rows: Positive = 32  # prompts of one prefill, at most
-    sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
+    sampling_tensor: NonNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
     generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
     compilation_cache: FilePath | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
     price_per_device_hour: float | None = None  # in your money: reports then have a column of it
@@ -59,7 +59,7 @@ class Logging(Section):
     tensorboard: bool = True
     wandb: str | None = None
     trackio: str | None = None
-    samples: NotNegative = 8
+    samples: NonNegative = 8
     every: Positive = 1
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from g2d_jax.config.choices import Dtype, ModelPath
-from g2d_jax.config.section import FieldError, NotNegative, Section
+from g2d_jax.config.section import FieldError, NonNegative, Section
 
 
 class Model(Section):
@@ -33,7 +33,7 @@ class Model(Section):
 class Lora(Section):
     """Low-rank adapters beside the model's linear layers; only they are trained."""
 
-    rank: NotNegative = 0  # 0: none, all parameters are trained
+    rank: NonNegative = 0  # 0: none, all parameters are trained
     alpha: float = 16.0  # their product is scaled by alpha / rank
     rslora: bool = False  # by alpha / sqrt(rank) instead
     dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)

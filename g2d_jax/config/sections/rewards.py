@@ -69,7 +69,9 @@ class Reward(Section):
     @property
     def is_verifiable(self) -> bool:
         """True if its rewards know right and wrong."""
-        return self.function not in ("model", "judge") if self.verifiable is None else self.verifiable
+        if self.verifiable is None:
+            return self.function not in ("model", "judge")
+        return self.verifiable
 
     def check(self) -> None:
         """Refuse a kind of rewards that the function does not give, what is not its own, and a model without a name."""

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from g2d_jax.config.choices import Dtype, NotNegativeFloat
-from g2d_jax.config.section import Bounds, FieldError, NotNegative, Positive, Section, Share
+from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
 from g2d_jax.records import SamplingParams, check_stop
 
 
@@ -19,8 +19,8 @@ class Optimizer(Section):
     moment_dtype: Dtype = "float32"  # of AdamW's moments
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(default=1e-6, kw_only=False)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NotNegative = 0
-    min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
+    warmup_steps: NonNegative = 0
+    min_lr_ratio: Fraction = 0.0  # what a decay ends at, of the learning rate
     b1: Annotated[float, Bounds(least=0, below=1)] = 0.9
     b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
     eps: NotNegativeFloat = 1e-8
@@ -55,7 +55,7 @@ class Sampling(Section):
     max_new_tokens: Positive = field(default=256, kw_only=False)
     temperature: NotNegativeFloat = 1.0
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
-    top_k: NotNegative = 0
+    top_k: NonNegative = 0
     stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
 
     def check(self) -> None:
@@ -73,7 +73,7 @@ class Sampling(Section):
 class Probe(Section):
     """Fresh samples of the policy in training, every so many updates (0: none), on the first prompts of a split."""
 
-    every: NotNegative = 0
+    every: NonNegative = 0
     prompts: Positive = 64
     num_generations: Positive = 1
     split: Literal["train", "dev", "test"] = "dev"

@@ -64,9 +64,9 @@ class Collect(Stage):
 
     def rollout_source(self, stages: Stages) -> str | None:
         """Return the collect stage whose rollouts it reads, None if it has its own. A stage wins over a file."""
-        if self.rollouts in ("sample", "archive"):
+        if self.rollouts in ("sample", "archive") or not isinstance(stages.get(self.rollouts), Collect):
             return None
-        return self.rollouts if isinstance(stages.get(self.rollouts), Collect) else None
+        return self.rollouts
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train, of rollouts that it draws."""
@@ -112,7 +112,9 @@ class Collect(Stage):
             raise ValueError(
                 f'rollouts="archive" needs a policy that is an online stage of this run, got {self.policy!r}'
             )
-        steps = online.steps if source.number is None else source.number
+        steps = source.number
+        if steps is None:
+            steps = online.steps
         if steps == 0:
             raise ValueError(f'rollouts="archive" finds none before {self.policy!r}, which is 0 steps on: use sample')
 
@@ -139,7 +141,7 @@ class Collect(Stage):
 collect = stage_of(Collect)
 
 
-def drawn_by(name: str, stages: Stages) -> str:
+def rollout_origin(name: str, stages: Stages) -> str:
     """Return the collect stage that a collect stage's rollouts are from in the end: itself, if it has its own."""
     stage = stages[name]
     while isinstance(stage, Collect) and (other := stage.rollout_source(stages)):
@@ -149,7 +151,7 @@ def drawn_by(name: str, stages: Stages) -> str:
 
 def drawn_with(name: str, stages: Stages) -> Collect | Online:
     """Return the stage whose settings a collect stage's rollouts were drawn with: of an archive the online one."""
-    origin = stages[drawn_by(name, stages)]
+    origin = stages[rollout_origin(name, stages)]
     assert isinstance(origin, Collect)
     drawn = stages[own_stage(origin.policy)] if origin.rollouts == "archive" else origin
     assert isinstance(drawn, Collect | Online)

@@ -64,7 +64,9 @@ class Offline(DPOLoss, TrainingStage):
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones, of probes."""
-        return {f"{name}'s", "its later ones"} if self.probe.every else set()
+        if self.probe.every:
+            return {f"{name}'s", "its later ones"}
+        return set()
 
     def check_beside(self, name: str, stages: Stages) -> None:
         """Raise ValueError for pairs of a stage that collects none."""

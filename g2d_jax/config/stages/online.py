@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.choices import Measure, NotNegativeFloat, Policy, Rollouts, SamplingWeights
-from g2d_jax.config.section import Bounds, FieldError, NotNegative, Positive, Section, Share
+from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
 from g2d_jax.config.sections.training import Optimizer, Probe, Sampling, check_warmup
 from g2d_jax.config.stages.dpo import OnlineDPO
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
@@ -25,8 +25,8 @@ class Budget(Section):
 class DropSolved(Section):
     """A filter of solved prompts. After so many equal rewards in a row a prompt rests so many steps (0: for ever)."""
 
-    after: NotNegative = 0
-    revisit: NotNegative = 0
+    after: NonNegative = 0
+    revisit: NonNegative = 0
 
 
 class Difficulty(Section):
@@ -34,7 +34,7 @@ class Difficulty(Section):
 
     min_pass_rate: float = 0.0
     max_pass_rate: float = 1.0
-    outside: Share = 0.1
+    outside: Fraction = 0.1
 
     @property
     def window(self) -> tuple[float, float]:
@@ -58,7 +58,7 @@ class Online(TrainingStage):
     policy: Policy = "sft"
     rollouts: Rollouts = "sample"  # or a dump's path: its groups in place of sampled ones
     reward_column: str | None = None  # of a dump, where several columns are rewards
-    steps: NotNegative = 20
+    steps: NonNegative = 20
     keep: tuple[int, ...] = ()
     stop: Literal["steps", "budget"] = "steps"  # "budget" may end it earlier: stages/early_stopping.py
     budget: Budget = Budget()
@@ -67,7 +67,7 @@ class Online(TrainingStage):
     sampling: Sampling = Sampling()
     sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
     stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
-    sync_every: NotNegative = 1  # updates; 0 is never: offline
+    sync_every: NonNegative = 1  # updates; 0 is never: offline
     reference_sync: bool = False  # whether the reference becomes the sampling policy at each synchronisation
     num_iterations: Positive = 1  # updates on every batch of rollouts; sync_every must be a multiple
     loss: Literal["grpo", "dpo", "group_dpo"] = "grpo"
@@ -86,8 +86,8 @@ class Online(TrainingStage):
     # both
     entropy_coef: NotNegativeFloat = 0.0  # times the mean next-token entropy of the responses, which is rewarded
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
-    overlong_buffer: NotNegative = 0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
-    dynamic_sampling: NotNegative = 0  # more rounds of prompts, at most, in place of those without a signal
+    overlong_buffer: NonNegative = 0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
+    dynamic_sampling: NonNegative = 0  # more rounds of prompts, at most, in place of those without a signal
     drop_solved: DropSolved = DropSolved()
     difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
@@ -205,11 +205,15 @@ class Online(TrainingStage):
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train, and the split of its probes."""
-        return ("train", self.probe.split) if self.probe.every else ("train",)
+        if self.probe.every:
+            return "train", self.probe.split
+        return ("train",)
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the dump that it trains on in place of sampled responses."""
-        return () if self.rollouts == "sample" else (dump(self.rollouts, "sample"),)
+        if self.rollouts == "sample":
+            return ()
+        return (dump(self.rollouts, "sample"),)
 
     def samplings(self) -> tuple[Sampling, ...]:
         """Return the settings of its rollouts."""

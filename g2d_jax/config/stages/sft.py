@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.choices import Policy
-from g2d_jax.config.section import Bounds, NotNegative, Positive
+from g2d_jax.config.section import Bounds, NonNegative, Positive
 from g2d_jax.config.sections.problems import Source
 from g2d_jax.config.sections.training import Optimizer, check_warmup
 from g2d_jax.config.stages.stage import TrainingStage
@@ -19,7 +19,7 @@ class Sft(TrainingStage):
     kind: Literal["sft"] = "sft"
     policy: Policy = "init"
     data: Source = Source()
-    steps: NotNegative = 2000
+    steps: NonNegative = 2000
     batch_size: Positive = 64
     max_length: Annotated[int, Bounds(least=2)] = 512
     optimizer: Optimizer = Optimizer(learning_rate=2e-5, schedule="cosine", warmup_steps=50)

@@ -1,4 +1,4 @@
-"""What every kind of stage says of itself, so that nobody asks which kind it is."""
+"""Has what every kind of stage says of itself, so that nobody asks which kind it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What policies show beside each other: at equal compute, at equal K, chosen on dev, problem by problem."""
+"""Compare policies: at equal compute, at equal K, chosen on dev, problem by problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.report.read import ONLINE, Array, Group, Policy, Row, Study
+from g2d_jax.report.read import (
+    ONLINE,
+    Array,
+    Group,
+    Policy,
+    Row,
+    Study,
+    grouped_rows,
+    mean_change,
+    policies_of,
+    rows_of,
+    seeds_of,
+)
 from g2d_jax.study import frontier, stats
 
 
@@ -34,7 +46,8 @@ class Difference(NamedTuple):
 def compare(before: Row, after: Row) -> Difference:
     """Compare two rows of one policy each, whatever their seeds, problem by problem."""
     apart = after.accuracies - before.accuracies
-    paired, interval = stats.paired(before.correct[0], after.correct[0]), frontier.mean_interval(apart, limits=(-1, 1))
+    paired = stats.paired(before.correct[0], after.correct[0])
+    interval = frontier.mean_interval(apart, limits=(-1, 1))
     counts = (int((apart > 0).sum()), int((apart == 0).sum()), int((apart < 0).sum()))
     return Difference(paired.difference, paired.sem, interval.low, interval.high, *counts)
 
@@ -45,7 +58,7 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
         return None
     there = dict(zip(other.seeds, other.accuracies, strict=True))
     pairs = [values - there[seed] for seed, values in zip(row.seeds, row.accuracies, strict=True) if seed in there]
-    return frontier.mean_interval(np.stack(pairs), limits=(-1, 1)) if pairs else None
+    return mean_change(pairs)
 
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
@@ -59,24 +72,27 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
     reached = []
     for policy, seed, values in zip(row.policies, row.seeds, row.accuracies, strict=True):
         curve = _curve(baseline, seed, measure)
-        there = None if curve is None else frontier.interpolate(*curve, policy.costs[measure])
-        reached += [] if there is None else [values - there]
-    return frontier.mean_interval(np.stack(reached), limits=(-1, 1)) if reached else None
+        if curve is None:
+            continue
+        there = frontier.interpolate(*curve, policy.costs[measure])
+        if there is not None:
+            reached.append(values - there)
+    return mean_change(reached)
 
 
 def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
     """Give one seed's costs [K], ascending, and accuracies [K, N]; None if it has fewer than two points."""
-    points = [
-        (policy.costs[measure], values)
-        for row in group.rows
-        for policy, other, values in zip(row.policies, row.seeds, row.accuracies, strict=True)
-        if other == seed
-    ]
-    points.sort(key=lambda point: point[0])
-    costs = np.array([cost for cost, _ in points])
-    if len(points) < 2 or not np.isfinite(costs).all() or (np.diff(costs) <= 0).any():
+    points: list[tuple[float, Array]] = []
+    for row in group.rows:
+        of_seeds = zip(row.policies, row.seeds, row.accuracies, strict=True)
+        points += [(policy.costs[measure], values) for policy, other, values in of_seeds if other == seed]
+    if len(points) < 2:
         return None
-    return costs, np.stack([values for _, values in points])
+    points.sort(key=lambda point: point[0])
+    costs, accuracies = map(np.array, zip(*points, strict=True))
+    if not np.isfinite(costs).all() or (np.diff(costs) <= 0).any():
+        return None
+    return costs, accuracies
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
@@ -85,8 +101,8 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
     A row of fewer seeds may be best because its seeds are.
     """
     rows = list(rows)
-    seeds = {seed for row in rows for seed in row.seeds}
-    return [row for row in rows if set(row.seeds) == seeds and row.dev == row.dev]
+    seeds = seeds_of(rows)
+    return [row for row in rows if set(row.seeds) == seeds and not math.isnan(row.dev)]
 
 
 def chosen(rows: Iterable[Row]) -> Row | None:
@@ -103,7 +119,8 @@ def best_at(study: Study, row: Row) -> Group | None:
     baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
     if len(baselines) == 1:
         return baselines[0]
-    rows, cost = comparable(other for group in baselines for other in group.rows), row.costs["flops"]
+    rows = comparable(rows_of(baselines))
+    cost = row.costs["flops"]
     at_cost = []
     for group in baselines:
         points = sorted((other.costs["flops"], other.dev) for other in group.rows if other in rows)
@@ -115,7 +132,7 @@ def best_at(study: Study, row: Row) -> Group | None:
 
 def swept_rows(study: Study) -> list[Row]:
     """Return the rows of all groups that vary K and do not stop by themselves, cheapest first."""
-    rows = [row for group in study.swept if not group.stops for row in group.rows]
+    rows = rows_of(group for group in study.swept if not group.stops)
     return sorted(rows, key=lambda row: row.costs["flops"])
 
 
@@ -129,11 +146,12 @@ def reference(study: Study, group: Group, row: Row) -> Row | None:
         return chosen(swept_rows(study))
     if not group.is_offline:
         return next((other for _, other in spectrum(study) if sync_every(other.policies[0]) == 0), None)
-    return next(other for same in study.offline if same.arm == group.arm for other in same.rows if other.k == row.k)
+    same_arm = rows_of(other for other in study.offline if other.arm == group.arm)
+    return next(other for other in same_arm if other.k == row.k)
 
 
 def sync_every(policy: Policy) -> int:
-    """How many updates online training makes between two synchronisations of the sampling policy; 0 is never."""
+    """Count the updates of online training between two synchronisations of the sampling policy; 0 is never."""
     return int(policy.section.get("sync_every", 1))
 
 
@@ -143,37 +161,41 @@ def loss_of(policy: Policy) -> str:
 
 
 def spectrum(study: Study) -> list[tuple[Group, Row]]:
-    """Arms of online training from offline (s = ∞) to s = 1, other losses after the one with the most s.
+    """List arms of online training from offline (s = ∞) to s = 1, other losses after the one with the most s.
 
     [] if all have the same s and loss: the study is about something else. The range is that of "Bridging Offline and
     Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
     """
-    arms = [
-        (loss_of(row.policies[0]), sync_every(row.policies[0]) or math.inf, (group, row))
-        for group in study.groups
-        for row in group.rows
-        if row.policies[0].kind == ONLINE
-    ]
+    arms = [(group, row) for group, row in grouped_rows(study.groups) if row.policies[0].kind == ONLINE]
     spans: dict[str, set[float]] = {}
-    for loss, interval, _ in arms:
-        spans.setdefault(loss, set()).add(interval)
+    for _, row in arms:
+        spans.setdefault(loss_of(row.policies[0]), set()).add(_interval(row))
+    if sum(map(len, spans.values())) <= 1:
+        return []
     losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
-    arms.sort(key=lambda arm: (losses.index(arm[0]), -arm[1]))
-    return [arm for _, _, arm in arms] if sum(map(len, spans.values())) > 1 else []
+    return sorted(arms, key=lambda arm: (losses.index(loss_of(arm[1].policies[0])), -_interval(arm[1])))
+
+
+def _interval(row: Row) -> float:
+    return sync_every(row.policies[0]) or math.inf
 
 
 def start_of(rows: Sequence[Row]) -> Row | None:
     """Return the policy that all rows were trained from, where it is one for each seed and was evaluated on test."""
     starts: dict[int, Policy] = {}
-    for seed, policy in ((seed, policy) for row in rows for seed, policy in zip(row.seeds, row.policies, strict=True)):
+    for policy in policies_of(rows):
         start = policy.parent
-        if start is None or _made(start) != _made(starts.setdefault(seed, start)):
+        if start is None or _made(start) != _made(starts.setdefault(policy.run.seed, start)):
             return None
-    answers = {seed: start.answers("test") for seed, start in starts.items()}
-    same = {seed: frame for seed, frame in answers.items() if frame is not None and list(frame.index) == rows[0].ids}
-    if len({start.name for start in starts.values()}) > 1 or not same:
+    if len({start.name for start in starts.values()}) > 1:
         return None
-    return Row(starts[next(iter(same))].name, [starts[seed] for seed in same], list(same.values()))
+    policies, answers = [], []
+    for start in starts.values():
+        own = start.answers("test")
+        if own is not None and list(own.index) == rows[0].ids:
+            policies.append(start)
+            answers.append(own)
+    return Row(policies[0].name, policies, answers) if policies else None
 
 
 def _made(policy: Policy) -> tuple[str, str]:

@@ -1,0 +1,288 @@
+r"""Grade an answer with computer algebra, where `verify.quick_verdict` cannot: unbounded in time and memory.
+
+For worker processes only (worker.py): sympy is imported, and may run for ever. The reference ("gold") comes first, and
+what is exact is decided before anything is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import TypeVar
+
+from g2d_jax.records import Verdict
+from g2d_jax.rewards import angles, lists, names, sets, shapes, units
+from g2d_jax.rewards.pair import paired_up
+from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, parse_quantity
+from g2d_jax.rewards.verify import can_be_read, may_be_rounded, quick_verdict
+
+T = TypeVar("T")
+
+MAX_PARTS = 10
+"""Parts of a union, a list or a definition by cases, at most, that are compared each with each."""
+
+_INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
+_EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
+_TIMES = r"\cdot "
+_BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
+_PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
+_DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
+_VALUE_OR_LIST = re.compile(r"[\d,;]")
+_COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
+
+
+def parses(gold: str) -> Verdict:
+    """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For worker processes."""
+    read = can_be_read(gold)
+    if read is None:
+        a, _ = paired_up(gold, "")
+        a, _ = _keep_case(units.without_unit(a), "")
+        read = bool(_parse(a))
+    return Verdict.CORRECT if read else Verdict.UNSCORABLE
+
+
+def _verdict(is_correct: bool) -> Verdict:
+    return Verdict.CORRECT if is_correct else Verdict.INCORRECT
+
+
+def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict:
+    r"""Give the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
+
+    places: with fewer than six, a decimal of at least so many places is right where it is the other side, rounded.
+
+    An answer that does not parse is INCORRECT, as is every other text than that of a gold which does not; NO_ANSWER is
+    one with `\approx` that `_approximation` refuses.
+    """
+    quick = quick_verdict(gold, answer, places)
+    if quick is not None:
+        return _verdict(quick)
+    a, b = paired_up(gold, answer)
+    is_other_unit = units.differ(a, b)
+    if may_be_rounded(a, b, places) and not is_other_unit and _rounded(a, b, places):
+        return Verdict.CORRECT
+    if "\\approx" in b and "\\approx" not in a:
+        return _approximation(a, b)
+    if is_other_unit:
+        return Verdict.INCORRECT
+    a, b = units.without_unit(a), units.without_unit(b)
+    same_cases = _same_cases(a, b)
+    if same_cases is not None:
+        return _verdict(same_cases)
+    if units.says_more(a) or units.says_more(b):
+        return Verdict.INCORRECT
+    if _same_by_parts(a, b):
+        return Verdict.CORRECT
+    expected, given = shapes.ratio(a), shapes.ratio(b)
+    if expected and given:
+        return _same_ratio(expected, given)
+    return _verdict(any(_same_by_parsing(x, y) for x, y in angles.readings(a, b)))
+
+
+def _rounded(gold: str, answer: str, places: int) -> bool:
+    """Tell whether one side is a decimal of at least so many places that the other one rounds to."""
+    for exact, text in ((gold, answer), (answer, gold)):
+        decimal = parse_quantity(text)
+        if decimal and decimal.value and decimal.places >= places and _rounds(exact, decimal):
+            return True
+    return False
+
+
+def _same_by_parts(gold: str, answer: str) -> bool:
+    """Tell whether two unions, tuples or lists have the same parts, each compared by its value."""
+    expected, given = sets.intervals(gold), sets.intervals(answer)
+    if expected and given:
+        return _paired(expected, given, _same_interval)
+    are_tuples = _PARENTHESES.fullmatch(gold) and _PARENTHESES.fullmatch(answer)
+    if are_tuples:
+        gold, answer = gold[1:-1], answer[1:-1]
+    a, b = lists.elements(gold), lists.elements(answer)
+    if not (a and b):
+        return False
+    if are_tuples:
+        return len(a) == len(b) and all(map(_same_element, a, b))
+    return _paired(a, b, _same_element)
+
+
+def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]) -> bool:
+    """Tell whether each of some parts has one of its own that is the same."""
+    if len(gold) != len(answer) or len(gold) > MAX_PARTS:
+        return False
+    rest = list(answer)
+    for part in gold:
+        found = next((other for other in rest if same(part, other)), None)
+        if found is None:
+            return False
+        rest.remove(found)
+    return True
+
+
+def _same_element(gold: str, answer: str) -> bool:
+    """Tell whether two elements are the same; an equation is no value, of which math-verify takes the right side."""
+    return ("=" in gold) == ("=" in answer) and _same(gold, answer)
+
+
+def _same(gold: str, answer: str) -> bool:
+    return grade(gold, answer) is Verdict.CORRECT
+
+
+def _same_interval(gold: tuple[str, str, str], answer: tuple[str, str, str]) -> bool:
+    if gold[0] != answer[0]:
+        return False
+    return all(_same(x, y) for x, y in zip(gold[1:], answer[1:], strict=True) if x or y)
+
+
+def _same_ratio(gold: list[str], answer: list[str]) -> Verdict:
+    """Compare ratios of any number of values: each to the first."""
+    if len(gold) != len(answer):
+        return Verdict.INCORRECT
+    for a, b in zip(gold[1:], answer[1:], strict=True):
+        verdict = grade(rf"\frac{{{a}}}{{{gold[0]}}}", rf"\frac{{{b}}}{{{answer[0]}}}")
+        if verdict is not Verdict.CORRECT:
+            return verdict
+    return Verdict.CORRECT
+
+
+def _same_cases(gold: str, answer: str) -> bool | None:
+    """Compare piecewise definitions row by row, in any order; None where neither is one."""
+    expected, given = shapes.cases(gold), shapes.cases(answer)
+    if expected is None and given is None:
+        return None
+    if expected is None or given is None:
+        return False
+    if not any(condition for _, condition in expected):
+        return len(expected) == len(given) and all(map(_same_row, expected, given))
+    return _paired(expected, given, _same_row)
+
+
+def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
+    if bool(gold[1]) != bool(answer[1]):
+        return False
+    return all(_same(x, y) for x, y in zip(gold, answer, strict=True) if x or y)
+
+
+def _same_by_parsing(gold: str, answer: str) -> bool:
+    """Ask math-verify, with all in its own spelling."""
+    a, b = _keep_case(*(angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer)))
+    given = _parse(b)
+    expected = _parse(a) if given else []
+    return any(_same_expression(x, y) or _approximates(x, gold, y, answer) for y in given for x in expected)
+
+
+def _approximation(gold: str, answer: str) -> Verdict:
+    r"""Give the verdict on `a \approx b`, which says two things: an answer only where b is a itself, rounded.
+
+    CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER. With no more than a
+    name before it, as in `x \approx b`, b is the answer. With a second `\approx` there is none.
+    """
+    left, _, right = answer.partition("\\approx")
+    if "\\approx" in right:
+        return Verdict.NO_ANSWER
+    if all(_is_name(part.strip()) for part in _EQUALS.split(left)):
+        return grade(gold, right)
+    left, right = left.rpartition("=")[2].strip(), right.strip()
+    decimal = parse_quantity(right)
+    if decimal is None or not _rounds(left, decimal):
+        return Verdict.NO_ANSWER
+    if _same(gold, left) or ("." not in left and _same(gold, right)):
+        return Verdict.CORRECT
+    return Verdict.NO_ANSWER
+
+
+def _is_name(text: str) -> bool:
+    r"""Tell whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and is no value: `12`, `e^\pi`."""
+    from g2d_jax.rewards.exact import is_real
+
+    return not _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)) and not any(map(is_real, _parse(text)))
+
+
+def _rounds(exact: str, decimal: Quantity) -> bool:
+    """Tell whether a decimal is the rounding of what stands before it. Both have the same unit, or one has none."""
+    from g2d_jax.rewards.exact import rounds_to
+
+    quantity = parse_quantity(exact)
+    if quantity is None:
+        numbers: Sequence[object] = _parse(units.without_unit(exact))
+    elif quantity.unit and decimal.unit and quantity.unit != decimal.unit:
+        return False
+    else:
+        numbers = [_without_percent(quantity)]
+    value = _without_percent(decimal)
+    places = decimal.places + 2 * decimal.percent
+    return (value * 10**places).denominator == 1 and any(rounds_to(number, value, places) for number in numbers)
+
+
+def _without_percent(quantity: Quantity) -> Fraction:
+    """Return the value, 12 % being 0.12."""
+    return quantity.value / 100**quantity.percent
+
+
+def _combinations(found: re.Match[str]) -> str:
+    r"""Compute a binomial coefficient, as a factor of what stands before it."""
+    before = found.string[: found.start()].rstrip()[-1:]
+    times = _TIMES * (before.isdigit() or before in ("}", ")"))
+    return f"{times}({math.comb(int(found[1]), int(found[2]))})"
+
+
+def _exactly(text: str) -> str:
+    """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
+    text = _BINOMIAL.sub(_combinations, text)
+    if parse_quantity(text):
+        return text
+    return _DECIMAL.sub(_fraction, text)
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
+
+
+def _keep_case(gold: str, answer: str) -> tuple[str, str]:
+    """Rename capital variables whose small letter occurs too: math-verify reads R and r as one, R^2-r^2 as 0."""
+    letters = set(_COMMAND.sub(" ", gold + " " + answer))
+    clashes = "".join(sorted(letter for letter in letters if "A" <= letter <= "Z" and letter.lower() in letters))
+    if not clashes:
+        return gold, answer
+    variable = re.compile(rf"(?P<command>\\text\s*\{{[^{{}}]*\}}|\\[A-Za-z]+)|(?P<letter>[{clashes}])(?!\s*_)")
+    a, b = (variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text) for text in (gold, answer))
+    return a, b
+
+
+def _parse(cleaned: str) -> list[object]:
+    """Parse bare LaTeX with math-verify; [] when it cannot be read."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    # Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against "5 m".
+    config = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+    targets = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=config)]
+    wrapped = "$" + cleaned.replace("\\$", "") + "$"
+    parsed: list[object] = parse(wrapped, targets, fallback_mode="no_fallback", parsing_timeout=None)
+    return parsed
+
+
+def _same_expression(gold: object, answer: object) -> bool:
+    from math_verify import verify
+
+    from g2d_jax.rewards.exact import DIGITS, equations_equal, numbers_equal, same_function, sets_equal
+
+    for decide in (numbers_equal, sets_equal, equations_equal):
+        equal = decide(gold, answer)
+        if equal is not None:
+            return equal
+    if verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
+        return True
+    return same_function(gold, answer)
+
+
+def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
+    """Tell whether one side is a decimal of at least six places of the other, an irrational number."""
+    from g2d_jax.rewards.exact import rounds_to
+
+    for exact, text in ((gold, answer_text), (answer, gold_text)):
+        decimal = parse_quantity(text)
+        if decimal and decimal.places >= APPROXIMATION_PLACES:
+            return rounds_to(exact, decimal.value, decimal.places, cut=True)
+    return False

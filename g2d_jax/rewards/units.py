@@ -1,0 +1,41 @@
+"""Words and units in `\\text{ }` behind a value: which ones a comparison may leave out, and which say more."""
+
+from __future__ import annotations
+
+import re
+
+from g2d_jax.rewards.normalise import TEXT
+from g2d_jax.rewards.quantity import HEDGES, POWER_WORDS, SCALES, unit_of
+
+_SAYING_MORE = HEDGES.union(SCALES)
+_WORD = re.compile(r"[a-z']+")
+_AT_END = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
+
+
+def says_more(text: str) -> bool:
+    r"""Tell whether words in `\text` doubt an answer, change it or add another: `5 \text{ or more}`."""
+    for marked in TEXT.findall(text):
+        words = set(_WORD.findall(marked.lower()))
+        if words & _SAYING_MORE or (words and words <= POWER_WORDS.keys()):
+            return True
+    return False
+
+
+def without_unit(cleaned: str) -> str:
+    """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does ("or", "not")."""
+    match = _AT_END.search(cleaned)
+    if match is None or says_more(match[0]):
+        return cleaned
+    return cleaned[: match.start()] or cleaned
+
+
+def differ(gold: str, answer: str) -> bool:
+    """Tell whether both have units that are known, and differ."""
+    expected = _known_unit(gold)
+    given = _known_unit(answer)
+    return bool(expected and given) and expected != given
+
+
+def _known_unit(text: str) -> str:
+    match = _AT_END.search(text)
+    return unit_of(match[0].strip()) if match else ""
