@@ -17,7 +17,7 @@ from g2d_jax import config as settings
 from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, Source, Split, places
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, Source, Split, places, prefix_of, setting_of
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
@@ -36,7 +36,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
-from g2d_jax.session.problems import READ_FOR, SPLITS, prefix_of, setting_of
+from g2d_jax.session.problems import READ_FOR, SPLITS
 from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints

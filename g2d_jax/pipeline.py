@@ -23,9 +23,7 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import Objectives, check, check_packages, compile_ahead, open_session, run_stage
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.workdir import (
-    absolute,
-)
+from g2d_jax.workdir import absolute
 
 
 def run(

@@ -15,7 +15,7 @@ from etils import epath
 
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, Reward, places
+from g2d_jax.config import Config, Reward, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan, check_inputs, check_names, dependents_of_final, plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
@@ -32,7 +32,7 @@ from g2d_jax.sampler import remote
 from g2d_jax.scoring import reward_model
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.policies import check_elsewhere
-from g2d_jax.session.problems import prefix_of, setting_of, table
+from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (

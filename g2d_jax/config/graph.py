@@ -13,7 +13,7 @@ from etils import epath
 
 from g2d_jax.config import places
 from g2d_jax.config.policy_name import PolicyName
-from g2d_jax.config.settings import RESERVED, Config
+from g2d_jax.config.settings import RESERVED, Config, setting_of
 from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
 
 
@@ -126,18 +126,15 @@ def _check_named(split: str, config: Config) -> None:
     """
     without = [name for name, task in config.all_tasks.items() if not getattr(task, split).path]
     if len(without) == len(config.all_tasks):
-        places = [f"data.{split}.path", *(f"tasks.{name}.{split}.path" for name in config.tasks)]
-        raise ValueError(f"it needs problems of {split}, and no setting names any: set {' or '.join(places)}{_SOURCES}")
+        named = " or ".join(f"{setting_of(name, split)}.path" for name in config.all_tasks)
+        raise ValueError(f"it needs problems of {split}, and no setting names any: set {named}{_SOURCES}")
     if split != "train":
         return
     for name in without:
-        place = f"tasks.{name}"
-        if name == "main":
-            place = "data"
         if config.all_tasks[name].weight:
             raise ValueError(
-                f"it draws problems of every task, and no setting names those of {name}: set {place}.train.path"
-                f"{_SOURCES}, or {place}.weight to 0"
+                f"it draws problems of every task, and no setting names those of {name}: set "
+                f"{setting_of(name, 'train')}.path{_SOURCES}, or {setting_of(name, 'weight')} to 0"
             )
 
 

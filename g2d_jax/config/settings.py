@@ -142,3 +142,13 @@ class Config(Section):
         steps = getattr(self.stages[window.stage], "steps", None)  # those of an offline stage are known later
         if steps is not None and window.last > steps:
             raise FieldError("logging.profile", f"is {self.logging.profile!r}, but {window.stage} has {steps} updates")
+
+
+def prefix_of(task: str) -> str:
+    """Return what stands before a task's "reward" in the name of a setting: "" or "tasks.chat."."""
+    return "" if task == "main" else f"tasks.{task}."
+
+
+def setting_of(task: str, field: str) -> str:
+    """Name the setting of a task's split or weight: "data.train", "tasks.chat.train"."""
+    return f"{prefix_of(task) or 'data.'}{field}"

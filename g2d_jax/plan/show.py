@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from g2d_jax.accounting import TOKENS
-from g2d_jax.config import Evaluate
+from g2d_jax.config import Evaluate, setting_of
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.planning import Entry, Plan
@@ -144,7 +144,7 @@ def assumptions(plan: Plan) -> list[str]:
             source = getattr(task, split)
             if source.limit or source.path.partition(":")[0] in SUITES:
                 continue
-            field = f"data.{split}" if name == "main" else f"tasks.{name}.{split}"
+            field = setting_of(name, split)
             lines.append(
                 f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: set how many there are "
                 f"with --config.{field}.limit=N"

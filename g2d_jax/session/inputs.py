@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 from etils import epath
 
 from g2d_jax import contents
-from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer, places
+from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer, places, prefix_of, setting_of
 from g2d_jax.config.places import data_files
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.config_load import beside
@@ -33,7 +33,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.scoring import reward_model
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
-from g2d_jax.session.problems import SPLITS, Reading, gives_columns, prefix_of, read_source, reading, setting_of
+from g2d_jax.session.problems import SPLITS, Reading, gives_columns, read_source, reading
 from g2d_jax.session.session import Session, open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Reward, Source, Task
+from g2d_jax.config import Config, Reward, Source, Task, setting_of
 from g2d_jax.contents import Content, records
 from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import LoadReport, load_problems
@@ -204,16 +204,6 @@ def _of_task(
         if dropped:
             say(f"{prefix}{split}: {dropped} prompts longer than {longest} tokens dropped")
     return loaded
-
-
-def prefix_of(task: str) -> str:
-    """Return what stands before a task's "reward" in the name of a setting: "" or "tasks.chat."."""
-    return "" if task == "main" else f"tasks.{task}."
-
-
-def setting_of(task: str, split: str) -> str:
-    """Name the setting of a task's split: "data.train", "tasks.chat.train"."""
-    return f"{prefix_of(task) or 'data.'}{split}"
 
 
 def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:

@@ -345,7 +345,7 @@ class Session:
 
     @cached_property
     def decode(self) -> Decode | None:
-        """What turns ids into text for the sampler, None where no stage has stop strings."""
+        """The text of ids, for the sampler; None where no stage has stop strings."""
         return self.tokenizer.decode if any(stop_strings(self.config)) else None
 
     @cached_property

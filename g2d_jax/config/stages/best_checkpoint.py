@@ -9,7 +9,7 @@ from g2d_jax.config.choices import Policy, Split
 from g2d_jax.config.section import Positive
 from g2d_jax.config.sections.training import Sampling
 from g2d_jax.config.stages.online import Online
-from g2d_jax.config.stages.stage import Stage, Stages
+from g2d_jax.config.stages.stage import Stage, Stages, successive
 
 
 class BestCheckpoint(Stage):
@@ -48,7 +48,7 @@ class BestCheckpoint(Stage):
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy's checkpoints."""
-        return {f"{name}'s", "its later ones"}
+        return successive(name)
 
     def check_step(self, reader: str, policy: str, step: str) -> None:
         """Raise ValueError: it chooses the step itself."""

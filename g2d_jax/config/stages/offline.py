@@ -9,7 +9,7 @@ from g2d_jax.config.choices import Policy, Preferences
 from g2d_jax.config.section import Positive
 from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
 from g2d_jax.config.stages.dpo import DPOLoss
-from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
+from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
 
 
 class Offline(DPOLoss, TrainingStage):
@@ -65,7 +65,7 @@ class Offline(DPOLoss, TrainingStage):
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones, of probes."""
         if self.probe.every:
-            return {f"{name}'s", "its later ones"}
+            return successive(name)
         return set()
 
     def check_beside(self, name: str, stages: Stages) -> None:

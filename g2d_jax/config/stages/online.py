@@ -9,7 +9,7 @@ from g2d_jax.config.choices import Measure, NotNegativeFloat, Policy, Rollouts, 
 from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
 from g2d_jax.config.sections.training import Optimizer, Probe, Sampling, check_warmup
 from g2d_jax.config.stages.dpo import OnlineDPO
-from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
+from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
 
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
@@ -236,7 +236,7 @@ class Online(TrainingStage):
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones."""
-        return {f"{name}'s", "its later ones"}
+        return successive(name)
 
     def kept_steps(self) -> list[int]:
         """Return the steps of `keep` that it reaches, and the last one."""

@@ -129,4 +129,9 @@ class TrainingStage(Stage):
         return replace(self, policy=rename(self.policy))
 
 
+def successive(name: str) -> set[str]:
+    """Name, in words, a stage's policy and those that follow it in training: see `Stage.policies_sampled`."""
+    return {f"{name}'s", "its later ones"}
+
+
 Stages = Mapping[str, Stage]
