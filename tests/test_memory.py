@@ -1,8 +1,10 @@
 """What a process and its children hold, and the most that it was."""
 
+import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,18 @@ def test_the_limit_is_the_least_of_machine_and_groups(tmp_path, monkeypatch, gro
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory.limit() == (expected or machine)
+
+
+@linux
+def test_looking_at_children_takes_a_hundredth_of_the_time_at_most(holder):
+    peak = memory.Peak()
+    began = time.monotonic()
+    peak.look()
+    took = time.monotonic() - began
+    assert began < peak._next_look <= began + took + took / 0.01
+    peak._next_look = math.inf  # as after a look that took for ever
+    holder(100 * MIB)
+    peak.look_if_due()
+    assert peak._children < 50 * MIB
+    peak.read()  # the last look is not left out
+    assert peak._children >= 100 * MIB

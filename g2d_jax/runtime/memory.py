@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,10 @@ from g2d_jax.runtime.threads import repeating
 
 GIB = 1 << 30
 PAUSE = 1.0
-"""Seconds between two looks at the children of a process: what one of them held for less may be missed."""
+"""Seconds between two looks at the children of a process, at least: what one of them held for less may be missed."""
+
+_LOOKING = 0.01
+"""The share of the time that looking may take: the kernel counts the pages of all children."""
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -36,12 +40,21 @@ class Peak:
 
     def __init__(self) -> None:
         self._children = 0
+        self._next_look = 0.0
         with contextlib.suppress(OSError):
             (_PROC / "self" / "clear_refs").write_text("5")  # the mark of the most resident memory, and no page's
 
     def look(self) -> None:
         """Look at the children."""
+        began = time.monotonic()
         self._children = max(self._children, _children_bytes(os.getpid()))
+        ended = time.monotonic()
+        self._next_look = ended + (ended - began) / _LOOKING
+
+    def look_if_due(self) -> None:
+        """Look at the children unless the last look took so long that it is too early for another."""
+        if time.monotonic() >= self._next_look:
+            self.look()
 
     def read(self) -> int:
         """Return the bytes so far."""
@@ -59,7 +72,7 @@ class Peak:
 def measured() -> Iterator[Peak]:
     """Measure the peak of a block; a thread looks at the children meanwhile."""
     peak = Peak()
-    with repeating((PAUSE, peak.look)):
+    with repeating((PAUSE, peak.look_if_due)):
         yield peak
 
 
