@@ -1,7 +1,9 @@
-"""Look the installed packages up in PyPI's database of vulnerabilities: audit.py PIP_AUDIT SITE_PACKAGES.
+"""Look the installed packages up in PyPI's database of vulnerabilities: audit.py PIP_AUDIT
+SITE_PACKAGES.
 
-Exit status 1 for a known vulnerability, and when pip-audit fails for another reason than the network. Where the
-database cannot be reached, or a mirror answers that it knows no package, nothing was audited: that is said, and passes.
+Exit status 1 for a known vulnerability, and when pip-audit fails for another reason than the
+network. Where the database cannot be reached, or a mirror answers that it knows no package, nothing
+was audited: that is said, and passes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ import subprocess
 import sys
 from typing import Any
 
-NETWORK = re.compile(r"ConnectionError|ConnectTimeout|ReadTimeout|SSLError|ProxyError|HTTPError|Max retries|timed out")
+NETWORK = re.compile(
+    r"ConnectionError|ConnectTimeout|ReadTimeout|SSLError|ProxyError|HTTPError|Max retries|timed "
+    r"out"
+)
 
 
 def main(pip_audit: str, site_packages: str) -> int:
@@ -29,7 +34,8 @@ def main(pip_audit: str, site_packages: str) -> int:
 
 
 def judge(output: str, errors: str) -> tuple[int, str]:
-    """Exit status and message for what pip-audit wrote to its standard output (JSON) and standard error."""
+    """Exit status and message for what pip-audit wrote to its standard output (JSON) and standard
+    error."""
     try:
         packages: list[dict[str, Any]] = json.loads(output)["dependencies"]
     except (ValueError, KeyError, TypeError):
@@ -40,15 +46,24 @@ def judge(output: str, errors: str) -> tuple[int, str]:
     known = [package for package in packages if "vulns" in package]
     unknown = [package["name"] for package in packages if "vulns" not in package]
     found = [
-        f"{package['name']} {package['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'none'}"
+        (
+            f"{package['name']} {package['version']}: {flaw['id']}, fixed in "
+            f"{', '.join(flaw['fix_versions']) or 'none'}"
+        )
         for package in known
         for flaw in package["vulns"]
     ]
     if not known:
-        return 0, f"NOT AUDITED: the package index here has no vulnerability data for any of {len(packages)} packages"
+        return (
+            0,
+            "NOT AUDITED: the package index here has no vulnerability data for any of "
+            f"{len(packages)} packages",
+        )
     beside = f"; not known there: {', '.join(unknown)}" if unknown else ""
     if found:
-        return 1, "\n".join([f"{len(found)} known vulnerabilities in {len(known)} packages{beside}", *found])
+        return 1, "\n".join(
+            [f"{len(found)} known vulnerabilities in {len(known)} packages{beside}", *found]
+        )
     return 0, f"{len(known)} packages audited, no known vulnerabilities{beside}"
 
 

@@ -1,11 +1,12 @@
-r"""On a GPU or a TPU: is it right, does it need what the plan says, and which way of computing is the quicker one.
+r"""On a GPU or a TPU: is it right, does it need what the plan says, and which way of computing is
+the quicker one.
 
     python benchmarks/accelerator.py                        # shapes of Qwen2.5-0.5B and 1.5B, all parts
     python benchmarks/accelerator.py --shapes tiny          # shows on a CPU that it runs
     python benchmarks/accelerator.py --parts correct memory --shapes 0.5b
 
-Random weights, nothing to download. Every part is a process of its own and prints what it found; one that fails does
-not keep the others from running:
+Random weights, nothing to download. Every part is a process of its own and prints what it found;
+one that fails does not keep the others from running:
 
     correct   log-probs, their gradient and logits of packed rows, against this machine's CPU; the attention kernel of
               prompts against XLA's. Exit status 1 beyond CLOSE
@@ -38,7 +39,19 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from ways import TINY, decode, filters, is_tiny, logprobs, machine, one_mesh, ragged, remat, say, scored  # noqa: E402
+from ways import (  # noqa: E402
+    TINY,
+    decode,
+    filters,
+    is_tiny,
+    logprobs,
+    machine,
+    one_mesh,
+    ragged,
+    remat,
+    say,
+    scored,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -58,7 +71,11 @@ def shape(name: str) -> ModelConfig:
     from g2d_jax.models import shapes
 
     small = name == "tiny"
-    return dataclasses.replace(shapes.shape(NAMES["0.5b"]), **TINY) if small else shapes.shape(NAMES[name])
+    return (
+        dataclasses.replace(shapes.shape(NAMES["0.5b"]), **TINY)
+        if small
+        else shapes.shape(NAMES[name])
+    )
 
 
 # Is it right
@@ -82,7 +99,8 @@ def correct(config: ModelConfig, folder: Path) -> bool:
         model = decoder.init(config, jax.random.key(0))
 
     def on(mesh: Any, dtype: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Log-probs, the logits of each row's first 32 tokens, and the gradient of the mean log-prob on the host."""
+        """Log-probs, the logits of each row's first 32 tokens, and the gradient of the mean
+        log-prob on the host."""
         place = meshes.replicated(mesh)
         own, ids = jax.device_put(model, place), jax.device_put(tokens, place)
 
@@ -90,7 +108,9 @@ def correct(config: ModelConfig, folder: Path) -> bool:
             steps = jnp.broadcast_to(jnp.arange(32), (4, 32))
             segments = jnp.full_like(steps, SEGMENT_STRIDE)
             hidden, _ = decoder.forward(model, ids[:, :32], steps, segments, dtype=dtype, mesh=mesh)
-            return jnp.matmul(hidden, decoder.head_matrix(model, dtype), preferred_element_type=jnp.float32)
+            return jnp.matmul(
+                hidden, decoder.head_matrix(model, dtype), preferred_element_type=jnp.float32
+            )
 
         def mean(model: Any, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
             each = scored(config, model, ids, dtype, "full", mesh)
@@ -106,7 +126,11 @@ def correct(config: ModelConfig, folder: Path) -> bool:
         *found, other = on(one_mesh(), dtype)
         for what, here, there in zip(("log-probs", "logits"), found, right, strict=True):
             off = np.abs(here - there)
-            say("correct", f"{what} in {dtype.__name__}, CPU in float32", f"max {off.max():.2e}  mean {off.mean():.2e}")
+            say(
+                "correct",
+                f"{what} in {dtype.__name__}, CPU in float32",
+                f"max {off.max():.2e}  mean {off.mean():.2e}",
+            )
             good &= dtype != jnp.float32 or bool(off.max() <= CLOSE)
         share = norm(jax.tree.map(np.subtract, slope, other)) / length
         say("correct", f"gradient in {dtype.__name__}, CPU in float32", f"{share:.2e} of its norm")
@@ -119,9 +143,15 @@ def correct(config: ModelConfig, folder: Path) -> bool:
     begins = np.array([0, 1, 100, 511])[:, None]  # padding on the left, as prompts have it
     segments = jnp.asarray(np.where(np.arange(512) >= begins, SEGMENT_STRIDE, 0), jnp.int32)
     kernel = jax.jit(attention_for("auto", one_mesh(), "sequence"))
-    ours, theirs = (run(q, k, v, segments).astype(jnp.float32) for run in (packed_attention, kernel))
+    ours, theirs = (
+        run(q, k, v, segments).astype(jnp.float32) for run in (packed_attention, kernel)
+    )
     off = jnp.where((segments != 0)[:, :, None, None], jnp.abs(ours - theirs), 0.0)
-    say("correct", "attention of prompts in bfloat16, its kernel and XLA's", f"max {float(off.max()):.2e}")
+    say(
+        "correct",
+        "attention of prompts in bfloat16, its kernel and XLA's",
+        f"max {float(off.max()):.2e}",
+    )
     return good
 
 
@@ -130,14 +160,17 @@ def norm(tree: Any) -> float:
     import jax
     import numpy as np
 
-    return math.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(tree)))
+    return math.sqrt(
+        sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(tree))
+    )
 
 
 # What it needs
 
 
 def recipe(config: ModelConfig, folder: Path) -> ConfigDict:
-    """G2D on random weights, three updates a training stage, prompts and responses as long as they may be."""
+    """G2D on random weights, three updates a training stage, prompts and responses as long as they
+    may be."""
     import numpy as np
     from loading import write_checkpoint
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -149,7 +182,9 @@ def recipe(config: ModelConfig, folder: Path) -> ConfigDict:
     model, problems = folder / "model", folder / "problems.jsonl"
     if not problems.exists():
         backend = Tokenizer(
-            models.WordLevel({END: 0} | {f"w{i}": i for i in range(1, config.vocab_size)}, unk_token="w1")
+            models.WordLevel(
+                {END: 0} | {f"w{i}": i for i in range(1, config.vocab_size)}, unk_token="w1"
+            )
         )
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         write_checkpoint(model, config, 5e9)
@@ -166,7 +201,9 @@ def recipe(config: ModelConfig, folder: Path) -> ConfigDict:
     made.stages.collect.prompts = 128
     made.stages.dpo.batch_size = 128 // UPDATES
     if is_tiny(config):
-        made.compute.max_num_seqs, made.stages.warmup.prompts_per_step, made.stages.collect.prompts = 32, 8, 16
+        made.compute.max_num_seqs = 32
+        made.stages.warmup.prompts_per_step = 8
+        made.stages.collect.prompts = 16
         made.stages.dpo.batch_size = 4
     return made
 
@@ -177,7 +214,8 @@ def by_chance(completions: list[str], **_: Any) -> list[float]:
 
 
 def stage(config: ModelConfig, folder: Path, name: str) -> tuple[int, str]:
-    """Run up to this stage, which is the next; bytes of a device at its peak (0: not told), and the machine's name."""
+    """Run up to this stage, which is the next; bytes of a device at its peak (0: not told), and the
+    machine's name."""
     import jax
 
     from g2d_jax import pipeline
@@ -211,18 +249,28 @@ def memory(config: ModelConfig, folder: Path) -> bool:
         started = time.perf_counter()
         found[name], target = apart(stage, config, folder, name)
         peak = f"peak {found[name] / 2**30:.2f} GiB" if found[name] else "peak not told here"
-        say("memory", f"{name}, {time.perf_counter() - started:.0f} s with start and compiling", peak)
+        say(
+            "memory",
+            f"{name}, {time.perf_counter() - started:.0f} s with start and compiling",
+            peak,
+        )
     if not target or not all(found.values()):
         say("memory", "not compared", "this machine's plan or its peaks are not known")
         return False
     for name, (size, program) in apart(planned, config, folder, target).items():
         ratio = found[name] / size
         good &= abs(ratio - 1) <= WITHIN
-        say("memory", f"{name} on {target}, of the plan's {size / 2**30:.2f} GiB ({program})", f"{ratio:.3f}")
+        say(
+            "memory",
+            f"{name} on {target}, of the plan's {size / 2**30:.2f} GiB ({program})",
+            f"{ratio:.3f}",
+        )
     return good
 
 
-PARTS = {part.__name__: part for part in (correct, memory, decode, ragged, filters, logprobs, remat)}
+PARTS = {
+    part.__name__: part for part in (correct, memory, decode, ragged, filters, logprobs, remat)
+}
 
 
 def apart(work: Callable, *arguments: Any) -> Any:
@@ -235,12 +283,17 @@ def versions() -> str:
     """Date, device and packages."""
     import jax
 
-    return f"{time.strftime('%F')}, jax {jax.__version__}, {jax.device_count()} x {jax.devices()[0].device_kind}"
+    return (
+        f"{time.strftime('%F')}, jax {jax.__version__}, {jax.device_count()} x "
+        f"{jax.devices()[0].device_kind}"
+    )
 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", nargs="+", default=["0.5b", "1.5b"], choices=[*NAMES, "tiny"])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     arguments = parser.parse_args()
@@ -251,7 +304,11 @@ def main() -> None:
             print(f"{name}", flush=True)
             for part in arguments.parts:
                 # The part that starts processes of its own must not hold the device.
-                run = PARTS[part] if part == "memory" else lambda *given, part=part: apart(PARTS[part], *given)
+                run = (
+                    PARTS[part]
+                    if part == "memory"
+                    else lambda *given, part=part: apart(PARTS[part], *given)
+                )
                 try:
                     good = run(shape(name), Path(folder))
                 except Exception:  # an accelerator's hours are dear: see what can be seen

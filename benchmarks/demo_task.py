@@ -1,13 +1,15 @@
-"""Look for a task that a small model has to learn: the demo on variants of its task, over seeds, on dev problems.
+"""Look for a task that a small model has to learn: the demo on variants of its task, over seeds, on
+dev problems.
 
     python benchmarks/demo_task.py runs/demo-task [--only VARIANT …] [--seeds 0 1 2]
     python benchmarks/demo_task.py runs/demo --forgotten
 
-Runs that are finished in the folder are not run again. Prints the table of docs/benchmarks/demo-task.md: sampled pass@1
-and greedy accuracy in %, of the cold policy, after the warm-up and after DPO, the paired changes of the two with their
-standard errors, and pass@4. --forgotten: of a run of the demo, README's table of how often each policy's greedy answers
-forget to subtract. A variant is a task in place of procedural:slips, and settings of the demo. About 2 minutes of
-one core a run.
+Runs that are finished in the folder are not run again. Prints the table of
+docs/benchmarks/demo-task.md: sampled pass@1 and greedy accuracy in %, of the cold policy, after the
+warm-up and after DPO, the paired changes of the two with their standard errors, and pass@4.
+--forgotten: of a run of the demo, README's table of how often each policy's greedy answers forget
+to subtract. A variant is a task in place of procedural:slips, and settings of the demo. About 2
+minutes of one core a run.
 """
 
 import argparse
@@ -63,19 +65,28 @@ def line(variant: str, seed: int, workdir: Path) -> str:
     def change(paired: dict) -> str:
         return f"{100 * paired['difference']:+.1f} ± {100 * paired['sem']:.1f}"
 
-    sampled, greedy = ([f"{100 * policy[key]:.1f}" for policy in policies] for key in ("mean", "greedy"))
+    sampled, greedy = (
+        [f"{100 * policy[key]:.1f}" for policy in policies] for key in ("mean", "greedy")
+    )
     gains = [change(pair) for pair in pairs], [change(pair["greedy"]) for pair in pairs]
     most = [f"{100 * policy['pass_at']['4']:.1f}" for policy in policies]
-    cells = [variant, str(seed), *(" → ".join(row) for row in (sampled, gains[0], greedy, gains[1], most))]
+    cells = [
+        variant,
+        str(seed),
+        *(" → ".join(row) for row in (sampled, gains[0], greedy, gains[1], most)),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
 def forgotten(workdir: Path) -> list[str]:
-    """Rows of how often, of the subtractions of 2 to 9 in a policy's greedy answers, the value stays as it was."""
+    """Rows of how often, of the subtractions of 2 to 9 in a policy's greedy answers, the value
+    stays as it was."""
     rows = []
     for policy in ("sft", "warmup", "dpo"):
         counts = {n: Counter[bool]() for n in range(2, 10)}
-        for rollout in read_rollouts(workdir / "05-evaluate" / "rollouts" / f"{policy}-greedy.parquet"):
+        for rollout in read_rollouts(
+            workdir / "05-evaluate" / "rollouts" / f"{policy}-greedy.parquet"
+        ):
             for value, operand, result in re.findall(r"(\d+)-([2-9])=(\d+);", rollout.text):
                 counts[int(operand)][value == result] += 1
         shares = [f"{100 * count[True] / max(count.total(), 1):.0f} %" for count in counts.values()]
@@ -85,7 +96,9 @@ def forgotten(workdir: Path) -> list[str]:
 
 def main() -> None:
     """Run what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -100,7 +113,10 @@ def main() -> None:
             workdir = arguments.folder / variant.replace(" ", "-") / str(seed)
             pipeline.run(config_of(variant, seed), workdir)
             rows.append(line(variant, seed, workdir))
-    print("| variant | seed | sampled | changes | greedy | changes | pass@4 |\n|---|---|---|---|---|---|---|")
+    print(
+        "| variant | seed | sampled | changes | greedy | changes | pass@4 "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     print("\n".join(rows))
 
 

@@ -1,10 +1,12 @@
 r"""Measure how this library's rates grow, and draw them.
 
-    taskset -c 1 python benchmarks/growth.py --axis batch context group vocabulary devices --output growth.png
+    taskset -c 1 python benchmarks/growth.py --axis batch context group vocabulary devices --output
+    growth.png
 
-Every point is a GRPO step: tokens sampled per CPU-second of its sampling, and tokens trained on, each response with its
-prompt, per CPU-second of its update; the median of the rounds, with the lowest and highest. The rows are printed and,
-with --output, written to a CSV file and drawn beside it, for which matplotlib is needed. Devices are simulated ones of
+Every point is a GRPO step: tokens sampled per CPU-second of its sampling, and tokens trained on,
+each response with its prompt, per CPU-second of its update; the median of the rounds, with the
+lowest and highest. The rows are printed and, with --output, written to a CSV file and drawn beside
+it, for which matplotlib is needed. Devices are simulated ones of
 this CPU: more of them do the same work.
 """
 
@@ -88,7 +90,9 @@ def draw(rows: list[tuple], path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--output", type=Path, metavar="PLOT.png")
     parser.add_argument("--rounds", type=int, default=3)

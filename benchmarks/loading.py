@@ -1,4 +1,5 @@
-"""Load and export a model of real size on simulated CPU devices, and hold host memory to what is promised.
+"""Load and export a model of real size on simulated CPU devices, and hold host memory to what is
+promised.
 
     python benchmarks/loading.py                                  # Qwen2.5-1.5B's shape, bfloat16, shards of 1 GB
     python benchmarks/loading.py --layers 8 --folder /data/model  # a smaller one, kept there for the next time
@@ -9,11 +10,11 @@ Writes a checkpoint of random numbers (3.1 GB, tensor by tensor), then in proces
     merge            an export of the same with adapters of rank 32 on every layer, which are merged into it
     two processes    the same with 4 devices each, and the bytes that each one read
 
-The promise: peak host memory, less what the process had before and less the parameters that stay (on CPU devices these
-are host memory too), is at most the largest tensor of the file + 2 GB in every process; two processes read half of the
-file each. Exit status 1 if one is broken. Linux; the whole takes about 23 GB of disk and 11 GB of memory, and is
-removed at the end but for --folder. Files just written are in the page cache: speeds are those of the loader, not of a
-disk.
+The promise: peak host memory, less what the process had before and less the parameters that stay
+(on CPU devices these are host memory too), is at most the largest tensor of the file + 2 GB in
+every process; two processes read half of the file each. Exit status 1 if one is broken. Linux; the
+whole takes about 23 GB of disk and 11 GB of memory, and is removed at the end but for --folder.
+Files just written are in the page cache: speeds are those of the loader, not of a disk.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ SHAPE = {
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, shard_bytes: float) -> None:
-    """A model folder of random bfloat16 numbers, config.json last; nothing is done if it is there."""
+    """A model folder of random bfloat16 numbers, config.json last; nothing is done if it is
+    there."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -69,7 +71,9 @@ def write_checkpoint(folder: Path, config: ModelConfig, shard_bytes: float) -> N
     split = hf.plan_shards(shapes, dtype.itemsize, shard_bytes)
     for file, names in split.filename_to_tensors.items():
         safetensors_file.write(folder / file, {name: shapes[name] for name in names}, dtype, draw)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": split.tensor_to_filename}))
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": split.tensor_to_filename})
+    )
     (folder / "config.json").write_text(json.dumps(hf.config_to_hf(config, dtype="bfloat16")))
 
 
@@ -80,7 +84,8 @@ def memory(field: str) -> int:
 
 
 def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What it gives, and seconds, resident bytes before, the peak above that, and bytes that were read."""
+    """What it gives, and seconds, resident bytes before, the peak above that, and bytes that were
+    read."""
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before, read, started = memory("VmRSS"), bytes_read(), time.perf_counter()
     result = work()
@@ -104,14 +109,17 @@ def child(folder: Path, output: Path) -> None:
     from g2d_jax import mesh as meshes
 
     mesh = meshes.make_mesh()
-    jax.block_until_ready(jax.jit(lambda: jax.numpy.zeros(8), out_shardings=meshes.replicated(mesh))())
+    jax.block_until_ready(
+        jax.jit(lambda: jax.numpy.zeros(8), out_shardings=meshes.replicated(mesh))()
+    )
     found = measurements(folder, output, mesh)
     processes.gather("exported")
     print(json.dumps({"devices": jax.device_count(), **found}))
 
 
 def measurements(folder: Path, output: Path, mesh: Mesh) -> dict[str, Any]:
-    """Of loading a model and of exporting it into `output`, alone and merged: each as `measured` has it.
+    """Of loading a model and of exporting it into `output`, alone and merged: each as `measured`
+    has it.
 
     resident: bytes of its parameters on this process's devices.
     """
@@ -122,22 +130,47 @@ def measurements(folder: Path, output: Path, mesh: Mesh) -> dict[str, Any]:
     from g2d_jax.session import init_params
 
     model, loading = measured(lambda: jax.block_until_ready(hf.load(folder, mesh=mesh)))
-    resident = sum(part.data.nbytes for leaf in jax.tree.leaves(model) for part in leaf.addressable_shards)
+    resident = sum(
+        part.data.nbytes for leaf in jax.tree.leaves(model) for part in leaf.addressable_shards
+    )
     config = dataclasses.replace(model.config, lora=Lora(32, 64.0))
-    policy = jax.block_until_ready(init_params.add_lora(lora.frozen(model, config), config, mesh, 0))
+    policy = jax.block_until_ready(
+        init_params.add_lora(lora.frozen(model, config), config, mesh, 0)
+    )
     found = {"resident": resident, "load": loading}
     for name, made in {"export": model, "merge": policy}.items():
         _, found[name] = measured(
-            lambda name=name, made=made: hf.save(made, output / name, dtype="bfloat16", max_shard_bytes=1e9)
+            lambda name=name, made=made: hf.save(
+                made, output / name, dtype="bfloat16", max_shard_bytes=1e9
+            )
         )
     return found
 
 
-def run_child(folder: Path, output: Path, devices: int, environment: dict[str, str]) -> subprocess.Popen[str]:
+def run_child(
+    folder: Path, output: Path, devices: int, environment: dict[str, str]
+) -> subprocess.Popen[str]:
     """Start `child` in a process of its own with so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_enable_concurrency_optimized_scheduler=false"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, __file__, "--child", "--folder", str(folder), "--output", str(output)]
+    flags = (
+        f"--xla_force_host_platform_device_count={devices} "
+        "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+    )
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags,
+        "PYTHONPATH": str(ROOT),
+        **environment,
+    }
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        "--folder",
+        str(folder),
+        "--output",
+        str(output),
+    ]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
 
@@ -154,12 +187,16 @@ def results(children: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
 
 
 def report(name: str, part: dict[str, float], kept: float, size: float, largest: float) -> bool:
-    """Print one measurement; whether it keeps the promise. kept: bytes of `part`'s peak that are no working memory."""
+    """Print one measurement; whether it keeps the promise. kept: bytes of `part`'s peak that are no
+    working memory."""
     above = part["peak"] - kept
     keeps = above <= largest + SLACK
-    speed, before, peak = (number / 1e9 for number in (size / part["seconds"], part["before"], part["peak"]))
+    speed, before, peak = (
+        number / 1e9 for number in (size / part["seconds"], part["before"], part["peak"])
+    )
     print(
-        f"{name:>16}  {part['seconds']:6.1f} s  {speed:5.2f} GB/s  before {before:.2f}  peak above it {peak:.2f}"
+        f"{name:>16}  {part['seconds']:6.1f} s  {speed:5.2f} GB/s  before {before:.2f}  peak "
+        f"above it {peak:.2f}"
         f"  less resident {above / 1e9:.2f} GB  {'ok' if keeps else 'TOO MUCH'}"
     )
     return keeps
@@ -167,10 +204,14 @@ def report(name: str, part: dict[str, float], kept: float, size: float, largest:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--shard-bytes", type=float, default=1e9)
-    parser.add_argument("--folder", type=Path, help="of the checkpoint; used if it is there, and kept")
+    parser.add_argument(
+        "--folder", type=Path, help="of the checkpoint; used if it is there, and kept"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -181,7 +222,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="g2d-loading-") as temporary:
         folder = arguments.folder or Path(temporary) / "model"
-        write_checkpoint(folder, ModelConfig(**SHAPE, num_hidden_layers=arguments.layers), arguments.shard_bytes)
+        write_checkpoint(
+            folder, ModelConfig(**SHAPE, num_hidden_layers=arguments.layers), arguments.shard_bytes
+        )
         sys.exit(0 if measure(folder, Path(temporary)) else 1)
 
 
@@ -194,11 +237,18 @@ def measure(folder: Path, temporary: Path) -> bool:
     from g2d_jax.models.safetensors_file import DTYPES
 
     config = read_config(folder)
-    sizes = {n: math.prod(s.shape) * DTYPES[s.dtype].itemsize for n, s in find_weights(folder, config).items()}
+    sizes = {
+        n: math.prod(s.shape) * DTYPES[s.dtype].itemsize
+        for n, s in find_weights(folder, config).items()
+    }
     total, (name, largest) = sum(sizes.values()), max(sizes.items(), key=lambda item: item[1])
-    print(f"jax {jax.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; {time.strftime('%F')}")
     print(
-        f"{config.num_hidden_layers} layers, {total / 1e9:.2f} GB in {len(list(folder.glob('*.safetensors')))} files; "
+        f"jax {jax.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; "
+        f"{time.strftime('%F')}"
+    )
+    print(
+        f"{config.num_hidden_layers} layers, {total / 1e9:.2f} GB in "
+        f"{len(list(folder.glob('*.safetensors')))} files; "
         f"largest tensor {name}: {largest / 1e9:.2f} GB; allowed {(largest + SLACK) / 1e9:.2f} GB"
     )
     (alone,) = results([run_child(folder, temporary / "alone", 8, {})])
@@ -211,9 +261,13 @@ def measure(folder: Path, temporary: Path) -> bool:
         kept &= report(name, alone[name], 0, total, largest)
     shutil.rmtree(temporary / "alone")
     port = free_port()
-    both = results([run_child(folder, temporary / "both", 4, by_jax(2, port, index)) for index in range(2)])
+    both = results(
+        [run_child(folder, temporary / "both", 4, by_jax(2, port, index)) for index in range(2)]
+    )
     for index, one in enumerate(both):
-        kept &= report(f"process {index} of 2", one["load"], one["resident"], one["load"]["read"], largest)
+        kept &= report(
+            f"process {index} of 2", one["load"], one["resident"], one["load"]["read"], largest
+        )
         share = one["load"]["read"] / total
         print(f"{'':>16}  {one['resident'] / 1e9:.2f} GB stay; it read {share:.3f} of the file")
         kept &= share < 0.51

@@ -2,8 +2,9 @@
 
     python benchmarks/memory.py python -m pytest -n 3
 
-Every two seconds it sums the memory of the command and its descendants (proportional set size: what several processes
-share counts once), also of those whose parent has ended. The exit status is the command's. Linux only.
+Every two seconds it sums the memory of the command and its descendants (proportional set size: what
+several processes share counts once), also of those whose parent has ended. The exit status is the
+command's. Linux only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def descendants(root: int) -> list[int]:
-    """Return the process ids of all that a process started, and that they started, itself left out."""
+    """Return the process ids of all that a process started, and that they started, itself left
+    out."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -52,12 +54,16 @@ def proportional(process: int) -> int:
 
 def main(command: list[str]) -> int:
     """Run the command to its end and print the peak, what it consisted of, and the times."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what outlives its parent becomes a child of this process
+    ctypes.CDLL(None).prctl(
+        PR_SET_CHILD_SUBREAPER, 1
+    )  # what outlives its parent becomes a child of this process
     start = time.monotonic()
     peak, largest = 0, [0]
     running = subprocess.Popen(command)
     while running.poll() is None:
-        sizes = sorted((proportional(process) for process in descendants(os.getpid())), reverse=True)
+        sizes = sorted(
+            (proportional(process) for process in descendants(os.getpid())), reverse=True
+        )
         if sum(sizes) > peak:
             peak, largest = sum(sizes), sizes
         time.sleep(2)

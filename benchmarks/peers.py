@@ -1,14 +1,16 @@
-r"""Measure this library beside its peers, at equal work, and print a table of tokens per CPU-second.
+r"""Measure this library beside its peers, at equal work, and print a table of tokens per
+CPU-second.
 
     taskset -c 1 python benchmarks/peers.py sampling --tunix ~/tunix/bin/python --trl ~/trl/bin/python
     taskset -c 1 python benchmarks/peers.py dpo      --tunix ~/tunix/bin/python --trl ~/trl/bin/python
     taskset -c 1 python benchmarks/peers.py grpo     --tunix ~/tunix/bin/python --trl ~/trl/bin/python
 
---tunix, --trl: Pythons of environments that have these libraries; without one its column is left out. Every library
-has a process of its own, and in each round they take a step of the case in turn, so that what else the machine does
-falls on all. Cells: median of the rounds, with the lowest and highest; then the CPU-seconds of the first two steps,
-which compile. In sampling and GRPO sampled tokens are counted, in DPO those of both sides, each with its prompt.
-Models, cases and settings are in drivers/cases.py and the drivers beside it.
+--tunix, --trl: Pythons of environments that have these libraries; without one its column is left
+out. Every library has a process of its own, and in each round they take a step of the case in turn,
+so that what else the machine does falls on all. Cells: median of the rounds, with the lowest and
+highest; then the CPU-seconds of the first two steps, which compile. In sampling and GRPO sampled
+tokens are counted, in DPO those of both sides, each with its prompt. Models, cases and settings are
+in drivers/cases.py and the drivers beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ ALONE = {
 
 
 class Driver:
-    """One library at one case, in its own process. Raises RuntimeError with what that said when it fails."""
+    """One library at one case, in its own process. Raises RuntimeError with what that said when it
+    fails."""
 
     def __init__(self, who: str, python: str, case: Case, rounds: int, **environment: str) -> None:
         self.script = ROOT / "benchmarks" / "drivers" / f"drive_{who}.py"
@@ -90,7 +93,8 @@ def rounds(drivers: Mapping[Any, Driver], number: int) -> dict[Any, list[dict[st
 
 
 def start(name: str, case: Case, pythons: dict[str, str], number: int) -> dict[str, Driver]:
-    """Start every library that can do a case; one that fails is said to, and its cell stays empty."""
+    """Start every library that can do a case; one that fails is said to, and its cell stays
+    empty."""
     drivers = {}
     for who, python in pythons.items():
         try:
@@ -101,7 +105,12 @@ def start(name: str, case: Case, pythons: dict[str, str], number: int) -> dict[s
     return drivers
 
 
-def row(name: str, columns: Iterable[str], drivers: dict[str, Driver], found: dict[str, list[dict[str, Any]]]) -> str:
+def row(
+    name: str,
+    columns: Iterable[str],
+    drivers: dict[str, Driver],
+    found: dict[str, list[dict[str, Any]]],
+) -> str:
     """A line of the table, with the ratio to the quickest peer."""
     rates = {who: [step["tokens"] / step["cpu"] for step in steps] for who, steps in found.items()}
     middle = {who: statistics.median(each) for who, each in rates.items()}
@@ -116,7 +125,9 @@ def row(name: str, columns: Iterable[str], drivers: dict[str, Driver], found: di
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", choices=TABLES)
     for who, package in PEERS.items():
         parser.add_argument(f"--{who}", metavar="PYTHON", help=f"of an environment with {package}")
@@ -124,7 +135,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="only show that it runs")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args()
-    pythons = {"ours": sys.executable} | {who: vars(arguments)[who] for who in PEERS if vars(arguments)[who]}
+    pythons = {"ours": sys.executable} | {
+        who: vars(arguments)[who] for who in PEERS if vars(arguments)[who]
+    }
     for who in PEERS.keys() - pythons.keys():
         print(f"{who} is left out: there is no --{who} PYTHON", file=sys.stderr)
     print(f"| {arguments.table} | {' | '.join(pythons)} | ratio |\n|{'---|' * (len(pythons) + 2)}")

@@ -1,13 +1,15 @@
-r"""Plans of the recipes for real models: compiled for each machine, then written into docs/models.md and the configs.
+r"""Plans of the recipes for real models: compiled for each machine, then written into
+docs/models.md and the configs.
 
     python benchmarks/plans.py --list                       the rows, and which of them are there
     python benchmarks/plans.py --only qwen2.5-0.5b v5e-4    compile those that have all these words in their name
     python benchmarks/plans.py                              compile what is missing, row after row
     python benchmarks/plans.py --write                      compile nothing, write what is there
 
-A row is a config on a machine, for G2D and for GRPO alone, whose programs are mostly the same. It is compiled in a
-process of its own and added to the table in docs/models.md when it is done, so that this may be stopped at any time. A
-row that is there stays unless --again. TPUs need the extra plan, GPUs the extra cuda.
+A row is a config on a machine, for G2D and for GRPO alone, whose programs are mostly the same. It
+is compiled in a process of its own and added to the table in docs/models.md when it is done, so
+that this may be stopped at any time. A row that is there stays unless --again. TPUs need the extra
+plan, GPUs the extra cuda.
 """
 
 from __future__ import annotations
@@ -37,7 +39,14 @@ COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda12-plugin", "jax-cuda13-plugin"
 LORA = "lora=32"
 HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
 
-HEAD = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone")
+HEAD = (
+    "config",
+    "machine",
+    "fullest program, GiB",
+    "of",
+    "hours of G2D, by stage",
+    "of GRPO alone",
+)
 
 Results = dict[str, Sequence[str]]
 """Name of a row -> its cells in the table, under HEAD."""
@@ -63,10 +72,17 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """All rows, those of the largest models first: a TPU slice and a GPU machine for each, more for the first."""
+    """All rows, those of the largest models first: a TPU slice and a GPU machine for each, more for
+    the first."""
     small = [("", "v5e-4"), ("", "v5e-8"), ("", "h100x1")]
     which = {
-        "qwen2.5-7b": [("", "v5e-16"), ("", "v6e-8"), ("", "v5p-16"), ("", "h100x8"), (LORA, "h100x1")],
+        "qwen2.5-7b": [
+            ("", "v5e-16"),
+            ("", "v6e-8"),
+            ("", "v5p-16"),
+            ("", "h100x8"),
+            (LORA, "h100x1"),
+        ],
         "llama-3.1-8b": [("", "v6e-8"), ("", "h100x8"), (LORA, "h100x1")],
         "qwen3-8b": [(HALF, "v5e-16"), ("", "h100x8"), (LORA, "v6e-8")],
         "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
@@ -74,7 +90,9 @@ def rows() -> list[Row]:
         "gemma-3-1b": [("", "v5e-8")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
-    return [Row(name, choice, machine) for name in ordered for choice, machine in which.get(name, small)]
+    return [
+        Row(name, choice, machine) for name in ordered for choice, machine in which.get(name, small)
+    ]
 
 
 # Compiling
@@ -94,7 +112,10 @@ def measure(row: Row) -> dict[str, Any]:
     for method in METHODS:
         spec = f"{row.config}{',' if row.choice else ':'}method={method}"
         made = planning.make(Config.of(resolve(spec)), compiler)
-        found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
+        found[method] = [
+            _stage(made, name)
+            for name in dict.fromkeys(entry.program.stage for entry in made.entries)
+        ]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": _versions(["jax", *COMPILERS[machine.device.platform]]),
@@ -111,7 +132,8 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def _stage(made: Any, name: str) -> dict[str, Any]:
-    """A stage's fullest program with its GiB a device; what does not fit; hours; tokens of the whole stage."""
+    """A stage's fullest program with its GiB a device; what does not fit; hours; tokens of the
+    whole stage."""
     from g2d_jax.plan.show import hours
     from g2d_jax.plan.topologies import GIB
 
@@ -122,7 +144,10 @@ def _stage(made: Any, name: str) -> dict[str, Any]:
         for entry in entries
         if not entry.fits(made.topology.device)
     }
-    tokens = {kind: sum(getattr(e.program.work, kind) for e in entries) for kind in ("generated", "trained")}
+    tokens = {
+        kind: sum(getattr(e.program.work, kind) for e in entries)
+        for kind in ("generated", "trained")
+    }
     return {
         "stage": name,
         "peak": round(fullest.total / GIB, 2),
@@ -165,19 +190,27 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
     for row in rows():
         if row.recipe == recipe and (found := results.get(row.name)):
             _, _, fullest, memory, g2d, grpo = found
-            hours = ["-" if text.startswith("no: ") else text.partition(":")[0].strip("*") for text in (g2d, grpo)]
+            hours = [
+                "-" if text.startswith("no: ") else text.partition(":")[0].strip("*")
+                for text in (g2d, grpo)
+            ]
             cells.append([row.machine, row.choice, f"{fullest.split()[0]} of {memory}", *hours])
     if len(cells) == 1:
         return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    texts = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
     note = "(all responses at their greatest length, half of the roofline; see docs/models.md)"
     return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
 
 
 def with_plan(text: str, lines: Sequence[str]) -> str:
     """A config's source with these lines in place of its plan."""
-    found, count = re.subn(r"^Plan:.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", text, flags=re.M | re.S)
+    found, count = re.subn(
+        r"^Plan:.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", text, flags=re.M | re.S
+    )
     if count != 1:
         raise ValueError(f"a docstring has one paragraph that begins with Plan:, this has {count}")
     return found
@@ -214,7 +247,9 @@ class Stamps:
     def line(self) -> str:
         """As a sentence."""
         when = " to ".join(sorted({min(self.dates), max(self.dates)}))
-        return f"Compiled {when} with {', '.join(sorted(self.versions))}; nothing ran on a TPU or GPU."
+        return (
+            f"Compiled {when} with {', '.join(sorted(self.versions))}; nothing ran on a TPU or GPU."
+        )
 
 
 def read() -> tuple[Results, Stamps]:
@@ -222,9 +257,15 @@ def read() -> tuple[Results, Stamps]:
     _, mark, body = TABLE.read_text("utf-8").partition(MARK)
     if not mark:
         raise ValueError(f"{TABLE} has no line {MARK.strip()!r}")
-    written = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in body.splitlines() if line[:3] == "| `"]
+    written = [
+        tuple(cell.strip() for cell in line[1:-1].split("|"))
+        for line in body.splitlines()
+        if line[:3] == "| `"
+    ]
     there = {(cells[0], cells[1]): cells for cells in written}
-    results: Results = {row.name: found for row in rows() if (found := there.get((f"`{row.config}`", row.machine)))}
+    results: Results = {
+        row.name: found for row in rows() if (found := there.get((f"`{row.config}`", row.machine)))
+    }
     stamps = Stamps()
     if line := re.search(r"^Compiled (.*) with (.*); nothing", body, re.M):
         stamps = Stamps(set(line[1].split(" to ")), set(line[2].split(", ")))
@@ -235,20 +276,32 @@ def write(results: Results, stamps: Stamps) -> None:
     """The table in docs/models.md, after its mark, and the plan in every config's docstring."""
     head = TABLE.read_text("utf-8").partition(MARK)[0]
     lines = [results[row.name] for row in rows() if row.name in results]
-    table = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(cells)} |" for cells in lines)]
-    body = "\n".join(["", stamps.line(), "", *table, ""]) if results else "\nNothing compiled yet.\n"
+    table = [
+        f"| {' | '.join(HEAD)} |",
+        "|---" * len(HEAD) + "|",
+        *(f"| {' | '.join(cells)} |" for cells in lines),
+    ]
+    body = (
+        "\n".join(["", stamps.line(), "", *table, ""]) if results else "\nNothing compiled yet.\n"
+    )
     if results and (missing := [f"`{row.name}`" for row in rows() if row.name not in results]):
         body += f"\nNot compiled yet: {', '.join(missing)}.\n"
     TABLE.write_text(head + MARK + body, "utf-8")
     for recipe in recipes.MODELS:
         file = ROOT / "configs" / f"{recipe}.py"
-        file.write_text(with_plan(file.read_text("utf-8"), docstring_lines(recipe, results)), "utf-8")
+        file.write_text(
+            with_plan(file.read_text("utf-8"), docstring_lines(recipe, results)), "utf-8"
+        )
 
 
 def main() -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="rows whose name has all these words")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="rows whose name has all these words"
+    )
     parser.add_argument("--again", action="store_true", help="compile rows that are there, too")
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--write", action="store_true", help="write what is there, compile nothing")
@@ -256,10 +309,16 @@ def main() -> None:
     results, stamps = read()
     chosen = [row for row in rows() if set(arguments.only) <= set(re.split(r"[ :]", row.name))]
     if arguments.list:
-        print("\n".join(f"{'there  ' if row.name in results else 'missing'}  {row.name}" for row in chosen))
+        print(
+            "\n".join(
+                f"{'there  ' if row.name in results else 'missing'}  {row.name}" for row in chosen
+            )
+        )
         return
     if not arguments.write:
-        compile_rows([row for row in chosen if arguments.again or row.name not in results], results, stamps)
+        compile_rows(
+            [row for row in chosen if arguments.again or row.name not in results], results, stamps
+        )
     write(results, stamps)
 
 

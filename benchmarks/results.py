@@ -1,12 +1,14 @@
-"""Pack what a study measured, without weights and texts, into one small archive; unpack it to report or to go on.
+"""Pack what a study measured, without weights and texts, into one small archive; unpack it to
+report or to go on.
 
     python benchmarks/results.py pack runs/study benchmarks/results/study-demo.tar.xz --seeds 0,1,2
     python benchmarks/results.py unpack benchmarks/results/study-demo.tar.xz runs/study
 
-Packed are the plans, the points, and of each of their finished stages the manifest, its settings, and, of evaluations,
-each answer's verdict by problem. `g2d report runs/study` writes the same tables and figures from it, and
-`g2d sweep … --seeds 3,4 --workdir runs/study` adds other seeds: a seed that was packed cannot be continued, since its
-policies are not there, so only seeds that are finished should be packed.
+Packed are the plans, the points, and of each of their finished stages the manifest, its settings,
+and, of evaluations, each answer's verdict by problem. `g2d report runs/study` writes the same
+tables and figures from it, and `g2d sweep … --seeds 3,4 --workdir runs/study` adds other seeds: a
+seed that was packed cannot be continued, since its policies are not there, so only seeds that are
+finished should be packed.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def unpack(archive: Path, study: Path) -> None:
 
 def main() -> None:
     """Pack or unpack."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=("pack", "unpack"))
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -1,20 +1,21 @@
-r"""Run the demo again and again, killed and stopped at random times and started anew, and compare each run with one
-that was never disturbed.
+r"""Run the demo again and again, killed and stopped at random times and started anew, and compare
+each run with one that was never disturbed.
 
     python benchmarks/soak.py --minutes 60 --output soak.json
     python benchmarks/soak.py --minutes 5 --layouts 2 --seed 7 --latest 30
     python benchmarks/soak.py --minutes 90 --layouts 1 2 4 --signals SIGTERM SIGHUP --skew 45
 
-A layout is a number of processes on this machine, one CPU device each. For each there is first an undisturbed run;
-then, in turn, runs that are disturbed until they end by themselves: kill -9 of one process or of all, SIGTERM (or what
---signals names) of one, at a random time, and the same command again. With --skew in half of the starts one process,
-drawn anew, takes so many seconds longer to compile one of its programs.
+A layout is a number of processes on this machine, one CPU device each. For each there is first an
+undisturbed run; then, in turn, runs that are disturbed until they end by themselves: kill -9 of one
+process or of all, SIGTERM (or what --signals names) of one, at a random time, and the same command
+again. With --skew in half of the starts one process, drawn anew, takes so many seconds longer to
+compile one of its programs.
 
-What is compared is everything a run leaves, bit for bit but for what a clock measured (tests/stages/alike.py). At the
-first difference it stops, and both work directories stay.
+What is compared is everything a run leaves, bit for bit but for what a clock measured
+(tests/stages/alike.py). At the first difference it stops, and both work directories stay.
 
-Everything is waited for with a limit, and every process is searched for at the end: one that is left counts as a
-difference. The figures are printed, and written after every run. Linux.
+Everything is waited for with a limit, and every process is searched for at the end: one that is
+left counts as a difference. The figures are printed, and written after every run. Linux.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from g2d_jax.runtime import storage  # noqa: E402
 from g2d_jax.runtime.processes import RESTART  # noqa: E402
 
 CONFIG = "demo:preset=smoke"
-OVERRIDES = (  # about a minute on a core: many checkpoints, and a policy right often enough to learn online
+# about a minute on a core: many checkpoints, and a policy right often enough to learn online
+OVERRIDES = (
     "config.stages.sft.steps=200",
     "config.stages.sft.optimizer.learning_rate=0.003",
     "config.stages.warmup.steps=6",
@@ -59,7 +61,8 @@ OVERRIDES = (  # about a minute on a core: many checkpoints, and a policy right 
 MOST_DISTURBED = 10  # times in one run; then it may end
 PROGRAMS = 30  # of a start, at least
 MARK = "G2D_SOAK"  # in the environment of all that is started
-SKEW = "G2D_SOAK_SKEW"  # in that of one that compiles longer: which of its programs, counted from 0, and seconds
+# in that of one that compiles longer: which of its programs, counted from 0, and seconds
+SKEW = "G2D_SOAK_SKEW"
 COMMAND = """
 import os, sys, time
 from g2d_jax import cli
@@ -82,7 +85,8 @@ class Difference(Exception):
 
 @dataclass
 class Figures:
-    """What is counted. skewed: starts of which one process compiled longer. most_redone: steps, by one disturbance.
+    """What is counted. skewed: starts of which one process compiled longer. most_redone: steps, by
+    one disturbance.
     to_exit: seconds from a signal until all had ended."""
 
     reference_seconds: dict[str, float] = field(default_factory=dict)
@@ -101,15 +105,37 @@ class Figures:
 class Run:
     """The processes of one start of a run, ended when the block is left."""
 
-    def __init__(self, folder: Path, processes: int, mark: str, cache: Path, skew: tuple[int, str] | None) -> None:
+    def __init__(
+        self, folder: Path, processes: int, mark: str, cache: Path, skew: tuple[int, str] | None
+    ) -> None:
         self.folder, self.mark = folder, mark
-        arguments = ["run", "--config", CONFIG, "--workdir", str(folder), *(f"--{item}" for item in OVERRIDES)]
+        arguments = [
+            "run",
+            "--config",
+            CONFIG,
+            "--workdir",
+            str(folder),
+            *(f"--{item}" for item in OVERRIDES),
+        ]
         place = f"localhost:{_free_port()}"
         self.running: list[subprocess.Popen[bytes]] = []
         self._before = self._claimed()
         for index in range(processes):
-            several = ["--coordinator", place, "--num-processes", str(processes), "--process-id", str(index)]
-            command = [sys.executable, "-c", COMMAND, *arguments, *(several if processes > 1 else [])]
+            several = [
+                "--coordinator",
+                place,
+                "--num-processes",
+                str(processes),
+                "--process-id",
+                str(index),
+            ]
+            command = [
+                sys.executable,
+                "-c",
+                COMMAND,
+                *arguments,
+                *(several if processes > 1 else []),
+            ]
             environment = _environment(mark, cache)
             if skew is not None and skew[0] == index:
                 environment[SKEW] = skew[1]
@@ -168,8 +194,12 @@ class Run:
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: whatever ends the soak leaves no run behind
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not ignored, as where the soak itself was started by nohup
+    ctypes.CDLL(None).prctl(
+        1, signal.SIGKILL
+    )  # PR_SET_PDEATHSIG: whatever ends the soak leaves no run behind
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # not ignored, as where the soak itself was started by nohup
 
 
 def _environment(mark: str, cache: Path) -> dict[str, str]:
@@ -215,7 +245,10 @@ class Soak:
     """Runs in a folder of their own, and what was counted."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.layouts, self.output, self.latest = folder, options.layouts, options.output, options.latest
+        self.folder = folder
+        self.layouts = options.layouts
+        self.output = options.output
+        self.latest = options.latest
         self.signals, self.skew, seed = options.signals, options.skew, options.seed
         self.random, self.seed, self.figures = random.Random(seed), seed, Figures()
         self.started, self.trials = time.time(), 0
@@ -237,34 +270,47 @@ class Soak:
         return not self.figures.differences
 
     def reference(self, processes: int) -> None:
-        """The undisturbed run of a layout; one that a soak before left in this folder serves again."""
+        """The undisturbed run of a layout; one that a soak before left in this folder serves
+        again."""
         seconds_file = self.folder / f"whole-{processes}.seconds"
         if seconds_file.exists():
             self.figures.reference_seconds[_name(processes)] = float(seconds_file.read_text())
             return
-        shutil.rmtree(self.folder / f"whole-{processes}", ignore_errors=True)  # one that did not come to its end
+        shutil.rmtree(
+            self.folder / f"whole-{processes}", ignore_errors=True
+        )  # one that did not come to its end
         started = time.monotonic()
         with self.begin(f"whole-{processes}", processes) as run:
             self.end(run, 1800)
             if run.statuses() != [0] * processes:
-                raise Difference(f"the undisturbed run of {processes} ended with {run.statuses()}: {_said(run)}")
+                raise Difference(
+                    f"the undisturbed run of {processes} ended with {run.statuses()}: {_said(run)}"
+                )
         seconds = round(time.monotonic() - started, 1)
         self.figures.reference_seconds[_name(processes)] = seconds
         seconds_file.write_text(str(seconds))
         print(f"{_name(processes)}: undisturbed in {seconds:.0f} s", flush=True)
 
     def begin(self, name: str, processes: int) -> Run:
-        """Start a run, or start it again; half of those that may be disturbed with a process that compiles longer."""
+        """Start a run, or start it again; half of those that may be disturbed with a process that
+        compiles longer."""
         skew = None
         if self.skew and not name.startswith("whole") and self.random.random() < 0.5:
-            skew = self.random.randrange(processes), f"{self.random.randrange(PROGRAMS)} {self.skew}"
+            skew = (
+                self.random.randrange(processes),
+                f"{self.random.randrange(PROGRAMS)} {self.skew}",
+            )
             self.figures.skewed[_name(processes)] += 1
-        return Run(self.folder / name, processes, f"{self.marks}-{name}", self.folder / "compiled", skew)
+        return Run(
+            self.folder / name, processes, f"{self.marks}-{name}", self.folder / "compiled", skew
+        )
 
     def end(self, run: Run, seconds: float) -> None:
         """Wait until all have ended, and nothing they started is left."""
         if run.alive(seconds):
-            raise Difference(f"{run.folder.name}: still running {seconds:.0f} s later: {_said(run)}")
+            raise Difference(
+                f"{run.folder.name}: still running {seconds:.0f} s later: {_said(run)}"
+            )
         limit = time.monotonic() + 20
         while left := _marked(run.mark):
             if time.monotonic() > limit:
@@ -292,9 +338,15 @@ class Soak:
             kinds.append(kind)
         self.figures.steps += steps_logged(folder).total()
         if found := differences(whole, folder):
-            raise Difference(f"{name} differs from {whole.name} after {', '.join(kinds)}:\n" + "\n".join(found[:20]))
+            raise Difference(
+                f"{name} differs from {whole.name} after {', '.join(kinds)}:\n"
+                + "\n".join(found[:20])
+            )
         self.figures.compared[_name(processes)] += 1
-        print(f"{name}: {_name(processes)}, {', '.join(kinds) or 'undisturbed'}: no difference", flush=True)
+        print(
+            f"{name}: {_name(processes)}, {', '.join(kinds) or 'undisturbed'}: no difference",
+            flush=True,
+        )
         shutil.rmtree(folder)
         for log in self.folder.glob(f"{name}.*.log"):
             log.unlink()
@@ -328,11 +380,14 @@ class Soak:
         return kind
 
     def terminate(self, run: Run, index: int, number: signal.Signals) -> None:
-        """SIGTERM, say, to one process; all are to end, once what they compile side by side is compiled."""
+        """SIGTERM, say, to one process; all are to end, once what they compile side by side is
+        compiled."""
         sent, limit = time.monotonic(), 60 * len(run.running) + self.skew
         run.send(number, index)
         if run.alive(limit):
-            raise Difference(f"{run.folder.name}: still running {limit} s after {number.name}: {_said(run)}")
+            raise Difference(
+                f"{run.folder.name}: still running {limit} s after {number.name}: {_said(run)}"
+            )
         self.figures.to_exit = max(self.figures.to_exit, time.monotonic() - sent)
 
     def check(self, run: Run, kind: str) -> None:
@@ -341,7 +396,10 @@ class Soak:
         if kind.startswith("kill -9"):
             allowed |= {-signal.SIGKILL}
         if kind == "kill -9 of one":
-            allowed |= {RESTART, -signal.SIGABRT}  # JAX ends a process by SIGABRT whose coordinator is gone
+            allowed |= {
+                RESTART,
+                -signal.SIGABRT,
+            }  # JAX ends a process by SIGABRT whose coordinator is gone
         name, _, before = kind.partition(" ")
         if name in self.signals:
             allowed |= {RESTART}
@@ -402,18 +460,33 @@ def _said(run: Run) -> str:
 
 def main() -> int:
     """Exit status 0 if there was no difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--layouts", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of processes")
+    parser.add_argument(
+        "--layouts", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of processes"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the times and kinds of kills")
     parser.add_argument(
-        "--signals", nargs="+", default=["SIGTERM"], choices=["SIGTERM", "SIGHUP"], help="that ask a run to stop"
+        "--signals",
+        nargs="+",
+        default=["SIGTERM"],
+        choices=["SIGTERM", "SIGHUP"],
+        help="that ask a run to stop",
     )
-    parser.add_argument("--skew", type=float, default=0.0, help="seconds that one of the processes compiles longer")
-    parser.add_argument("--output", type=Path, help="JSON file for the figures")
-    parser.add_argument("--folder", type=Path, help="for the work directories; default: a temporary one")
     parser.add_argument(
-        "--latest", type=float, default=float("inf"), help="seconds after which a disturbance comes, at most"
+        "--skew", type=float, default=0.0, help="seconds that one of the processes compiles longer"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file for the figures")
+    parser.add_argument(
+        "--folder", type=Path, help="for the work directories; default: a temporary one"
+    )
+    parser.add_argument(
+        "--latest",
+        type=float,
+        default=float("inf"),
+        help="seconds after which a disturbance comes, at most",
     )
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="g2d-soak-"))

@@ -1,12 +1,14 @@
-r"""Count verdicts a CPU-second, of equal answers and of other problems' answers, beside another checkout's.
+r"""Count verdicts a CPU-second, of equal answers and of other problems' answers, beside another
+checkout's.
 
     python benchmarks/verifier.py math500.jsonl                       this checkout
     python benchmarks/verifier.py math500.jsonl --against ../before   and the package in that folder, in turns
 
-The file has a JSON object a line with an `answer`, as MATH-500 has. "Equal" puts each answer to its own problem,
-"other" to the problem seven lines before; of these what is paid is printed, but for answers that are one by their text
-or as plain numbers. CPU-seconds are those of this process and of what the workers grade, not of their start; each
-measurement is a process of its own, and the pool's memory of verdicts is off. Rates are medians over the rounds.
+The file has a JSON object a line with an `answer`, as MATH-500 has. "Equal" puts each answer to its
+own problem, "other" to the problem seven lines before; of these what is paid is printed, but for
+answers that are one by their text or as plain numbers. CPU-seconds are those of this process and of
+what the workers grade, not of their start; each measurement is a process of its own, and the pool's
+memory of verdicts is off. Rates are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ def golds(file: Path) -> list[str]:
 
 
 def measure(file: Path) -> dict[str, Any]:
-    """Verdicts a CPU-second of each kind with the package that is imported, and the line numbers of what is paid."""
+    """Verdicts a CPU-second of each kind with the package that is imported, and the line numbers of
+    what is paid."""
     import g2d_jax
     from g2d_jax.rewards.pool import VerifierPool
 
     expected, measured = golds(file), {"package": str(Path(g2d_jax.__file__).resolve())}
     given = {"equal": expected, "other": expected[SHIFT:] + expected[:SHIFT]}
     with VerifierPool(workers=2, cache_size=0) as pool:
-        pool.score(["x+1"] * 2, [rf"\boxed{{{n}+x}}" for n in range(2)])  # workers start, and what is imported late is
+        pool.score(
+            ["x+1"] * 2, [rf"\boxed{{{n}+x}}" for n in range(2)]
+        )  # workers start, and what is imported late is
         if hasattr(pool, "read"):  # once a run, when problems load; earlier versions did not
             pool.read(expected)
         for kind in KINDS:
@@ -58,18 +63,22 @@ def measure(file: Path) -> dict[str, Any]:
 
 
 def measured_apart(file: Path, checkout: Path) -> dict[str, Any]:
-    """`measure` with a checkout's package, in a process of its own. Raises RuntimeError if another one was imported."""
+    """`measure` with a checkout's package, in a process of its own. Raises RuntimeError if another
+    one was imported."""
     command = [sys.executable, __file__, str(file), "--measure"]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     measured = json.loads(done.stdout)
     if not Path(measured["package"]).is_relative_to(checkout):
-        raise RuntimeError(f"{checkout} has no package of its own: {measured['package']} was imported")
+        raise RuntimeError(
+            f"{checkout} has no package of its own: {measured['package']} was imported"
+        )
     return measured
 
 
 def is_one(answer: str, other: str) -> bool:
-    """Tell whether two answers are the same without any reading: by their text or as plain numbers."""
+    """Tell whether two answers are the same without any reading: by their text or as plain
+    numbers."""
     try:
         return Fraction(answer) == Fraction(other)
     except (ValueError, ZeroDivisionError):
@@ -85,7 +94,9 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.against and not (options.against / "g2d_jax").is_dir():
-        parser.error(f"--against {options.against}: no checkout is there, which has a folder g2d_jax")
+        parser.error(
+            f"--against {options.against}: no checkout is there, which has a folder g2d_jax"
+        )
     if options.measure:
         print(json.dumps(measure(options.file)))
         return
@@ -97,16 +108,34 @@ def main() -> None:
             rounds[checkout].append(measured_apart(file, checkout))
     print(f"{len(answers)} problems of {file.name}, {options.rounds} rounds; verdicts a CPU-second")
     for kind in KINDS:
-        rates = [[measured[kind]["rate"] for measured in rounds[checkout]] for checkout in checkouts]
-        columns = [f"{statistics.median(of):,.0f} ({min(of):,.0f} to {max(of):,.0f})" for of in rates]
-        ratio = f", ratio {statistics.median(rates[0]) / statistics.median(rates[1]):.2f}" if options.against else ""
+        rates = [
+            [measured[kind]["rate"] for measured in rounds[checkout]] for checkout in checkouts
+        ]
+        columns = [
+            f"{statistics.median(of):,.0f} ({min(of):,.0f} to {max(of):,.0f})" for of in rates
+        ]
+        ratio = (
+            f", ratio {statistics.median(rates[0]) / statistics.median(rates[1]):.2f}"
+            if options.against
+            else ""
+        )
         print(f"{kind}: {', against '.join(columns)}{ratio}")
     for checkout in checkouts:
         measured = rounds[checkout][-1]
-        pairs = [(answers[line], answers[(line + SHIFT) % len(answers)]) for line in measured["other"]["paid"]]
+        pairs = [
+            (answers[line], answers[(line + SHIFT) % len(answers)])
+            for line in measured["other"]["paid"]
+        ]
         wrong = [pair for pair in pairs if not is_one(*pair)]
-        print(f"{checkout}: {len(measured['equal']['paid'])} of {len(answers)} equal answers are paid;", end=" ")
-        print(f"{len(wrong)} other problems' answers, beside {len(pairs) - len(wrong)} that are the same")
+        print(
+            f"{checkout}: {len(measured['equal']['paid'])} of {len(answers)} equal answers are "
+            "paid;",
+            end=" ",
+        )
+        print(
+            f"{len(wrong)} other problems' answers, beside {len(pairs) - len(wrong)} that are "
+            "the same"
+        )
         for gold, answer in wrong:
             print(f"  {gold}   is paid for   {answer}")
 

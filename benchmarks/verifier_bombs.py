@@ -1,11 +1,13 @@
-r"""Verify 10,000 answers, 5 % of them made to stall or fill the verifier, and print rate, memory and what was given up.
+r"""Verify 10,000 answers, 5 % of them made to stall or fill the verifier, and print rate, memory
+and what was given up.
 
     python benchmarks/verifier_bombs.py                  the limits of config.reward(), two workers
     python benchmarks/verifier_bombs.py --cpu-seconds 2
 
-The ordinary answers are those of tests/rewards/answers.jsonl, over and over; the pool's memory of verdicts is off, so
-that each is graded anew. Every bomb is another expression. Resident memory is sampled from /proc (Linux): that of the
-workers and of the children that grade, added up; pages they share are counted in each.
+The ordinary answers are those of tests/rewards/answers.jsonl, over and over; the pool's memory of
+verdicts is off, so that each is graded anew. Every bomb is another expression. Resident memory is
+sampled from /proc (Linux): that of the workers and of the children that grade, added up; pages they
+share are counted in each.
 """
 
 from __future__ import annotations
@@ -54,10 +56,13 @@ def bombs(n: int) -> list[tuple[str, str, str]]:
 
 
 def mixture(answers: int, share: float) -> list[tuple[str, str, str, bool | None]]:
-    """(kind, gold, text, whether it is right, None where that is not known), shuffled alike each time."""
+    """(kind, gold, text, whether it is right, None where that is not known), shuffled alike each
+    time."""
     with ANSWERS.open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    ordinary = [row for row in rows if row["category"] != "adversarial" and row["id"] not in KNOWN_MISSES]
+    ordinary = [
+        row for row in rows if row["category"] != "adversarial" and row["id"] not in KNOWN_MISSES
+    ]
     hostile = round(answers * share)
     kinds = len(bombs(0))
     made = [bomb for n in range(-(-hostile // kinds)) for bomb in bombs(n)][:hostile]
@@ -71,7 +76,8 @@ def mixture(answers: int, share: float) -> list[tuple[str, str, str, bool | None
 
 
 class Memory(threading.Thread):
-    """Samples the resident memory of a pool's workers and their children until it is told to stop."""
+    """Samples the resident memory of a pool's workers and their children until it is told to
+    stop."""
 
     def __init__(self, pool: VerifierPool) -> None:
         super().__init__(daemon=True)
@@ -96,7 +102,9 @@ class Memory(threading.Thread):
 
 def _children(pid: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:  # gone
         return []
 
@@ -120,8 +128,12 @@ def main() -> None:
     parser.add_argument("--memory-mb", type=int, default=default.memory_mb)
     options = parser.parse_args()
     mixed = mixture(options.answers, options.bombs)
-    with VerifierPool(options.workers, options.cpu_seconds, options.memory_mb, cache_size=0) as pool:
-        pool.score(["x+1"] * options.workers, [rf"\boxed{{{n}+x}}" for n in range(options.workers)])  # workers start
+    with VerifierPool(
+        options.workers, options.cpu_seconds, options.memory_mb, cache_size=0
+    ) as pool:
+        pool.score(
+            ["x+1"] * options.workers, [rf"\boxed{{{n}+x}}" for n in range(options.workers)]
+        )  # workers start
         memory = Memory(pool)
         memory.start()
         started = time.perf_counter()
@@ -129,18 +141,33 @@ def main() -> None:
         seconds = time.perf_counter() - started
         memory.stop()
         stats = pool
-    right = [(score.verdict is Verdict.CORRECT) == known for score, (*_, known) in zip(scores, mixed, strict=True)]
-    given_up = [kind for score, (kind, *_) in zip(scores, mixed, strict=True) if score.verdict is Verdict.TIMEOUT]
+    right = [
+        (score.verdict is Verdict.CORRECT) == known
+        for score, (*_, known) in zip(scores, mixed, strict=True)
+    ]
+    given_up = [
+        kind
+        for score, (kind, *_) in zip(scores, mixed, strict=True)
+        if score.verdict is Verdict.TIMEOUT
+    ]
     hostile = sum(kind != "ordinary" for kind, *_ in mixed)
     print(
-        f"limits: {options.cpu_seconds:g} CPU seconds and {options.memory_mb} MiB an answer, {options.workers} workers"
+        f"limits: {options.cpu_seconds:g} CPU seconds and {options.memory_mb} MiB an answer, "
+        f"{options.workers} workers"
     )
-    print(f"{len(scores)} verdicts for {len(mixed)} answers, {hostile} of them bombs; {sum(right)} as expected")
-    print(f"{seconds:.1f} s, {len(scores) / seconds:.1f} answers/s; {stats.cpu_seconds:.0f} CPU s in children")
+    print(
+        f"{len(scores)} verdicts for {len(mixed)} answers, {hostile} of them bombs; {sum(right)} "
+        "as expected"
+    )
+    print(
+        f"{seconds:.1f} s, {len(scores) / seconds:.1f} answers/s; {stats.cpu_seconds:.0f} CPU s "
+        "in children"
+    )
     print(f"verdicts: {dict(Counter(score.verdict.value for score in scores))}")
     print(f"given up: {len(given_up)}, by kind {dict(Counter(given_up))}")
     sampled = (
-        f"all processes {memory.peak_mb:.0f}, a worker {memory.peak_worker_mb:.0f}, a child {memory.peak_child_mb:.0f}"
+        f"all processes {memory.peak_mb:.0f}, a worker {memory.peak_worker_mb:.0f}, a child "
+        f"{memory.peak_child_mb:.0f}"
     )
     print(f"peak resident MiB: {sampled} (sampled)")
 

@@ -1,4 +1,5 @@
-"""Which way of computing is the quicker one on this machine: the parts of accelerator.py that only take times.
+"""Which way of computing is the quicker one on this machine: the parts of accelerator.py that only
+take times.
 
 Each takes a model's shape and a folder it does not need, prints what it found and returns True.
 """
@@ -82,10 +83,13 @@ def one_mesh() -> Any:
     return meshes.make_mesh(devices=jax.devices()[:1])
 
 
-def scored(config: ModelConfig, model: Any, tokens: jax.Array, dtype: Any, remat: Any, mesh: Any) -> jax.Array:
+def scored(
+    config: ModelConfig, model: Any, tokens: jax.Array, dtype: Any, remat: Any, mesh: Any
+) -> jax.Array:
     """Log-probs of tokens [B, T] but the first of each row, float32 [B * (T - 1)].
 
-    A row is packed: a prompt of an eighth of it, and two responses that share the prompt and do not see each other.
+    A row is packed: a prompt of an eighth of it, and two responses that share the prompt and do not
+    see each other.
     """
     import jax.numpy as jnp
 
@@ -98,15 +102,22 @@ def scored(config: ModelConfig, model: Any, tokens: jax.Array, dtype: Any, remat
     columns, prompt, second = jnp.arange(length), length // 8, length // 2
     member = sum((columns >= begin).astype(jnp.int32) for begin in (prompt, second))
     positions = jnp.where(columns >= second, columns - second + prompt, columns)
-    positions, segments = (jnp.broadcast_to(x, tokens.shape) for x in (positions, SEGMENT_STRIDE + member))
+    positions, segments = (
+        jnp.broadcast_to(x, tokens.shape) for x in (positions, SEGMENT_STRIDE + member)
+    )
     attention = attention_for("auto", mesh, "packed")
-    hidden, _ = forward(model, tokens, positions, segments, dtype=dtype, remat=remat, attention=attention, mesh=mesh)
+    hidden, _ = forward(
+        model, tokens, positions, segments, dtype=dtype, remat=remat, attention=attention, mesh=mesh
+    )
     read = hidden[:, :-1].reshape(-1, config.hidden_size)
-    return token_logprobs(read, head_matrix(model, dtype), tokens[:, 1:].reshape(-1), with_entropy=False)[0]
+    return token_logprobs(
+        read, head_matrix(model, dtype), tokens[:, 1:].reshape(-1), with_entropy=False
+    )[0]
 
 
 def decode(config: ModelConfig, folder: Path) -> bool:
-    """An array of the cache a layer, layers unrolled, or one of all, layers scanned and columns read in blocks."""
+    """An array of the cache a layer, layers unrolled, or one of all, layers scanned and columns
+    read in blocks."""
     import jax
     import jax.numpy as jnp
 
@@ -119,12 +130,24 @@ def decode(config: ModelConfig, folder: Path) -> bool:
     stacked = jax.jit(lambda: decoder.cast(decoder.init(config, jax.random.key(0)), bf16))()
     token, place = jnp.ones(rows, jnp.int32), jnp.full(rows, width - 1)
     read = 2 * matmul_params(config)
-    read += rows * width * config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2
+    read += (
+        rows
+        * width
+        * config.num_hidden_layers
+        * 2
+        * config.num_key_value_heads
+        * config.head_dim
+        * 2
+    )
 
     def chunk(model: Any, cache: Any) -> Any:
         def body(_: Any, carry: Any) -> Any:
-            hidden, cache = decoder.decode(model, token, place, carry[1], widths=(width,), dtype=bf16, mesh=mesh)
-            logits = jnp.matmul(hidden, decoder.head_matrix(model, bf16), preferred_element_type=jnp.float32)
+            hidden, cache = decoder.decode(
+                model, token, place, carry[1], widths=(width,), dtype=bf16, mesh=mesh
+            )
+            logits = jnp.matmul(
+                hidden, decoder.head_matrix(model, bf16), preferred_element_type=jnp.float32
+            )
             return carry[0] + logits.max(), cache
 
         return jax.lax.fori_loop(0, steps, body, (jnp.float32(0), cache))
@@ -142,7 +165,9 @@ def decode(config: ModelConfig, folder: Path) -> bool:
         taken = seconds(once) / steps
         share = f", {read / taken / known.bandwidth:.0%} of bandwidth" if (known := rates()) else ""
         say(
-            "decode", f"{name}, {rows} rows x {width}", f"{taken * 1e3:.2f} ms a step, {rows / taken:,.0f} tok/s{share}"
+            "decode",
+            f"{name}, {rows} rows x {width}",
+            f"{taken * 1e3:.2f} ms a step, {rows / taken:,.0f} tok/s{share}",
         )
         del cache
     return True
@@ -170,7 +195,8 @@ def ragged(config: ModelConfig, folder: Path) -> bool:
         return attend_cached(q, k, v, mask, by_sums=jax.default_backend() == "cpu")
 
     def each(attend: Callable, *arrays: jax.Array) -> float:
-        """Microseconds of a call: a hundred in one program, each with what the one before gave as its queries."""
+        """Microseconds of a call: a hundred in one program, each with what the one before gave as
+        its queries."""
         run = jax.jit(lambda q, k, v: jax.lax.fori_loop(0, 100, lambda _, q: attend(q, k, v), q))
         return seconds(lambda: run(*arrays)) * 1e4
 
@@ -181,9 +207,13 @@ def ragged(config: ModelConfig, folder: Path) -> bool:
     k, v = keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)
 
     def theirs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+        return jax.nn.dot_product_attention(
+            q, k, v, key_value_seq_lengths=lengths, implementation="cudnn"
+        )
 
-    off = jnp.abs(jax.jit(theirs)(q, k, v).astype(jnp.float32) - ours(q, keys, values).astype(jnp.float32)).max()
+    off = jnp.abs(
+        jax.jit(theirs)(q, k, v).astype(jnp.float32) - ours(q, keys, values).astype(jnp.float32)
+    ).max()
     say("ragged", "cuDNN", f"{each(theirs, q, k, v):,.0f} us a layer, {float(off):.1e} apart")
     return True
 
@@ -199,9 +229,20 @@ def filters(config: ModelConfig, folder: Path) -> bool:
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
     keys, places = jnp.zeros((rows, 2), jnp.uint32), jnp.arange(rows)
     run = jax.jit(draw, static_argnames="filtered")
-    for name, top_k, top_p in (("unfiltered", 0, 1.0), ("top-k 50", 50, 1.0), ("top-p 0.9", 0, 0.9), ("both", 50, 0.9)):
-        chosen = (jnp.ones(rows), jnp.full(rows, top_k, jnp.int32), jnp.full(rows, top_p, jnp.float32))
-        taken = seconds(lambda c=chosen, n=name: run(logits, keys, places, *c, filtered=n != "unfiltered"))
+    for name, top_k, top_p in (
+        ("unfiltered", 0, 1.0),
+        ("top-k 50", 50, 1.0),
+        ("top-p 0.9", 0, 0.9),
+        ("both", 50, 0.9),
+    ):
+        chosen = (
+            jnp.ones(rows),
+            jnp.full(rows, top_k, jnp.int32),
+            jnp.full(rows, top_p, jnp.float32),
+        )
+        taken = seconds(
+            lambda c=chosen, n=name: run(logits, keys, places, *c, filtered=n != "unfiltered")
+        )
         say("filters", f"{name}, {rows} rows x {config.vocab_size:,}", f"{taken * 1e3:.2f} ms")
     return True
 
@@ -224,7 +265,11 @@ def logprobs(config: ModelConfig, folder: Path) -> bool:
 
         alone, both = jax.jit(total), jax.jit(jax.grad(total, argnums=(0, 1)))
         times = [seconds(lambda f=f: f(hidden, head)) * 1e3 for f in (alone, both)]
-        say("logprobs", f"{count:,} tokens, chunks of {chunk}", "{:.1f} ms; with gradient {:.1f} ms".format(*times))
+        say(
+            "logprobs",
+            f"{count:,} tokens, chunks of {chunk}",
+            "{:.1f} ms; with gradient {:.1f} ms".format(*times),
+        )
     return True
 
 
@@ -245,7 +290,10 @@ def remat(config: ModelConfig, folder: Path) -> bool:
     def loss(model: Any, remat: str) -> jax.Array:
         return -scored(config, model, tokens, jnp.bfloat16, remat, mesh).mean()
 
-    ways = {name: jax.jit(jax.grad(lambda model, n=name: loss(model, n))) for name in ("full", "attention", "none")}
+    ways = {
+        name: jax.jit(jax.grad(lambda model, n=name: loss(model, n)))
+        for name in ("full", "attention", "none")
+    }
     ways["log-probs alone"] = jax.jit(lambda model: loss(model, "none"))
     for name, run in ways.items():
         needed = work / 3 if name == "log-probs alone" else work
@@ -256,7 +304,15 @@ def remat(config: ModelConfig, folder: Path) -> bool:
                 raise
             say("remat", name, "does not fit")
             continue
-        share = f", {needed / taken / known.flops:.0%} of {known.flops / 1e12:,.0f} TFLOP/s" if known else ""
+        share = (
+            f", {needed / taken / known.flops:.0%} of {known.flops / 1e12:,.0f} TFLOP/s"
+            if known
+            else ""
+        )
         peak = run.lower(model).compile().memory_analysis().peak_memory_in_bytes / 2**30
-        say("remat", f"{name}, {rows} x {length}", f"{rows * length / taken:,.0f} tok/s, peak {peak:.2f} GiB{share}")
+        say(
+            "remat",
+            f"{name}, {rows} x {length}",
+            f"{rows * length / taken:,.0f} tok/s, peak {peak:.2f} GiB{share}",
+        )
     return True

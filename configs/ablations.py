@@ -1,4 +1,5 @@
-"""Which pairs are worth training on, at one K: one policy and, but for the last two arms, one number of pairs.
+"""Which pairs are worth training on, at one K: one policy and, but for the last two arms, one
+number of pairs.
 
 Command:   g2d sweep --config ablations --workdir runs/study     (the directory of sweep-k: what it has is used)
 Hardware:  2 CPU cores
@@ -28,10 +29,14 @@ def get_config(arg: str = "") -> ConfigDict:
     stages.warmup.steps = 4 if smoke else chosen.K or stages.warmup.steps
     stages.pool = stages.collect.copy_and_resolve_references()
     stages.pool.update(prompts=64 if smoke else 3072, pairs_per_prompt=1)
-    stages.collect = settings.collect(rollouts="pool", pairs_per_prompt=1, select="random", max_pairs=count)
+    stages.collect = settings.collect(
+        rollouts="pool", pairs_per_prompt=1, select="random", max_pairs=count
+    )
     stages.dpo.batch_size = 4 if smoke else 16
     stages.evaluate.policies = ("warmup", "dpo")
-    numbers = [count // 2, count] if smoke else [count // 4, count // 2, count, 2 * count, 4 * count]
+    numbers = (
+        [count // 2, count] if smoke else [count // 4, count // 2, count, 2 * count, 4 * count]
+    )
     most = numbers[-1]
     config.sweep = settings.sweep(
         seeds=tuple(range(chosen.seeds or (1 if smoke else 3))),
@@ -42,9 +47,13 @@ def get_config(arg: str = "") -> ConfigDict:
                     f"stages.collect.max_pass_rate={'1,0.99' if smoke else '1,0.51,0.76,0.99'}",
                 )
             ),
-            "uncertainty": settings.arm(product=("stages.collect.select=random,uncertain,confident",)),
+            "uncertainty": settings.arm(
+                product=("stages.collect.select=random,uncertain,confident",)
+            ),
             "temperature": settings.arm(
-                product=(f"stages.pool.sampling.temperature={'1.0,1.3' if smoke else '1.0,0.7,1.3'}",)
+                product=(
+                    f"stages.pool.sampling.temperature={'1.0,1.3' if smoke else '1.0,0.7,1.3'}",
+                )
             ),
             "pairs": settings.arm(product=(f"stages.collect.max_pairs={_listed(numbers)}",)),
             "pairs-equal-updates": settings.arm(

@@ -1,11 +1,13 @@
-"""Verifiable rewards from offline to online: every row of tables 1 and 5 of arXiv 2506.21495, and of its figures 6-10.
+"""Verifiable rewards from offline to online: every row of tables 1 and 5 of arXiv 2506.21495, and
+of its figures 6-10.
 
 Command:   g2d run --config bridging-math:method=s100 --workdir runs/math-s100
            g2d evaluate --workdir runs/math-s100 --policy best --problems amc23 --num-generations 50    another test set
 Hardware:  meant for one host with eight devices of 80 GB; not run at this size
 Result:    report.html in the directory, with each policy's accuracy on MATH-500
 
-The paper's numbers (Llama-3.1-8B-Instruct; mean over 50 samples of each problem, in parentheses their spread):
+The paper's numbers (Llama-3.1-8B-Instruct; mean over 50 samples of each problem, in parentheses
+their spread):
 
     method=           MATH-500     NuminaMath   AMC23
     (the model)       47.4 (1.6)   33.9 (0.6)   23.7 (5.2)
@@ -17,13 +19,15 @@ The paper's numbers (Llama-3.1-8B-Instruct; mean over 50 samples of each problem
     grpo              58.1 (1.3)   38.8 (0.5)   33.6 (5.1)
     grpo, n=12        57.6 (1.2)   38.4 (0.6)   32.2 (5.9)
 
-For s5, group_dpo, combined, nll and entropy it reports no accuracy: the last four changed nothing substantial.
+For s5, group_dpo, combined, nll and entropy it reports no accuracy: the last four changed nothing
+substantial.
 
-Choices: method; model=llama-3.1-8b-instruct|qwen2.5-7b, or path=FOLDER_OR_HUB_ID; n responses to a prompt; alpha of
-combined; entropy, the coefficient; recipe=code|paper, whose normalisers and optimiser, the authors' published code's or
-those that the equations print; sync, in place of the s that a variant of the loss has here; steps; keep, updates
-between the checkpoints that the best is chosen from; train=SOURCE, which is split into train, dev and test by id hash;
-test=SOURCE. docs/recipes.md says what the paper leaves open and what was chosen.
+Choices: method; model=llama-3.1-8b-instruct|qwen2.5-7b, or path=FOLDER_OR_HUB_ID; n responses to a
+prompt; alpha of combined; entropy, the coefficient; recipe=code|paper, whose normalisers and
+optimiser, the authors' published code's or those that the equations print; sync, in place of the s
+that a variant of the loss has here; steps; keep, updates between the checkpoints that the best is
+chosen from; train=SOURCE, which is split into train, dev and test by id hash; test=SOURCE.
+docs/recipes.md says what the paper leaves open and what was chosen.
 """
 
 from types import SimpleNamespace
@@ -34,7 +38,10 @@ from g2d_jax import config as settings
 from g2d_jax import recipes
 from g2d_jax.config_load import choices
 
-MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct", "qwen2.5-7b": "Qwen/Qwen2.5-7B"}
+MODELS = {
+    "llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+}
 # method -> loss, updates between two synchronisations (0: never)
 METHODS = {
     "s100": ("dpo", 100),
@@ -75,7 +82,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stages.train = _train(chosen)
     config.stages.best = settings.best_checkpoint(policy="train", sampling=recipes.deciding())
     config.stages.evaluate = settings.evaluate(
-        policies=("init", "best"), num_generations=50, sampling=recipes.deciding(), pass_at=(1,), greedy=False
+        policies=("init", "best"),
+        num_generations=50,
+        sampling=recipes.deciding(),
+        pass_at=(1,),
+        greedy=False,
     )
     return config
 
@@ -83,7 +94,9 @@ def get_config(arg: str = "") -> ConfigDict:
 def _train(chosen: SimpleNamespace) -> ConfigDict:
     loss, every = METHODS[chosen.method]
     if chosen.sync and chosen.method not in VARIANTS:
-        raise ValueError(f"choice 'sync' is for method={'|'.join(VARIANTS)}; {chosen.method} says what it is")
+        raise ValueError(
+            f"choice 'sync' is for method={'|'.join(VARIANTS)}; {chosen.method} says what it is"
+        )
     every = chosen.sync or every
     stage = settings.online(
         policy="init",
@@ -99,7 +112,9 @@ def _train(chosen: SimpleNamespace) -> ConfigDict:
         grpo_coef=chosen.alpha if chosen.method == "combined" else 0.0,
         entropy_coef=chosen.entropy if chosen.method == "entropy" else 0.0,
         optimizer=recipes.adam(),
-        probe=settings.probe(every=100),  # the offline row's own rollouts say nothing of the policy it trains
+        probe=settings.probe(
+            every=100
+        ),  # the offline row's own rollouts say nothing of the policy it trains
     )
     stage.dpo.beta = recipes.DPO_BETA
     stage.dpo.nll_coef = 1.0 if chosen.method == "nll" else 0.0

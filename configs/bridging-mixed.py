@@ -1,4 +1,5 @@
-"""Verifiable and reward-model rewards in one policy: the three combined rows of table 3 of arXiv 2506.21495.
+"""Verifiable and reward-model rewards in one policy: the three combined rows of table 3 of arXiv
+2506.21495.
 
 Command:   g2d run --config bridging-mixed --workdir runs/mixed
            g2d run --config bridging-mixed:row=chat-to-math,start=run:runs/chat-s1#best --workdir runs/chat-to-math
@@ -16,9 +17,10 @@ The paper's numbers (Llama-3.1-8B-Instruct, online DPO; the last two columns jud
     math-to-chat                      33.3 (1.6)   13.2 (4.9)   78.8            61.2
     both                              57.3 (1.4)   31.7 (6.0)   65.6            57.1
 
-Choices: row; start=POLICY of the two rows that go on from an earlier run, run:DIR#best or hf:PATH; model, path, n,
-steps, keep, recipe, reward as in bridging-math and bridging-chat; math=SOURCE and chat=SOURCE of prompts; dev=FILE of
-chat prompts to choose the best checkpoint on. docs/recipes.md says what the paper leaves open and what was chosen.
+Choices: row; start=POLICY of the two rows that go on from an earlier run, run:DIR#best or hf:PATH;
+model, path, n, steps, keep, recipe, reward as in bridging-math and bridging-chat; math=SOURCE and
+chat=SOURCE of prompts; dev=FILE of chat prompts to choose the best checkpoint on. docs/recipes.md
+says what the paper leaves open and what was chosen.
 """
 
 from types import SimpleNamespace
@@ -29,7 +31,8 @@ from g2d_jax import config as settings
 from g2d_jax import recipes
 from g2d_jax.config_load import choices, resolve
 
-# row -> the task trained on alone, DPO's beta, Adam's epsilon, the norm gradients are clipped to, reference sync
+# row -> the task trained on alone, DPO's beta, Adam's epsilon, the norm gradients are clipped to,
+# reference sync
 ROWS = {
     "both": ("", 0.01, 1e-5, 0.1, False),
     "chat-to-math": ("math", 0.1, 1e-4, 1.0, True),
@@ -39,7 +42,8 @@ MODELS = ("llama-3.1-8b-instruct", "qwen2.5-7b")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Online DPO on maths, chat, or batches that hold both; then the choice of the best checkpoint, and evaluation."""
+    """Online DPO on maths, chat, or batches that hold both; then the choice of the best checkpoint,
+    and evaluation."""
     chosen = choices(
         arg,
         row=tuple(ROWS),
@@ -57,7 +61,11 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     alone, beta, eps, clip, sync = ROWS[chosen.row]
     if bool(chosen.start) != bool(alone):
-        what = "goes on from an earlier run: give start=run:DIR#best" if alone else "begins anew: leave start out"
+        what = (
+            "goes on from an earlier run: give start=run:DIR#best"
+            if alone
+            else "begins anew: leave start out"
+        )
         raise ValueError(f"row={chosen.row} {what}")
     config = _chat(chosen) if alone == "chat" else _math(chosen)
     config.unlock()
@@ -83,7 +91,9 @@ def _math(chosen: SimpleNamespace) -> ConfigDict:
 
 
 def _chat(chosen: SimpleNamespace) -> ConfigDict:
-    return resolve(f"bridging-chat:{_shared(chosen)},train={chosen.chat},dev={chosen.dev},reward={chosen.reward}")
+    return resolve(
+        f"bridging-chat:{_shared(chosen)},train={chosen.chat},dev={chosen.dev},reward={chosen.reward}"
+    )
 
 
 def _shared(chosen: SimpleNamespace) -> str:

@@ -1,11 +1,13 @@
-"""The cause, apart: difficulty and diversity of the pairs varied each by itself, at one policy and number of pairs.
+"""The cause, apart: difficulty and diversity of the pairs varied each by itself, at one policy and
+number of pairs.
 
 Command:   g2d sweep --config cause --workdir runs/study     (the directory of sweep-k:task=demo: what it has is used)
 Hardware:  2 CPU cores
 Result:    cause.html in the directory; the question, the predictions and the analysis are in docs/cause.md
 
-The policy is the demo's at K = 10. Difficulty is a window of pass rates; diversity is the number of prompts that
-equally many pairs, up to eight of each, are drawn from. Choices: preset=full|smoke; seeds=N.
+The policy is the demo's at K = 10. Difficulty is a window of pass rates; diversity is the number of
+prompts that equally many pairs, up to eight of each, are drawn from. Choices: preset=full|smoke;
+seeds=N.
 """
 
 from collections.abc import Sequence
@@ -15,8 +17,9 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax.config_load import choices, resolve
 
-# Pass rates among the 32 responses to a prompt (hard and easy ones have the same reward variance), and how many prompts
-# are answered for many and for few of them to lie within: of the demo's, half as many are easy as hard.
+# Pass rates among the 32 responses to a prompt (hard and easy ones have the same reward variance),
+# and how many prompts are answered for many and for few of them to lie within: of the demo's, half
+# as many are easy as hard.
 WINDOWS = {
     "hard": (0.15, 0.35, (2048, 448)),
     "middle": (0.4, 0.6, (2048, 448)),
@@ -26,10 +29,13 @@ SMOKE = {"hard": (0, 0.99, (128, 64)), "middle": (0, 1, (128, 64)), "easy": (0.0
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The study. Each of its six settings is in two arms, which compare it with another difficulty and diversity."""
+    """The study. Each of its six settings is in two arms, which compare it with another difficulty
+    and diversity."""
     chosen = choices(arg, preset=("full", "smoke"), seeds=0)
     smoke = chosen.preset == "smoke"
-    config = resolve(f"ablations:preset={chosen.preset},task=demo,seeds={chosen.seeds or (1 if smoke else 5)}")
+    config = resolve(
+        f"ablations:preset={chosen.preset},task=demo,seeds={chosen.seeds or (1 if smoke else 5)}"
+    )
     config.unlock()
     config.name = config.name.replace("ablations-demo", "cause")
     config.stages.pool.num_generations = 8 if smoke else 32
@@ -43,14 +49,19 @@ def get_config(arg: str = "") -> ConfigDict:
         },
         **{
             name: settings.arm(zip=(*_window(lowest, highest), _prompts(counts)))
-            for name, counts in zip(("many-prompts", "few-prompts"), zip(*prompts, strict=True), strict=True)
+            for name, counts in zip(
+                ("many-prompts", "few-prompts"), zip(*prompts, strict=True), strict=True
+            )
         },
     }
     return config
 
 
 def _window(lowest: Sequence[float], highest: Sequence[float]) -> tuple[str, str]:
-    return f"stages.collect.min_pass_rate={_listed(lowest)}", f"stages.collect.max_pass_rate={_listed(highest)}"
+    return (
+        f"stages.collect.min_pass_rate={_listed(lowest)}",
+        f"stages.collect.max_pass_rate={_listed(highest)}",
+    )
 
 
 def _prompts(counts: Sequence[int]) -> str:

@@ -1,4 +1,5 @@
-"""G2D on the embedded task procedural:chains, which the studies are about: the demo with another task and its settings.
+"""G2D on the embedded task procedural:chains, which the studies are about: the demo with another
+task and its settings.
 
 Command:   g2d run --config chains            (preset=smoke: every stage in about a minute; seed=1: another seed)
 Hardware:  2 CPU cores, under 3 GB of memory; 5 minutes
@@ -10,7 +11,8 @@ from g2d_jax.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Give the demo the task chains and its settings. arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
+    """Give the demo the task chains and its settings. arg: preset=full|smoke, seed=N, K=N (steps of
+    warm-up)."""
     chosen = choices(arg, preset=("full", "smoke"), seed=0, K=20)
     config = resolve(f"demo:preset={chosen.preset},seed={chosen.seed},K={chosen.K}")
     config.unlock()

@@ -1,4 +1,5 @@
-"""G2D on the embedded task procedural:slips: a tiny model trained from scratch, nothing to download.
+"""G2D on the embedded task procedural:slips: a tiny model trained from scratch, nothing to
+download.
 
 Command:   g2d run --config demo            (preset=smoke: every stage in under a minute; seed=1: another seed)
 Hardware:  2 CPU cores, under 2 GB of memory
@@ -37,7 +38,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stages.dpo = settings.offline(
         beta=1.0, optimizer=settings.optimizer(1e-4, schedule="cosine", warmup_steps=5)
     )
-    config.stages.evaluate = settings.evaluate(num_generations=16, pass_at=(1, 4, 16), sampling=drawn)
+    config.stages.evaluate = settings.evaluate(
+        num_generations=16, pass_at=(1, 4, 16), sampling=drawn
+    )
     if chosen.preset == "smoke":
         _shrink(config)
     return config

@@ -1,4 +1,5 @@
-"""G2D at a middle scale: 3.2M parameters and responses of 100 tokens, on the embedded task procedural:digits.
+"""G2D at a middle scale: 3.2M parameters and responses of 100 tokens, on the embedded task
+procedural:digits.
 
 Command:   g2d run --config middle            (preset=smoke: every stage in about a minute; seed=1: another seed)
 Hardware:  2 CPU cores, under 6 GB of memory; a quarter of an hour, most of it supervised fine-tuning
@@ -11,7 +12,8 @@ from g2d_jax.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Give the demo a longer task and a larger model. arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
+    """Give the demo a longer task and a larger model. arg: preset=full|smoke, seed=N, K=N (steps of
+    warm-up)."""
     chosen = choices(arg, preset=("full", "smoke"), seed=0, K=10)
     config = resolve(f"demo:preset={chosen.preset},seed={chosen.seed},K={chosen.K}")
     config.unlock()

@@ -1,4 +1,5 @@
-"""How many online steps K are enough: accuracy and compute over K, against GRPO that goes on, at equal compute.
+"""How many online steps K are enough: accuracy and compute over K, against GRPO that goes on, at
+equal compute.
 
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
@@ -22,8 +23,8 @@ GRIDS = {
     "chains": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
 }
-# Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what else the real presets
-# set is in g2d_jax/recipes.py.
+# Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what
+# else the real presets set is in g2d_jax/recipes.py.
 REAL = {150: (0, 25, 50, 100, 150, 300, 600), 500: (0, 50, 100, 250, 500, 1000)}
 GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.MODELS.items()}
 
@@ -33,20 +34,31 @@ def get_config(arg: str = "") -> ConfigDict:
     presets = ("full", "smoke", *recipes.MODELS)
     chosen = choices(arg, preset=presets, task=("chains", "demo", "middle"), seeds=0, train="math")
     smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
-    config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.task, smoke)
+    config = (
+        resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.task, smoke)
+    )
     config.unlock()
     config.name = "-".join(
-        ["sweep-k", *[choice for choice in (chosen.task, chosen.preset) if choice not in ("chains", "full")]]
+        [
+            "sweep-k",
+            *[
+                choice
+                for choice in (chosen.task, chosen.preset)
+                if choice not in ("chains", "full")
+            ],
+        ]
     )
     warmup, evaluate = config.stages.warmup, config.stages.evaluate
     warmup.keep = ()
     config.stages.dev = evaluate.copy_and_resolve_references()
-    config.stages.dev.split = "dev"  # what is chosen is chosen here; the test problems are for reporting alone
+    config.stages.dev.split = (
+        "dev"  # what is chosen is chosen here; the test problems are for reporting alone
+    )
     grid, rates = GRIDS[chosen.task if chosen.preset == "full" else chosen.preset]
     warmup.optimizer.learning_rate = rates[1]
     steps = f"stages.warmup.steps={_listed(grid)}"
-    # On the embedded tasks, where the offline stage costs as much as many steps, GRPO alone goes on until it has spent
-    # what the last warm-up and that stage did.
+    # On the embedded tasks, where the offline stage costs as much as many steps, GRPO alone goes on
+    # until it has spent what the last warm-up and that stage did.
     longer = steps if real else f"stages.warmup.steps={_listed((*grid, grid[-1] * 3 // 2))}"
     alone = tuple(name for name in ("sft", "warmup", "evaluate", "dev") if name in config.stages)
     config.sweep = settings.sweep(
@@ -61,8 +73,12 @@ def get_config(arg: str = "") -> ConfigDict:
         },
     )
     if chosen.task == "demo":
-        gentle = f"stages.dpo.optimizer.learning_rate={config.stages.dpo.optimizer.learning_rate / 5}"
-        config.sweep.arms.gentle = settings.arm(product=(f"stages.warmup.steps={_listed(grid[::2])}",), fixed=(gentle,))
+        gentle = (
+            f"stages.dpo.optimizer.learning_rate={config.stages.dpo.optimizer.learning_rate / 5}"
+        )
+        config.sweep.arms.gentle = settings.arm(
+            product=(f"stages.warmup.steps={_listed(grid[::2])}",), fixed=(gentle,)
+        )
     return config
 
 

@@ -1,4 +1,5 @@
-"""The site: sphinx-build -W docs site. Pages are Markdown that also reads on GitHub; docstrings are plain text."""
+"""The site: sphinx-build -W docs site. Pages are Markdown that also reads on GitHub; docstrings are
+plain text."""
 
 import re
 import sys
@@ -26,7 +27,8 @@ python_maximum_signature_line_length = 100
 
 
 def plain(app, what, name, obj, options, lines):
-    """Turn a docstring, plain text, into reStructuredText: between backticks is code, an indented paragraph a block."""
+    """Turn a docstring, plain text, into reStructuredText: between backticks is code, an indented
+    paragraph a block."""
     paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
     for i, paragraph in enumerate(paragraphs):
         if paragraph.startswith(" ") or "\n " in paragraph or "─►" in paragraph:
@@ -41,7 +43,9 @@ def plain(app, what, name, obj, options, lines):
 def short(app, what, name, obj, options, signature, returns):
     """Leave the bounds of numbers out of signatures: Annotated[int, Bounds(…)] is int."""
     if signature:
-        return re.sub(r"[\w.~]*Annotated\[(\w+), [\w.~]*Bounds\([^)]*\)\]", r"\1", signature), returns
+        return re.sub(
+            r"[\w.~]*Annotated\[(\w+), [\w.~]*Bounds\([^)]*\)\]", r"\1", signature
+        ), returns
 
 
 def setup(app):

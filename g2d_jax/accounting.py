@@ -1,4 +1,5 @@
-"""The cost of a policy (tokens, FLOPs, device time, verifier time, money), from its stages' manifests."""
+"""The cost of a policy (tokens, FLOPs, device time, verifier time, money), from its stages'
+manifests."""
 
 from __future__ import annotations
 
@@ -12,43 +13,58 @@ from g2d_jax.config.policy_name import PolicyName
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
 MEASURES = (*TOKENS, "tokens", "flops", *TIMES, "price")
-"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock. price: in the unit of
-price_per_device_hour."""
+"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock. price: in the
+unit of price_per_device_hour."""
 
 ACTIVITIES = ("generation", "verification", "logprobs", "training", "checkpointing", "compilation")
 """The activities of a stage; a record has the seconds of each, "generation_seconds" and so on.
 
-generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, of a reference for one.
-training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs, wherever it happens.
+generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, of a
+reference for one.
+training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs,
+wherever it happens.
 """
 
 TRAINING = tuple(name for name, kind in STAGES.items() if kind.trains)
 """The kinds of stages that make policies."""
 
 POLICIES = tuple(name for name, kind in STAGES.items() if kind.is_policy)
-"""The kinds of stages whose names are policies: those that make one, and those that choose one of its steps."""
+"""The kinds of stages whose names are policies: those that make one, and those that choose one of
+its steps."""
 
 Stages = Mapping[str, Mapping[str, Any]]
 Manifests = Mapping[str, Mapping[str, Any]]
 
 
 def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) -> dict[str, float]:
-    """Return the cost in a manifest, or in an entry of a manifest's "at", by measure. Without a price there is none.
+    """Return the cost in a manifest, or in an entry of a manifest's "at", by measure. Without a
+    price there is none.
 
     Measures that a record lacks are NaN: manifests of version 0.1 have no device_seconds.
     """
     counts = record.get("tokens", {})
     tokens = {name: float(counts.get(name, math.nan)) for name in TOKENS}
     times = {name: float(record.get(name, math.nan)) for name in TIMES}
-    priced = {} if price_per_device_hour is None else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
-    return {**tokens, "tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan)), **times, **priced}
+    priced = (
+        {}
+        if price_per_device_hour is None
+        else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
+    )
+    return {
+        **tokens,
+        "tokens": sum(tokens.values()),
+        "flops": float(record.get("flops", math.nan)),
+        **times,
+        **priced,
+    }
 
 
 def shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """Compute each activity's share of the wall time in a manifest or other record of costs, and "other", the rest.
+    """Compute each activity's share of the wall time in a manifest or other record of costs, and
+    "other", the rest.
 
-    The wall time is the record's `seconds`, which leave out writing checkpoints, plus that. {} for a record without any
-    time.
+    The wall time is the record's `seconds`, which leave out writing checkpoints, plus that. {} for
+    a record without any time.
     """
     spent = {activity: float(record.get(f"{activity}_seconds", 0.0)) for activity in ACTIVITIES}
     whole = float(record.get("seconds", 0.0)) + spent["checkpointing"]
@@ -66,16 +82,21 @@ def goodput(record: Mapping[str, Any]) -> dict[str, float]:
 def cost_of(
     policy: str, stages: Stages, manifests: Manifests, *, price_per_device_hour: float | None = None
 ) -> dict[str, float]:
-    """Sum all that was spent to make a policy, by measure: its own stage and all behind it, each once.
+    """Sum all that was spent to make a policy, by measure: its own stage and all behind it, each
+    once.
 
-    policy: "STAGE", "STAGE@K", "init", or a policy from outside the run ("run:…", "hf:…"), which costs nothing here.
-    stages: the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to the later
-    one. A best_checkpoint stage's policy costs all that was spent to choose it: the trajectory up to the last step
-    that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no
-    stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
+    policy: "STAGE", "STAGE@K", "init", or a policy from outside the run ("run:…", "hf:…"), which
+    costs nothing here.
+    stages: the config's, by name; sft stages do not count. A trajectory reached at two steps counts
+    up to the later one. A best_checkpoint stage's policy costs all that was spent to choose it: the
+    trajectory up to the last step that was looked at, whichever was chosen, and the answers that
+    were drawn. Raises ValueError for a policy that no stage makes, and naming a stage without a
+    manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(MEASURES if price_per_device_hour is not None else MEASURES[:-1], 0.0)
-    for _, spent in costs_by_stage(policy, stages, manifests, price_per_device_hour=price_per_device_hour):
+    for _, spent in costs_by_stage(
+        policy, stages, manifests, price_per_device_hour=price_per_device_hour
+    ):
         total = {measure: total[measure] + spent[measure] for measure in total}
     return total
 
@@ -83,17 +104,19 @@ def cost_of(
 def costs_by_stage(
     policy: str, stages: Stages, manifests: Manifests, *, price_per_device_hour: float | None = None
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the kind of each stage that `cost_of` sums, and what it cost by measure. Raises as that."""
+    """Yield the kind of each stage that `cost_of` sums, and what it cost by measure. Raises as
+    that."""
     for name, step in behind(policy, stages).items():
         if (kind := stages[name]["kind"]) != "sft":
             yield kind, cost(_record(name, step, manifests), price_per_device_hour)
 
 
 def behind(policy: str, stages: Stages) -> dict[str, int | None]:
-    """Map the stages that a policy was made from, its own first, to the step each was taken at; None is its end.
+    """Map the stages that a policy was made from, its own first, to the step each was taken at;
+    None is its end.
 
-    policy, stages: as in `cost_of`. A trajectory taken at two steps has the later one. Raises ValueError for a policy
-    that no stage makes.
+    policy, stages: as in `cost_of`. A trajectory taken at two steps has the later one. Raises
+    ValueError for a policy that no stage makes.
     """
     reached: dict[str, int | None] = {}
     _reach_policy(policy, stages, reached)
@@ -107,7 +130,9 @@ def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -
         return
     makers = [other for other, stage in stages.items() if stage["kind"] in POLICIES]
     if name.stage not in makers or (name.step is not None and not name.step.isdecimal()):
-        raise ValueError(f"no stage makes {policy!r}: a policy is init, run:…, hf:…, or of {', '.join(makers)}")
+        raise ValueError(
+            f"no stage makes {policy!r}: a policy is init, run:…, hf:…, or of {', '.join(makers)}"
+        )
     _reach(name.stage, name.number, stages, reached)
 
 
@@ -118,8 +143,12 @@ def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int |
         return
     reached[name] = step
     stage = stages[name]
-    looked_at = stage["steps"] if stage["kind"] == "best_checkpoint" else ()  # () is all steps: up to the end
-    _reach_policy(f"{stage['policy']}@{max(looked_at)}" if looked_at else stage["policy"], stages, reached)
+    looked_at = (
+        stage["steps"] if stage["kind"] == "best_checkpoint" else ()
+    )  # () is all steps: up to the end
+    _reach_policy(
+        f"{stage['policy']}@{max(looked_at)}" if looked_at else stage["policy"], stages, reached
+    )
     for other in (stage.get("preferences", ""), stage.get("rollouts", "")):
         if stages.get(other, {}).get("kind") == "collect":  # else a file, or "sample" or "archive"
             _reach(other, None, stages, reached)

@@ -1,4 +1,5 @@
-"""The card of an exported policy or a published preference dataset: its origin, its stages, its data, its results."""
+"""The card of an exported policy or a published preference dataset: its origin, its stages, its
+data, its results."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from typing import Any
 from huggingface_hub import DatasetCardData, ModelCardData
 
 from g2d_jax import __version__, accounting
-from g2d_jax.config import Collect, Config, Online, Reward, Sft, Source, Stage, TrainingStage, places
+from g2d_jax.config import (
+    Collect,
+    Config,
+    Online,
+    Reward,
+    Sft,
+    Source,
+    Stage,
+    TrainingStage,
+    places,
+)
 from g2d_jax.config.io import from_dict, identity, to_dict
 from g2d_jax.config.policy_name import is_external, own_stage
 from g2d_jax.data.template import PLACEHOLDER, Template
@@ -29,7 +40,8 @@ HERE = "path/to/this"
 
 
 def card(session: Session, policy: str, *, adapters: bool = False) -> str:
-    """Write a policy's README.md from the run's settings and its finished stages' manifests. adapters: of PEFT."""
+    """Write a policy's README.md from the run's settings and its finished stages' manifests.
+    adapters: of PEFT."""
     config = session.config
     manifests = _finished(session, own_stage(policy))
     parts = [
@@ -40,7 +52,11 @@ def card(session: Session, policy: str, *, adapters: bool = False) -> str:
         _too_long(session, policy, manifests),
         _quantised(config, adapters),
         _data(_published(config)),
-        *(_results(manifest, manifests) for manifest in manifests.values() if manifest.get("kind") == "evaluate"),
+        *(
+            _results(manifest, manifests)
+            for manifest in manifests.values()
+            if manifest.get("kind") == "evaluate"
+        ),
         _use(session, adapters=adapters),
         *_origins(session, "the base model and of the data"),
     ]
@@ -48,19 +64,29 @@ def card(session: Session, policy: str, *, adapters: bool = False) -> str:
 
 
 def dataset_card(session: Session, name: str, repository: str) -> str:
-    """Write the README.md of a collect stage's preference pairs, in a repository as `dataset.write` lays it out."""
+    """Write the README.md of a collect stage's preference pairs, in a repository as `dataset.write`
+    lays it out."""
     config = session.config
     manifests = _finished(session, name)
-    behind = {**accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"]), name: None}
+    behind = {
+        **accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"]),
+        name: None,
+    }
     files = ("preferences/*.parquet", "completions/*.parquet", "problems.parquet")
-    configs = [{"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files]
-    front = DatasetCardData(task_categories=["text-generation"], tags=["g2d-jax", "preference"], configs=configs)
+    configs = [
+        {"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files
+    ]
+    front = DatasetCardData(
+        task_categories=["text-generation"], tags=["g2d-jax", "preference"], configs=configs
+    )
     parts = [
         f"---\n{front.to_yaml()}\n---\n",
         f"# {config.name}: preference pairs of {name}\n",
         _headline(manifests),
-        f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; `completions` every "
-        "answer with its score, from which they were chosen; `problems` what was asked, with reference answers.\n",
+        f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; "
+        "`completions` every "
+        "answer with its score, from which they were chosen; `problems` what was asked, with "
+        "reference answers.\n",
         _stages(session, behind, manifests),
         _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
@@ -72,10 +98,15 @@ def dataset_card(session: Session, name: str, repository: str) -> str:
 
 
 def _pairs_use(session: Session) -> str:
-    """Tell how other libraries give a model the prompts of pairs as the policy saw them, and where responses end."""
+    """Tell how other libraries give a model the prompts of pairs as the policy saw them, and where
+    responses end."""
     tokenizer = session.tokenizer
     stops = _stop_strings(session.config)
-    ended = f"Responses also end at {', '.join(stops)}, which their texts lack and their ids have. " if stops else ""
+    ended = (
+        f"Responses also end at {', '.join(stops)}, which their texts lack and their ids have. "
+        if stops
+        else ""
+    )
     return ended + _prompts_use(tokenizer)
 
 
@@ -85,13 +116,15 @@ def _prompts_use(tokenizer: PromptTokenizer) -> str:
         return "Prompts are texts as the policy saw them; `prompt_ids` are their tokens.\n"
     return (
         "Prompts are messages; `prompt_ids` are the tokens that the policy saw. The chat template "
-        f'`{CHAT_TEMPLATE}` here gives the same: `tokenizer.chat_template = open("{CHAT_TEMPLATE}").read()`. An '
+        f"`{CHAT_TEMPLATE}` here gives the same: `tokenizer.chat_template = "
+        f'open("{CHAT_TEMPLATE}").read()`. An '
         f"exported policy's tokenizer has it. {_as_trained(tokenizer.template)}"
     )
 
 
 def provenance(session: Session) -> dict[str, Any]:
-    """Return what identifies a run and what it was made with. `run` is the same for runs of the same settings."""
+    """Return what identifies a run and what it was made with. `run` is the same for runs of the
+    same settings."""
     started = storage.read_json(session.workdir / "config.json")
     environment, _ = storage.read_informing(session.workdir / "environment.json")
     versions = environment.get("packages")
@@ -101,14 +134,17 @@ def provenance(session: Session) -> dict[str, Any]:
         "own": started.get("own", {}),
         "version": started.get("version"),
         "run": storage.fingerprint([identity(session.config), started.get("own", {})]),
-        "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(session).items()},
+        "stages": {
+            name: manifest.get("fingerprint") for name, manifest in _finished(session).items()
+        },
         "tokenizer": session.tokenizer.fingerprint,
         "packages": versions if isinstance(versions, dict) else {},
     }
 
 
 def _published(config: Config) -> Config:
-    """Return the settings as others read them: where a file or folder lay on this machine is not theirs to know."""
+    """Return the settings as others read them: where a file or folder lay on this machine is not
+    theirs to know."""
     return Config.of(places.without_folders(from_dict(to_dict(config))))
 
 
@@ -133,7 +169,9 @@ def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the report's headline, "" where nothing was evaluated."""
     from g2d_jax.report.run import headline  # here: it loads what draws figures
 
-    evaluations = [manifest for manifest in manifests.values() if manifest.get("kind") == "evaluate"]
+    evaluations = [
+        manifest for manifest in manifests.values() if manifest.get("kind") == "evaluate"
+    ]
     return f"{one_line(headline(evaluations[-1]))}\n" if evaluations else ""
 
 
@@ -145,7 +183,8 @@ def _origins(session: Session, licensed: str) -> list[str]:
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     settings = json.dumps(storage.plain(known["config"]), indent=2, sort_keys=True)
     return [
-        f"## Provenance\n\nRun `{known['run']}`, seed {session.config.seed}, tokenizer `{known['tokenizer']}`. Stages: "
+        f"## Provenance\n\nRun `{known['run']}`, seed {session.config.seed}, tokenizer "
+        f"`{known['tokenizer']}`. Stages: "
         f"{stages}. Made with {packages}.\n",
         f"## Licence\n\nNone is stated here. Those of {licensed} say what may be done with it.\n",
         f"## Settings\n\n```json\n{settings}\n```\n",
@@ -153,9 +192,13 @@ def _origins(session: Session, licensed: str) -> list[str]:
 
 
 def _front_matter(config: Config, policy: str, adapters: bool) -> str:
-    """Write the metadata for hubs. The base model is named only by hub id, and only if all policies began with it."""
+    """Write the metadata for hubs. The base model is named only by hub id, and only if all policies
+    began with it."""
     stages = to_dict(config)["stages"]
-    begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
+    begins = [
+        policy,
+        *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages)),
+    ]
     named = _HUB_ID.fullmatch(config.model.path) and not places.is_path(config.model.path)
     elsewhere = any(map(is_external, begins))
     data = ModelCardData(
@@ -174,15 +217,23 @@ def _made(session: Session, policy: str, manifests: Mapping[str, Mapping[str, An
         return [f"{written} It was not trained by this run.\n"]
     behind = accounting.behind(policy, to_dict(session.config)["stages"])
     table = _stages(session, behind, manifests)
-    origin = f"{written} It began with {_origin(session, policy)}{'.' if table else ', and was not trained.'}\n"
+    origin = (
+        f"{written} It began with "
+        f"{_origin(session, policy)}{'.' if table else ', and was not trained.'}\n"
+    )
     return [origin, table]
 
 
-def _stages(session: Session, behind: Mapping[str, int | None], manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tabulate what these stages did, in the order of the run; "" for none. behind: the step each was taken at."""
+def _stages(
+    session: Session, behind: Mapping[str, int | None], manifests: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Tabulate what these stages did, in the order of the run; "" for none. behind: the step each
+    was taken at."""
     stages = _published(session.config).stages
     rows = [
-        _row(stages[name], name, behind[name], manifests.get(name, {})) for name in session.folders if name in behind
+        _row(stages[name], name, behind[name], manifests.get(name, {}))
+        for name in session.folders
+        if name in behind
     ]
     columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
     return _table("How it was made", columns, rows) if rows else ""
@@ -192,34 +243,49 @@ def _origin(session: Session, policy: str) -> str:
     config, path = session.config, base_path(session, policy)
     if not path:
         return f"random parameters (seed {config.seed})"
-    revision = f", revision `{config.model.revision}`" if path == config.model.path and config.model.revision else ""
+    revision = (
+        f", revision `{config.model.revision}`"
+        if path == config.model.path and config.model.revision
+        else ""
+    )
     lora = f", with adapters of rank {config.lora.rank}" if config.lora.rank else ""
     return f"`{places.last_part(path)}`{revision}{lora}"
 
 
 def _quantised(config: Config, adapters: bool) -> str:
-    """State that the base was quantised in training, and what that means for these files; "" where it was not."""
+    """State that the base was quantised in training, and what that means for these files; "" where
+    it was not."""
     if not config.lora.quantise:
         return ""
-    sentence = f"In training, the base's linear layers were held as {config.lora.quantise} codes (`lora.quantise`). "
+    sentence = (
+        f"In training, the base's linear layers were held as {config.lora.quantise} codes "
+        "(`lora.quantise`). "
+    )
     if adapters:
         return sentence + (
-            "Beside the base as it was before, these adapters compute something slightly different; `g2d export "
+            "Beside the base as it was before, these adapters compute something slightly "
+            "different; `g2d export "
             "--policy init` writes the base that they were trained beside.\n"
         )
     return sentence + "The weights here are what the codes stand for, with the adapters added.\n"
 
 
 def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """State that the policy was trained on longer sequences than its config.json says; "" where it was not."""
+    """State that the policy was trained on longer sequences than its config.json says; "" where it
+    was not."""
     behind = accounting.behind(policy, to_dict(session.config)["stages"])
-    warnings = itertools.chain.from_iterable(manifests.get(name, {}).get("warnings", ()) for name in behind)
-    lengths = [int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"]
+    warnings = itertools.chain.from_iterable(
+        manifests.get(name, {}).get("warnings", ()) for name in behind
+    )
+    lengths = [
+        int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"
+    ]
     if not lengths:
         return ""
     positions = session.model_config.max_position_embeddings
     return (
-        f"Sequences of up to {max(lengths):,} tokens were allowed in training. That is more than the base model's "
+        f"Sequences of up to {max(lengths):,} tokens were allowed in training. That is more than "
+        "the base model's "
         f"`max_position_embeddings`, {positions:,}, which config.json keeps.\n"
     )
 
@@ -227,15 +293,24 @@ def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str
 def _row(stage: Stage, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:
     cost = accounting.cost(manifest)
     taken = "" if step is None else f"; taken at step {step}"
-    figures = (fmt.count(cost["generated"]), fmt.count(cost["trained"]), fmt.quantity(cost["flops"]))
+    figures = (
+        fmt.count(cost["generated"]),
+        fmt.count(cost["trained"]),
+        fmt.quantity(cost["flops"]),
+    )
     return [name, _did(stage, manifest) + taken, *figures]
 
 
 def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
-    """Describe a stage in one line: its kind, the policy it begins with, its manifest's counts, its learning rate."""
+    """Describe a stage in one line: its kind, the policy it begins with, its manifest's counts, its
+    learning rate."""
     counts = {"steps": getattr(stage, "steps", None), **manifest.get("counts", {})}
     counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
-    rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if isinstance(stage, TrainingStage) else []
+    rate = (
+        [f"learning rate {stage.optimizer.learning_rate:g}"]
+        if isinstance(stage, TrainingStage)
+        else []
+    )
     kind = f"{stage.kind} {stage.loss}" if isinstance(stage, Online) else stage.kind
     return f"{kind} from {', '.join(stage.policies_read())}: {', '.join([*counted, *rate])}"
 
@@ -246,7 +321,10 @@ def _data(config: Config) -> str:
         [name, _source(task.train), _source(task.dev), _source(task.test), _reward(task.reward)]
         for name, task in config.all_tasks.items()
     ]
-    rows += [[name, _source(stage.data), "", "", "demonstrations"] for name, stage in config.stages_of(Sft).items()]
+    rows += [
+        [name, _source(stage.data), "", "", "demonstrations"]
+        for name, stage in config.stages_of(Sft).items()
+    ]
     return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
 
 
@@ -255,7 +333,9 @@ def _reward(reward: Reward) -> str:
 
 
 def _source(source: Source) -> str:
-    more = [f"split {source.split}"] * bool(source.split) + [f"first {source.limit}"] * bool(source.limit)
+    more = [f"split {source.split}"] * bool(source.split) + [f"first {source.limit}"] * bool(
+        source.limit
+    )
     return f"{source.path} ({', '.join(more)})" if more else source.path
 
 
@@ -266,23 +346,29 @@ def _results(evaluation: Mapping[str, Any], manifests: Mapping[str, Mapping[str,
 
 def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *(map(one_line, row) for row in rows)]
-    return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
+    return "\n".join(
+        [f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""]
+    )
 
 
 def _use(session: Session, *, adapters: bool) -> str:
     """Tell how prompts were made, with one as the policy saw it."""
     tokenizer = session.tokenizer
     template = tokenizer.template
-    ends = [*(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids), *_stop_strings(session.config)]
+    ends = [
+        *(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids),
+        *_stop_strings(session.config),
+    ]
     parts = ["## Use\n"]
     if template.is_chat:
         parts.append(
-            f"Prompts were made with the chat template that lies here; responses end at {', '.join(ends)}. "
-            + _as_trained(template)
+            "Prompts were made with the chat template that lies here; responses end at "
+            f"{', '.join(ends)}. " + _as_trained(template)
         )
     else:
         parts.append(
-            "Prompts were made with the text of `tokenizer.prompt_template` below and no chat template, so that none "
+            "Prompts were made with the text of `tokenizer.prompt_template` below and no chat "
+            "template, so that none "
             f"lies here; responses end at {', '.join(ends)}.\n"
         )
     parts.append(_code_block(_prompt_code(tokenizer), "python"))
@@ -290,11 +376,14 @@ def _use(session: Session, *, adapters: bool) -> str:
     parts.append(_code_block(tokenizer.render(_QUESTION), "text"))
     if adapters and template.differences():
         parts.append(
-            "Served beside its base, the base's own chat template would be used: hand this one over, as in `vllm serve "
-            "BASE --enable-lora --lora-modules NAME=FOLDER --chat-template FOLDER/chat_template.jinja`.\n"
+            "Served beside its base, the base's own chat template would be used: hand this one "
+            "over, as in `vllm serve "
+            "BASE --enable-lora --lora-modules NAME=FOLDER --chat-template "
+            "FOLDER/chat_template.jinja`.\n"
         )
     parts.append(
-        "How the figures were sampled stands in the settings of the stages; generation_config.json has the base "
+        "How the figures were sampled stands in the settings of the stages; "
+        "generation_config.json has the base "
         "model's own sampling settings, where it has any.\n"
     )
     return "\n".join(parts)
@@ -310,18 +399,30 @@ def _stop_strings(config: Config) -> list[str]:
 
 
 def _as_trained(template: Template) -> str:
-    """Tell that a chat template renders what the policy saw, and where it differs from the model's own."""
-    same = "It is the model's own." if template.pinned == template.own else "It has the settings of the training in it."
+    """Tell that a chat template renders what the policy saw, and where it differs from the model's
+    own."""
+    same = (
+        "It is the model's own."
+        if template.pinned == template.own
+        else "It has the settings of the training in it."
+    )
     return " ".join([same, *template.differences()]) + "\n"
 
 
 def _prompt_code(tokenizer: PromptTokenizer) -> str:
     """Write the Python that makes the prompt of a question as it was made in training."""
-    lines = ["from transformers import AutoTokenizer", "", f'tokenizer = AutoTokenizer.from_pretrained("{HERE}")']
+    lines = [
+        "from transformers import AutoTokenizer",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{HERE}")',
+    ]
     lines += [f"prompt = {tokenizer.settings.pattern!r}.replace({PLACEHOLDER!r}, {_QUESTION!r})"]
     if tokenizer.template.is_chat:
         lines.append('messages = [{"role": "user", "content": prompt}]')
-        lines.append("ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)")
+        lines.append(
+            "ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, "
+            "return_dict=False)"
+        )
     else:
         lines.append('ids = tokenizer(prompt)["input_ids"]')
     return "\n".join(lines)

@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, forecast, sweep, evaluate, report, compare, autopsy, export, push, sample,
-outputs, status."""
+"""The g2d command: run, plan, forecast, sweep, evaluate, report, compare, autopsy, export, push,
+sample, outputs, status."""
 
 from __future__ import annotations
 
@@ -36,27 +36,38 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0 done, 1 stopped with a message, 130 interrupted.
 
-    A run that got SIGTERM or SIGHUP, or lost another of its processes, exits with `processes.RESTART`.
+    A run that got SIGTERM or SIGHUP, or lost another of its processes, exits with
+    `processes.RESTART`.
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
+    os.environ.setdefault(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    )  # a warning that PyTorch is not installed
     if not os.environ.get("G2D_TRACEBACK"):
         failures.hush()
     stack = contextlib.ExitStack()
     undo = terminal.clean_tracebacks()
-    if argv is not None:  # called in a program of the user's own, whose tracebacks are its own afterwards
+    if (
+        argv is not None
+    ):  # called in a program of the user's own, whose tracebacks are its own afterwards
         stack.callback(undo)
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # false in the background and in a notebook
+    heard = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )  # false in the background and in a notebook
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
-    continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
+    continues = arguments.command in (_run, _forecast, _sweep) and not getattr(
+        arguments, "dry_run", False
+    )
     if continues:
         processes.reset_stop()
-        stack.enter_context(processes.hearing_stops())  # before JAX is imported, which takes seconds
+        stack.enter_context(
+            processes.hearing_stops()
+        )  # before JAX is imported, which takes seconds
     try:
         return int(arguments.command(arguments, overrides) or 0)
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
@@ -65,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stopped(error, failures.line(error) or str(error))
     except processes.Preempted as stopped:
         return processes.leave(int(stopped.code or 0))
-    except SystemExit as error:  # of a user's code, or a library's: a run that is not done never says that it is
+    except (
+        SystemExit
+    ) as error:  # of a user's code, or a library's: a run that is not done never says that it is
         if os.environ.get("G2D_TRACEBACK"):
             terminal.print_traceback(error)
         return _stopped(error, _exited(error))
@@ -94,7 +107,8 @@ def _exited(error: SystemExit) -> str:
     """Tell of code that a command called, and that tried to end the process."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"{last.filename}, line {last.lineno}, in {last.name}: SystemExit: {error}: code that a command calls must "
+        f"{last.filename}, line {last.lineno}, in {last.name}: SystemExit: {error}: code that a "
+        "command calls must "
         f"return or raise an exception. Mend it, and for a run {processes.AGAIN}"
     )
 
@@ -107,7 +121,8 @@ def _stopped(error: BaseException, text: str) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse arguments, and the --config.field=value overrides among them. Exits with usage for any other unknown."""
+    """Parse arguments, and the --config.field=value overrides among them. Exits with usage for any
+    other unknown."""
     parser = argparse.ArgumentParser(prog="g2d", description="How much online RL is enough?")
     if argv and argv[0] in _GONE:
         parser.exit(2, f"g2d: the command {argv[0]!r} is gone: {_GONE[argv[0]]}\n")
@@ -118,7 +133,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         command.set_defaults(command=function)
         add_arguments(command)
     try:
-        # Before argparse sees them: it takes what begins with "-" and holds a space for a work directory.
+        # Before argparse sees them: it takes what begins with "-" and holds a space for a work
+        # directory.
         overrides, rest = take_apart(argv)
     except ValueError as error:
         parser.error(str(error))
@@ -126,7 +142,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     takes_settings = arguments.command in (_run, _plan, _forecast, _sweep)
     if overrides and not takes_settings:
         name = f"--{overrides[0].partition('=')[0]}"
-        parser.error(f"{name}: settings belong to the run, and this command takes none: leave it out")
+        parser.error(
+            f"{name}: settings belong to the run, and this command takes none: leave it out"
+        )
     options = [item for item in unknown if item.startswith("-")]
     if "place" in arguments and not options:
         unknown = _take_workdir(arguments, unknown)
@@ -138,7 +156,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _expand_home(arguments: argparse.Namespace) -> None:
-    """Put this user's home for "~" in arguments that are paths: a shell leaves it in --workdir=~/runs/a."""
+    """Put this user's home for "~" in arguments that are paths: a shell leaves it in
+    --workdir=~/runs/a."""
     for name in ("workdir", "output", "prompts", "runs", "dumps"):
         value = getattr(arguments, name, None)
         if isinstance(value, str):
@@ -147,24 +166,33 @@ def _expand_home(arguments: argparse.Namespace) -> None:
             setattr(arguments, name, [os.path.expanduser(path) for path in value])
 
 
-def _workdir(parser: argparse.ArgumentParser, help: str = "of the run", *, required: bool = True) -> None:
-    """Add a work directory, as an argument of its own or behind --workdir: `_take_workdir` makes one of both."""
+def _workdir(
+    parser: argparse.ArgumentParser, help: str = "of the run", *, required: bool = True
+) -> None:
+    """Add a work directory, as an argument of its own or behind --workdir: `_take_workdir` makes
+    one of both."""
     parser.add_argument("place", nargs="?", metavar="WORKDIR", help=f"work directory: {help}")
     parser.add_argument("--workdir", metavar="WORKDIR", help="the same")
     parser.set_defaults(usage=parser, required=required)
 
 
 def _take_workdir(arguments: argparse.Namespace, unknown: list[str]) -> list[str]:
-    """Set arguments.workdir; return what is still unknown. Exits with usage if there is none, and for two of them."""
-    # argparse does not bind an optional argument that stands behind options: it is among the unknown ones.
-    loose = [item for item in unknown if not item.startswith("-")] if arguments.place is None else []
+    """Set arguments.workdir; return what is still unknown. Exits with usage if there is none, and
+    for two of them."""
+    # argparse does not bind an optional argument that stands behind options: it is among the
+    # unknown ones.
+    loose = (
+        [item for item in unknown if not item.startswith("-")] if arguments.place is None else []
+    )
     given = [item for item in (arguments.workdir, arguments.place, *loose) if item is not None]
     if len(given) > 1:
         arguments.usage.error(f"unknown argument {given[1]!r}: the work directory is {given[0]!r}")
     if not given and arguments.required:
         arguments.usage.error("a work directory is needed: WORKDIR, or --workdir WORKDIR")
     if given and given[0].startswith("-"):
-        arguments.usage.error(f"{given[0]!r} is no work directory, for it begins with '-': an option is misspelt?")
+        arguments.usage.error(
+            f"{given[0]!r} is no work directory, for it begins with '-': an option is misspelt?"
+        )
     arguments.workdir = next(iter(given), None)
     return [item for item in unknown if item not in loose]
 
@@ -198,20 +226,36 @@ def _config(parser: argparse.ArgumentParser, help: str, examples: str) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    _config(parser, "a shipped config (demo), or a file; NAME:key=value,… for choices", _RUN_EXAMPLES)
+    _config(
+        parser, "a shipped config (demo), or a file; NAME:key=value,… for choices", _RUN_EXAMPLES
+    )
     _workdir(parser, "where results go; chosen and printed if left out", required=False)
     add = parser.add_argument
     add("--until", help="stop after this stage")
-    add("--dry-run", action="store_true", help="check all that a run would; show changed settings, prompts, the reward")
-    add("--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="check all that a run would; show changed settings, prompts, the reward",
+    )
+    add(
+        "--profile",
+        metavar="STAGE:START-STOP",
+        help="trace these updates of a stage into WORKDIR/profiles",
+    )
     _several_arguments(parser)
 
 
 def _several_arguments(parser: argparse.ArgumentParser) -> None:
-    several = parser.add_argument_group("several processes", "found by themselves on Cloud TPU, Slurm and Open MPI")
+    several = parser.add_argument_group(
+        "several processes", "found by themselves on Cloud TPU, Slurm and Open MPI"
+    )
     several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
-    several.add_argument("--num-processes", type=int, metavar="N", help="how many processes there are")
-    several.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0")
+    several.add_argument(
+        "--num-processes", type=int, metavar="N", help="how many processes there are"
+    )
+    several.add_argument(
+        "--process-id", type=int, metavar="I", help="which of them this is, from 0"
+    )
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,8 +264,19 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--topology", required=True, metavar="NAME", help="v5e-16, v6e-8, v5p-16, h100x8, h200x1 …")
     add("--price", type=float, help="of one chip for an hour, in your money")
     add("--prompt", type=int, metavar="N", help="mean tokens of a prompt; default: the data's own")
-    add("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
-    add("--stage", action="append", default=[], dest="stages", help="this stage only; may be repeated")
+    add(
+        "--response",
+        type=int,
+        metavar="N",
+        help="mean tokens of a response; default: max_new_tokens",
+    )
+    add(
+        "--stage",
+        action="append",
+        default=[],
+        dest="stages",
+        help="this stage only; may be repeated",
+    )
     add("--auto", action="store_true", help="choose mesh, micro-batch and remat")
     add("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
 
@@ -230,7 +285,13 @@ def _forecast_arguments(parser: argparse.ArgumentParser) -> None:
     _config(parser, "as in g2d run", _FORECAST_EXAMPLES)
     _workdir(parser, "where its samples go; chosen and printed if left out", required=False)
     add = parser.add_argument
-    add("--probe", type=int, default=0, metavar="STEPS", help="online steps that may be done; default: none")
+    add(
+        "--probe",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="online steps that may be done; default: none",
+    )
     add("--topology", metavar="NAME", help="machine of the plan, for hours: v5e-16, h100x8 …")
     add("--price", type=float, help="of one of its chips for an hour, in your money")
 
@@ -239,7 +300,9 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
     _config(parser, "a config with a study (sweep-k), or any other with --product", _SWEEP_EXAMPLES)
     _workdir(parser, "where results go; several processes may share it")
     add = parser.add_argument
-    add("--product", action="append", default=[], metavar="FIELD=V,V", help="every value of a field")
+    add(
+        "--product", action="append", default=[], metavar="FIELD=V,V", help="every value of a field"
+    )
     add("--zip", action="append", default=[], metavar="FIELD=V,V", help="fields that go together")
     add("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
     add("--dry-run", action="store_true", help="list the points, and what is left to compute")
@@ -269,9 +332,19 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of a run, a point of a study, or a directory of studies")
     add = parser.add_argument
     add("--study", help="one study of the directory; default: all of them")
-    add("--as", dest="recipe", metavar="CONFIG", help="price a study's tokens as those of this config, qwen2.5-7b …")
+    add(
+        "--as",
+        dest="recipe",
+        metavar="CONFIG",
+        help="price a study's tokens as those of this config, qwen2.5-7b …",
+    )
     add("--topology", metavar="NAME", help="with --as, the machine: v5e-16, h100x8 …")
-    add("--response", type=int, metavar="N", help="with --as, scale the tokens to responses of N tokens in the mean")
+    add(
+        "--response",
+        type=int,
+        metavar="N",
+        help="with --as, scale the tokens to responses of N tokens in the mean",
+    )
     add("--price", type=float, help="with --as, of one chip for an hour, in your money")
 
 
@@ -285,7 +358,12 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _autopsy_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dumps", nargs="+", metavar="DUMP", help="its rollouts: of TRL, verl, NeMo-RL or here; files, folders, globs")
+    add(
+        "dumps",
+        nargs="+",
+        metavar="DUMP",
+        help="its rollouts: of TRL, verl, NeMo-RL or here; files, folders, globs",
+    )
     add("--reward", metavar="COLUMN", help="of a dump with several rewards, the one to go by")
     add(
         "--answers",
@@ -293,12 +371,19 @@ def _autopsy_arguments(parser: argparse.ArgumentParser) -> None:
         default="boxed",
         help="how final answers are read, as reward.answers does",
     )
-    add("--policy", default="", help="where DPO starts: a checkpoint's folder, URL or hub id; default: to be filled in")
+    add(
+        "--policy",
+        default="",
+        help="where DPO starts: a checkpoint's folder, URL or hub id; default: to be filled in",
+    )
     add("--output", default="autopsy", help="folder to write; default: autopsy")
 
 
 def _policy(parser: argparse.ArgumentParser) -> None:
-    what = "a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one"
+    what = (
+        "a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or "
+        "selected one"
+    )
     parser.add_argument("--policy", help=what)
 
 
@@ -307,18 +392,30 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, help="folder to write")
     _policy(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
+    parser.add_argument(
+        "--adapters", action="store_true", help="write the adapters alone, as PEFT reads them"
+    )
     _several_arguments(parser)
 
 
 def _push_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser)
     add = parser.add_argument
-    add("--repo", metavar="USER/NAME", help="repository on the Hugging Face hub; made if there is none")
-    add("--output", metavar="FOLDER", help="in place of --repo: a folder to write the same files to; no hub is asked")
+    add(
+        "--repo",
+        metavar="USER/NAME",
+        help="repository on the Hugging Face hub; made if there is none",
+    )
+    add(
+        "--output",
+        metavar="FOLDER",
+        help="in place of --repo: a folder to write the same files to; no hub is asked",
+    )
     add("--what", choices=("model", "adapters", "dataset"), default="model", help="default: model")
     _policy(parser)
-    add("--dry-run", action="store_true", help="list files and sizes, show the card; upload nothing")
+    add(
+        "--dry-run", action="store_true", help="list files and sizes, show the card; upload nothing"
+    )
     add("--public", action="store_true", help="a new repository is private otherwise")
     _several_arguments(parser)
 
@@ -328,7 +425,9 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     _policy(parser)
     what = "a problem; default: typed one after the other on a terminal, else test problems"
     parser.add_argument("--prompt", help=what)
-    parser.add_argument("--count", type=int, default=4, help="samples of a problem, or test problems")
+    parser.add_argument(
+        "--count", type=int, default=4, help="samples of a problem, or test problems"
+    )
     parser.add_argument("--temperature", type=float, default=1.0)
 
 
@@ -347,7 +446,11 @@ def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
     """Return the arguments that a function has parameters for, by name."""
-    return {name: value for name, value in vars(arguments).items() if name in signature(function).parameters}
+    return {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in signature(function).parameters
+    }
 
 
 def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str) -> ConfigDict:
@@ -392,7 +495,9 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = _of_a_run(arguments, overrides, "forecast the runs it is made of")
     if arguments.probe < 0 or (arguments.price is not None and arguments.topology is None):
-        raise ValueError("--probe is a number of steps, and --price that of a machine: give --topology too")
+        raise ValueError(
+            "--probe is a number of steps, and --price that of a machine: give --topology too"
+        )
     from g2d_jax import forecast
 
     planned = []
@@ -434,7 +539,10 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
 
     names = studies(arguments.workdir)
     if arguments.study and not names:
-        raise ValueError(f"{arguments.workdir} holds no studies: leave --study out for a run, or give their directory")
+        raise ValueError(
+            f"{arguments.workdir} holds no studies: leave --study out for a run, or give their "
+            "directory"
+        )
     chosen = [arguments.study] if arguments.study else names
     screen = Screen()
     rates = _rates(arguments, chosen, screen.say)
@@ -445,12 +553,16 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
         _print(path)
 
 
-def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[str], None]) -> dict[str, Rates]:
+def _rates(
+    arguments: argparse.Namespace, names: Sequence[str], say: Callable[[str], None]
+) -> dict[str, Rates]:
     """Return the rates of --as by study, {} without it: its recipe is compiled for the machine."""
     if arguments.recipe is None:
         return {}
     if arguments.topology is None or not names:
-        raise ValueError("--as prices the tokens of a study: give a directory of studies, and --topology")
+        raise ValueError(
+            "--as prices the tokens of a study: give a directory of studies, and --topology"
+        )
     from g2d_jax.plan import rates
     from g2d_jax.report.read import read_study
 
@@ -492,7 +604,8 @@ def _show(report: Report, written: Sequence[str]) -> None:
 
 
 def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a device."""
+    """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a
+    device."""
     from g2d_jax.report import autopsy, page
 
     page.check_output(arguments.output, autopsy.FILES, "an autopsy")
@@ -542,11 +655,14 @@ def _typed() -> Iterator[str]:
 def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import outputs
 
-    _print(outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs)))
+    _print(
+        outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs))
+    )
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Show stages with what is done, or points with what is left; needs neither the model nor a device."""
+    """Show stages with what is done, or points with what is left; needs neither the model nor a
+    device."""
     from g2d_jax.report.read import studies
     from g2d_jax.workdir import absolute
 
@@ -564,23 +680,34 @@ def _study_status(workdir: epath.Path, name: str) -> None:
     from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import PLANS, stage_folders
 
-    labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
+    labels = [
+        str(point["label"])
+        for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]
+    ]
     points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
     stages: dict[epath.Path, str] = {}
     for folders in points.values():
         stages |= {folder: stage for stage, folder in folders.items()}
-    described = {folder: _state(stage, folder, folder, bool(holder(folder))) for folder, stage in stages.items()}
+    described = {
+        folder: _state(stage, folder, folder, bool(holder(folder)))
+        for folder, stage in stages.items()
+    }
     states = {folder: state for folder, (state, _) in described.items()}
     rows = []
     for label, folders in points.items():
-        left = [(stage, states[folder]) for stage, folder in folders.items() if states[folder] != "done"]
+        left = [
+            (stage, states[folder]) for stage, folder in folders.items() if states[folder] != "done"
+        ]
         listed = [stage if state == "waiting" else f"{stage} ({state})" for stage, state in left]
         rows.append([label, ", ".join(listed) or "done"])
     done = list(states.values()).count("done")
     whole = sum(text == "done" for _, text in rows)
     screen = Screen()
     screen.table(f"{name}: {len(rows)} points", ["point", "left to do"], rows)
-    screen.say(f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them done")
+    screen.say(
+        f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them "
+        "done"
+    )
     _say_remarks(screen, {folder.name: remark for folder, (_, remark) in described.items()})
 
 
@@ -592,13 +719,16 @@ def _run_status(workdir: epath.Path) -> None:
     from g2d_jax.workdir import LINKS, stage_folders
 
     config = commands.read_config(workdir)
-    is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
+    is_point = (
+        workdir / LINKS
+    ).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
     owner = ""
     folders = stage_folders(workdir)
     if not is_point:
         owner = holder(workdir)
         folders = plan(config).folders(workdir)
-    is_next = True  # a run does its stages one after the other: its process is at the first that is not finished
+    # a run does its stages one after the other: its process is at the first that is not finished
+    is_next = True
     rows: list[list[str]] = []
     remarks: dict[str, str] = {}
     for name, folder in folders.items():
@@ -619,7 +749,9 @@ def _run_status(workdir: epath.Path) -> None:
         steps = str(getattr(config.stages[name], "steps", ""))
         rows.append([name, config.stages[name].kind, state, steps, seconds, gib])
     screen = Screen()
-    screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds", "host memory, GiB"], rows)
+    screen.table(
+        str(workdir), ["stage", "kind", "state", "steps", "seconds", "host memory, GiB"], rows
+    )
     _say_remarks(screen, remarks)
     if owner:
         process = holder_here(workdir)
@@ -639,8 +771,9 @@ def _say_remarks(screen: Screen, remarks: Mapping[str, str]) -> None:
 
 
 def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> tuple[str, str]:
-    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps logged in `logged` or
-    by the rollouts written. With a remark: on the damage, or the error that is the last of its log; "" for none.
+    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps
+    logged in `logged` or by the rollouts written. With a remark: on the damage, or the error that
+    is the last of its log; "" for none.
 
     running: whether a process is at it.
     """
@@ -673,22 +806,45 @@ def _state(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> 
 _COMMANDS = (
     (_run, _run_arguments, "run a config, or continue it"),
     (_plan, _plan_arguments, "what a run needs and costs on a target machine"),
-    (_forecast, _forecast_arguments, "what a run's starting policy answers, and what the run will cost"),
+    (
+        _forecast,
+        _forecast_arguments,
+        "what a run's starting policy answers, and what the run will cost",
+    ),
     (_sweep, _sweep_arguments, "run a config under many overrides, or continue"),
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
     (_compare, _compare_arguments, "put runs side by side on the problems they share"),
-    (_autopsy, _autopsy_arguments, "tell what each step of a finished GRPO run taught, and what to do with it"),
+    (
+        _autopsy,
+        _autopsy_arguments,
+        "tell what each step of a finished GRPO run taught, and what to do with it",
+    ),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
-    (_push, _push_arguments, "upload a model, adapters or a preference dataset to the Hugging Face hub"),
+    (
+        _push,
+        _push_arguments,
+        "upload a model, adapters or a preference dataset to the Hugging Face hub",
+    ),
     (_sample, _sample_arguments, "show a policy's answers to a problem"),
     (_outputs, _outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),
-    (_status, partial(_workdir, help="of the run, or of studies"), "show how far a run or a study is"),
+    (
+        _status,
+        partial(_workdir, help="of the run, or of studies"),
+        "show how far a run or a study is",
+    ),
 )
-"""The functions that the commands are named after, what adds their arguments, and what the help says of them."""
+"""The functions that the commands are named after, what adds their arguments, and what the help
+says of them."""
 
 _GONE = {
-    "judge": "g2d outputs writes the answers files of AlpacaEval and Arena-Hard, which bring judges of their own",
-    "verify-dataset": "a run with the settings of the dataset's g2d.json scores its answers and chooses its pairs anew",
+    "judge": (
+        "g2d outputs writes the answers files of AlpacaEval and Arena-Hard, which bring judges of "
+        "their own"
+    ),
+    "verify-dataset": (
+        "a run with the settings of the dataset's g2d.json scores its answers and chooses its "
+        "pairs anew"
+    ),
 }
 """Commands of earlier versions -> what to do instead."""

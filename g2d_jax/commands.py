@@ -1,4 +1,5 @@
-"""Commands on the policies of a run: evaluate them on other problems, export them, show their answers."""
+"""Commands on the policies of a run: evaluate them on other problems, export them, show their
+answers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from g2d_jax import config as settings
 from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, Source, Split, places, prefix_of, setting_of
+from g2d_jax.config import (
+    BestCheckpoint,
+    Config,
+    Evaluate,
+    Mesh,
+    Source,
+    Split,
+    places,
+    prefix_of,
+    setting_of,
+)
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
@@ -40,11 +51,20 @@ from g2d_jax.session.problems import READ_FOR, SPLITS
 from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import absolute, no_run, packages, settings_of, stage_folders, stage_steps, where_to_look
+from g2d_jax.workdir import (
+    absolute,
+    no_run,
+    packages,
+    settings_of,
+    stage_folders,
+    stage_steps,
+    where_to_look,
+)
 
 
 def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
-    """Read the config a work directory was started with, without settings that are gone: what it is read for is there.
+    """Read the config a work directory was started with, without settings that are gone: what it is
+    read for is there.
 
     name: of its file. Raises ValueError if it holds no run.
     """
@@ -66,7 +86,8 @@ def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
 def _not_at_hand(**_: Any) -> list[float | None]:
     """Stand in for a reward function that a run was given from Python."""
     raise ValueError(
-        "the run's reward is a function given from Python, which its work directory does not hold: from Python, "
+        "the run's reward is a function given from Python, which its work directory does not "
+        "hold: from Python, "
         "g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
     )
 
@@ -79,12 +100,14 @@ def opened(
     needs: Sequence[str] = ("model", "tokenizer"),
     splits: Sequence[str] = SPLITS,
 ) -> Iterator[Session]:
-    """Yield a run's session for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
+    """Yield a run's session for reading, on whatever devices there are: logs nothing to TensorBoard
+    or W&B.
 
-    needs: sections of the settings whose files have to be there, of problems those of `splits`. Raises ValueError
-    naming all that are not.
+    needs: sections of the settings whose files have to be there, of problems those of `splits`.
+    Raises ValueError naming all that are not.
 
-    reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
+    reward: that of a run which was given one from Python; without it such a run can be read, but
+    nothing be scored.
     splits: those whose problems are read, if any are.
     """
     folder = absolute(workdir)
@@ -101,11 +124,16 @@ def opened(
         reward = _not_at_hand
     shown = folder if processes.leader() else None
     _, moved = settings_of(folder, content, finished=True)
-    with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
+    with (
+        Tracker(shown, tensorboard=False) as tracker,
+        program_cache.cached(config.compute.compilation_cache),
+    ):
         if moved:
             tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
         folders = {**plan(config).folders(folder), **stage_folders(folder)}
-        session = Session(config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits)
+        session = Session(
+            config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits
+        )
         # What ran already is of use, whatever an earlier version let it begin with.
         session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
         try:
@@ -115,7 +143,8 @@ def opened(
 
 
 def _on_this_machine(config: Config) -> Config:
-    """Return the config, with a mesh of all devices where the run's own is of another number of them."""
+    """Return the config, with a mesh of all devices where the run's own is of another number of
+    them."""
     try:
         make_mesh(**config.mesh.to_dict())
     except ValueError:
@@ -126,7 +155,8 @@ def _on_this_machine(config: Config) -> Config:
 
 
 def last_policy(config: Config) -> str:
-    """Return the last stage that trains, or the selection among its checkpoints: the run's result."""
+    """Return the last stage that trains, or the selection among its checkpoints: the run's
+    result."""
     order = plan(config).order
     trained = [name for name in order if config.stages[name].kind in TRAINING]
     if not trained:
@@ -147,12 +177,15 @@ def evaluate(
     reward: RewardFunction | None = None,
     **sampling: Any,
 ) -> dict[str, Any]:
-    """Evaluate one policy as the run's evaluate stage does, on other problems or with other sampling settings.
+    """Evaluate one policy as the run's evaluate stage does, on other problems or with other
+    sampling settings.
 
-    problems: a source as in data.*.path, scored by the reward of `task`; split: its part by id hash, limit: the first
-    so many of that; None: all. Without problems, those of the stage. reward: the run's own, if given from Python.
-    sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results and completions go to
-    WORKDIR/evaluations/NAME, named by settings and problems, and are reused by the same call. Returns the manifest.
+    problems: a source as in data.*.path, scored by the reward of `task`; split: its part by id
+    hash, limit: the first so many of that; None: all. Without problems, those of the stage. reward:
+    the run's own, if given from Python.
+    sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results
+    and completions go to WORKDIR/evaluations/NAME, named by settings and problems, and are reused
+    by the same call. Returns the manifest.
     """
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
@@ -172,7 +205,9 @@ def evaluate(
     )
     if problems is not None:
         if task not in config.all_tasks:
-            raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
+            raise ValueError(
+                f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}"
+            )
         problems = places.decided(problems, "problems", places.here())
         if reason := places.missing(problems, "problems"):
             raise ValueError(f"problems: {reason}")
@@ -186,7 +221,8 @@ def evaluate(
             _not_at_hand()
         if limited != stages[0].pass_at:
             session.tracker.say(
-                f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a problem only {limited} "
+                f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a "
+                f"problem only {limited} "
                 "can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
@@ -197,7 +233,9 @@ def evaluate(
         session.folders = {**session.folders, name: place}
         if not storage.finished(place):
             results = evaluation.run(session, name, stage)
-            storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results})
+            storage.finish(
+                place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results}
+            )
         manifest = storage.finished(place) or {}
         session.tracker.table(*summary_table(manifest, []))
         session.tracker.say(f"completions: {place / 'rollouts'}")
@@ -205,17 +243,22 @@ def evaluate(
 
 
 def _scored_by(session: Session, split: str | None) -> list[str]:
-    """List the inputs that scores come from: reward models, and the problems of a split; None: of no split."""
+    """List the inputs that scores come from: reward models, and the problems of a split; None: of
+    no split."""
     settings = []
     for name in session.tasks:
-        settings += [f"{prefix_of(name)}reward.model.path", f"{prefix_of(name)}reward.model.tokenizer"]
+        settings += [
+            f"{prefix_of(name)}reward.model.path",
+            f"{prefix_of(name)}reward.model.tokenizer",
+        ]
         if split:
             settings.append(setting_of(name, split))
     return settings
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
-    """Return the config with these problems in place of a task's held-out split, and with no others to evaluate on."""
+    """Return the config with these problems in place of a task's held-out split, and with no others
+    to evaluate on."""
 
     def changed(name: str) -> dict[str, Any]:
         sources = {"dev": Source(), "test": Source()}
@@ -228,16 +271,22 @@ def _with_problems(config: Config, task: str, split: Split, source: Source) -> C
 
 
 def version(session: Session, policy: str) -> Any:
-    """Identify the weights that a policy's name means now: of a model by content; of a stage by its folder's name, its
-    step, and its fingerprint once finished."""
+    """Identify the weights that a policy's name means now: of a model by content; of a stage by its
+    folder's name, its step, and its fingerprint once finished."""
     name = PolicyName.parse(policy)
     if name.is_model:
         folder = session.model_folder if name.origin == INIT else hf.resolve(name.place)
         return [name.origin.rstrip(":"), None if folder is None else inputs.weights(folder).digest]
     folder, step = checkpoint_of(session, policy)
     manifest = storage.finished(folder.parent) or {}
-    place = str(folder) if name.origin == OF_RUN else folder.parent.name  # the work directory may move
-    return [place, Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
+    place = (
+        str(folder) if name.origin == OF_RUN else folder.parent.name
+    )  # the work directory may move
+    return [
+        place,
+        Checkpoints(folder).latest() if step is None else step,
+        manifest.get("fingerprint"),
+    ]
 
 
 def export(
@@ -248,24 +297,36 @@ def export(
     dtype: str = "float32",
     adapters: bool = False,
 ) -> epath.Path:
-    """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config, model card.
+    """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config,
+    model card.
 
     adapters: write these alone, as PEFT has them, in place of the model they are merged into.
-    Several processes call it together: each reads and holds its part of the policy, the first one writes.
-    Raises ValueError if the folder holds a model already, there is no such policy, it has no adapters to write, or the
-    processes see different runs.
+    Several processes call it together: each reads and holds its part of the policy, the first one
+    writes. Raises ValueError if the folder holds a model already, there is no such policy, it has
+    no adapters to write, or the processes see different runs.
     """
     policy = policy and places.decided(policy, "policy", places.here())
-    target, request = epath.Path(output).expanduser(), {"policy": policy, "dtype": dtype, "adapters": adapters}
-    limits = settings.base().faults  # the run's own limits are known only once all processes have read them
+    target = epath.Path(output).expanduser()
+    request = {"policy": policy, "dtype": dtype, "adapters": adapters}
+    limits = (
+        settings.base().faults
+    )  # the run's own limits are known only once all processes have read them
     run_stages.check_joined()
-    alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
-    with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
+    alone = (
+        processes.count() == 1
+    )  # SIGTERM then ends it at once: there is nothing to save or to agree on
+    with (
+        nullcontext()
+        if alone
+        else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
+    ):
         processes.note_progress("export")
         processes.on_leader(lambda: _check_free(target))
         with processes.barrier():
             config = read_config(absolute(workdir))
-        processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **request})
+        processes.agreed(
+            "settings or packages", {"config": to_dict(config), "packages": packages(), **request}
+        )
         with opened(workdir, config) as session:
             _export(session, policy or last_policy(config), target, dtype, adapters)
     return target
@@ -289,7 +350,9 @@ def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapt
     text = processes.on_leader(lambda: _write_texts(session, policy, folder, adapters))
     if adapters:
         if not (base := base_path(session, policy)):
-            session.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
+            session.tracker.say(
+                "these adapters' base is the run's own random model: export it with --policy init"
+            )
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
         _save_model(session, policy, params, folder, dtype)
@@ -314,8 +377,11 @@ def _add_note(session: Session, folder: epath.Path, text: str) -> None:
         session.tracker.say(note.strip())
 
 
-def _save_model(session: Session, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
-    """Save the weights with adapters merged, with the sampling settings of the model that the run started from."""
+def _save_model(
+    session: Session, policy: str, params: Decoder, folder: epath.Path, dtype: str
+) -> None:
+    """Save the weights with adapters merged, with the sampling settings of the model that the run
+    started from."""
     tokenizer = session.tokenizer
     base = base_path(session, policy)
     try:
@@ -337,20 +403,24 @@ def _save_model(session: Session, policy: str, params: Decoder, folder: epath.Pa
 
 
 def _tokenizer_note(folder: epath.Path) -> str:
-    """Return a note where AutoTokenizer, which goes by the kind of model, would misread the exported tokenizer."""
+    """Return a note where AutoTokenizer, which goes by the kind of model, would misread the
+    exported tokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not storage.is_local(folder):
         return ""
     rules = []
     for loader in (AutoTokenizer, PreTrainedTokenizerFast):
-        backend = json.loads(loader.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str())
+        backend = json.loads(
+            loader.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str()
+        )
         rules.append([backend[part] for part in ("normalizer", "pre_tokenizer", "decoder")])
     if rules[0] == rules[1]:
         return ""
     return (
         "\nThe tokenizer is not one that transformers uses with this kind of model: load it with "
-        "`PreTrainedTokenizerFast.from_pretrained`, since `AutoTokenizer` would put other rules in its place.\n"
+        "`PreTrainedTokenizerFast.from_pretrained`, since `AutoTokenizer` would put other rules "
+        "in its place.\n"
     )
 
 
@@ -362,10 +432,11 @@ def sample(
     count: int = 4,
     temperature: float = 1.0,
 ) -> list[str]:
-    """Show, and return, a policy's answers: `count` to each prompt, or one to each of `count` test problems.
+    """Show, and return, a policy's answers: `count` to each prompt, or one to each of `count` test
+    problems.
 
-    prompts: may be an iterator that waits for what is typed: each is answered before the next is asked for. Answers to
-    test problems are shown with their reward.
+    prompts: may be an iterator that waits for what is typed: each is answered before the next is
+    asked for. Answers to test problems are shown with their reward.
     """
     policy = policy and places.decided(policy, "policy", places.here())
     needs = ["model", "tokenizer"]
@@ -373,12 +444,20 @@ def sample(
         needs += ["data", "tasks"]
     with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
         chosen = policy or last_policy(session.config)
-        samplings = list(itertools.chain.from_iterable(stage.samplings() for stage in session.config.stages.values()))
+        samplings = list(
+            itertools.chain.from_iterable(
+                stage.samplings() for stage in session.config.stages.values()
+            )
+        )
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         if prompts is None and not session.problems["test"]:
-            raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
-        kept_inputs.verify(session, chosen, *_scored_by(session, "test" if prompts is None else None))
+            raise ValueError(
+                "the run has no test problems (data.test names none): give a problem with --prompt"
+            )
+        kept_inputs.verify(
+            session, chosen, *_scored_by(session, "test" if prompts is None else None)
+        )
         params = samplings[0].params(session.stop_ids, temperature=temperature)
         view = session.sampler().to_sampler_params(load_policy(session, chosen))
         if prompts is None:
@@ -386,19 +465,31 @@ def sample(
         texts = []
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             try:
-                texts += _answers(session, chosen, view, params, [Problem(problem_id(prompt), prompt)], count)
+                texts += _answers(
+                    session, chosen, view, params, [Problem(problem_id(prompt), prompt)], count
+                )
             except ValueError as error:
                 if isinstance(prompts, str):
                     raise
-                session.tracker.say(str(error))  # a typed prompt was refused; the next may be accepted
+                session.tracker.say(
+                    str(error)
+                )  # a typed prompt was refused; the next may be accepted
         return texts
 
 
 def _answers(
-    session: Session, policy: str, view: Decoder, params: SamplingParams, problems: Sequence[Problem], samples: int
+    session: Session,
+    policy: str,
+    view: Decoder,
+    params: SamplingParams,
+    problems: Sequence[Problem],
+    samples: int,
 ) -> list[str]:
     """Show, and return, `samples` answers to each problem."""
-    requests = [Request(p.id, session.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
+    requests = [
+        Request(p.id, session.tokenizer.encode_prompt(p), params, num_samples=samples)
+        for p in problems
+    ]
     rollouts = list(session.sampler().generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
@@ -416,17 +507,30 @@ def _answers(
 
 
 def _rewards(
-    session: Session, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    session: Session,
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    token_ids: Sequence[np.ndarray],
 ) -> list[str]:
-    """Score each response: reward and verdict. It is "" without an answer, and for a reward of a model, an endpoint or
-    a function that is not at hand."""
-    cheap = {name for name, task in session.tasks.items() if task.reward.function not in ("model", "judge")}
+    """Score each response: reward and verdict. It is "" without an answer, and for a reward of a
+    model, an endpoint or a function that is not at hand."""
+    cheap = {
+        name
+        for name, task in session.tasks.items()
+        if task.reward.function not in ("model", "judge")
+    }
     if session.reward is _not_at_hand:
         cheap.discard("main")
-    places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
+    places = [
+        i
+        for i, problem in enumerate(problems)
+        if problem.answer is not None and problem.task in cheap
+    ]
     shown = [""] * len(problems)
     try:
-        scores = session.scorer(pick(problems, places), pick(texts, places), pick(token_ids, places))
+        scores = session.scorer(
+            pick(problems, places), pick(texts, places), pick(token_ids, places)
+        )
     except ValueError as error:  # raised by the user's own function: the answers can still be shown
         session.tracker.say(f"no rewards: {error}")
         return shown

@@ -1,8 +1,11 @@
-"""From what the user types to a checked config: find the file, run `get_config`, check every field, apply overrides.
+"""From what the user types to a checked config: find the file, run `get_config`, check every field,
+apply overrides.
 
-    "demo:preset=smoke" ─► locate ─► get_config("preset=smoke") ─► from_dict (names and types) ─► overrides ─► config
+    "demo:preset=smoke" ─► locate ─► get_config("preset=smoke") ─► from_dict (names and types) ─►
+    overrides ─► config
 
-A config file is Python of the user's own and runs as such. Everything else is data: overrides are parsed, never run.
+A config file is Python of the user's own and runs as such. Everything else is data: overrides are
+parsed, never run.
 """
 
 from __future__ import annotations
@@ -24,7 +27,17 @@ from ml_collections import ConfigDict
 from g2d_jax import config as schema
 from g2d_jax.config import places
 from g2d_jax.config.gone import find, named
-from g2d_jax.config.io import MEANING, assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
+from g2d_jax.config.io import (
+    MEANING,
+    assign,
+    field_of,
+    from_dict,
+    kind_of,
+    listed,
+    suggest,
+    typed,
+    wrong_type,
+)
 from g2d_jax.config.section import editable
 
 Scalar: TypeAlias = bool | int | float | str
@@ -34,13 +47,15 @@ _UNSET = ("none", "null")
 
 
 def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Return the locked config of a file ("my/cfg.py") or shipped name ("demo"), with "NAME:key=value,…" for choices.
+    """Return the locked config of a file ("my/cfg.py") or shipped name ("demo"), with
+    "NAME:key=value,…" for choices.
 
-    overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones win.
-    Paths become absolute: those that the file names are relative to its folder, those of overrides, and of a shipped
-    config's choices, to the working directory.
-    A reward function in a file beside the config's is noted as such, in reward.folder.
-    Raises ValueError for an unknown config, choice, field or a wrong type, with the valid names and a suggestion.
+    overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones
+    win.
+    Paths become absolute: those that the file names are relative to its folder, those of overrides,
+    and of a shipped config's choices, to the working directory. A reward function in a file beside
+    the config's is noted as such, in reward.folder. Raises ValueError for an unknown config,
+    choice, field or a wrong type, with the valid names and a suggestion.
     """
     path, arg = locate(spec)
     values = _call(path, arg)
@@ -77,16 +92,23 @@ def beside(function: str, folder: Path) -> Path | None:
 def choices(arg: str, **defaults: Any) -> SimpleNamespace:
     """Parse a config file's own argument, "preset=smoke,seed=3", each value typed by its default.
 
-    A tuple of strings as default lists what is allowed, the first being the default: preset=("full", "smoke").
-    Raises ValueError for an unknown key or value, with a suggestion.
+    A tuple of strings as default lists what is allowed, the first being the default:
+    preset=("full", "smoke"). Raises ValueError for an unknown key or value, with a suggestion.
     """
-    values = {key: default[0] if isinstance(default, tuple) else default for key, default in defaults.items()}
+    values = {
+        key: default[0] if isinstance(default, tuple) else default
+        for key, default in defaults.items()
+    }
     for item in filter(None, (part.strip() for part in arg.split(","))):
         key, equals, text = (part.strip() for part in item.partition("="))
         if not equals:
-            raise ValueError(f"choice {item!r} has no value: write key=value, with a key of {listed(defaults)}")
+            raise ValueError(
+                f"choice {item!r} has no value: write key=value, with a key of {listed(defaults)}"
+            )
         if key not in defaults:
-            raise ValueError(f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}")
+            raise ValueError(
+                f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}"
+            )
         if isinstance(defaults[key], tuple):
             if text not in defaults[key]:
                 hint = f"{suggest(text, defaults[key])}; there are {listed(defaults[key])}"
@@ -101,24 +123,33 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
 
 
 def shipped() -> dict[str, Path]:
-    """Map names to the configs that come with the package: of the installed package, or of the source checkout."""
+    """Map names to the configs that come with the package: of the installed package, or of the
+    source checkout."""
     package = Path(__file__).resolve().parent
     folder = package / "configs"
     if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
         folder = package.parent / "configs"
     files = sorted(folder.rglob("*.py"))
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if file.name[0] != "_"}
+    return {
+        file.relative_to(folder).with_suffix("").as_posix(): file
+        for file in files
+        if file.name[0] != "_"
+    }
 
 
 def locate(spec: str) -> tuple[Path, str]:
-    """Return a spec's config file, absolute, and the text after its colon ("" if none). Raises ValueError if unknown.
+    """Return a spec's config file, absolute, and the text after its colon ("" if none). Raises
+    ValueError if unknown.
 
-    A file that is a link keeps its own place: what it names is relative to the folder of the path that was given.
+    A file that is a link keeps its own place: what it names is relative to the folder of the path
+    that was given.
     """
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
         path, arg = Path(match[1]).expanduser(), match[2] or ""
         if not path.is_file():
-            raise ValueError(f"no config file {path.absolute()}; shipped configs are {listed(shipped())}")
+            raise ValueError(
+                f"no config file {path.absolute()}; shipped configs are {listed(shipped())}"
+            )
         return path.parent.resolve() / path.name, arg
     name, _, arg = spec.partition(":")
     configs = shipped()
@@ -129,14 +160,16 @@ def locate(spec: str) -> tuple[Path, str]:
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """A loader that reads the source each time: bytecode of a config edited twice within a second would be stale."""
+    """A loader that reads the source each time: bytecode of a config edited twice within a second
+    would be stale."""
 
     def path_stats(self, path: Any) -> NoReturn:
         raise OSError(f"{path}: bytecode is not cached")
 
 
 def _call(path: Path, arg: str) -> dict[str, Any]:
-    """Run the file's get_config. Whatever it raises becomes a ValueError with file and line; so does its exit."""
+    """Run the file's get_config. Whatever it raises becomes a ValueError with file and line; so
+    does its exit."""
     loader = _Uncached(f"g2d_config_{path.stem}", str(path))
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
@@ -144,32 +177,42 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
     try:
         loader.exec_module(module)
         if not callable(get_config := getattr(module, "get_config", None)):
-            raise ValueError("a config file defines get_config(arg: str = '') that returns a ConfigDict")
+            raise ValueError(
+                "a config file defines get_config(arg: str = '') that returns a ConfigDict"
+            )
         takes_choices = bool(inspect.signature(get_config).parameters)
         if arg and not takes_choices:
             raise ValueError(f"its get_config takes no choices: leave out {':' + arg!r}")
         config = get_config(arg) if takes_choices else get_config()
     except (Exception, SystemExit) as error:
         place = str(path)
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == place
+        ]
         if isinstance(error, SyntaxError) and error.filename == place:
             lines = [error.lineno]
         if lines:
             place += f", line {lines[-1]}"
         raise ValueError(f"{place}: {_text(error)}") from error
     if not isinstance(config, ConfigDict):
-        raise ValueError(f"{path}: get_config must return a ConfigDict, got {type(config).__name__}")
+        raise ValueError(
+            f"{path}: get_config must return a ConfigDict, got {type(config).__name__}"
+        )
     return dict(config.to_dict())
 
 
 def _text(error: BaseException) -> str:
-    """Return the error's message in a line: str() of a KeyError is a repr, and ml_collections nests and extends it."""
+    """Return the error's message in a line: str() of a KeyError is a repr, and ml_collections nests
+    and extends it."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     if isinstance(error, ImportError):
         return f"{error}: install it beside g2d_jax, or leave the import out"
     if not isinstance(error, (AttributeError, KeyError, TypeError, ValueError, SyntaxError)):
-        return f"{type(error).__name__}: {error}"  # not a mistake in settings: its kind says more than its message
+        # not a mistake in settings: its kind says more than its message
+        return f"{type(error).__name__}: {error}"
     text = str(next(iter(error.args), type(error).__name__))
     if match := _WRONG_TYPE.match(text):
         return _wrong_type(match["field"], match["given"], match["type"])
@@ -183,9 +226,11 @@ def _text(error: BaseException) -> str:
     return text
 
 
-# ml_collections' message for a value that a field cannot have. It knows the field's own name, not the path to it.
+# ml_collections' message for a value that a field cannot have. It knows the field's own name, not
+# the path to it.
 _WRONG_TYPE = re.compile(
-    r"Could not override field '(?P<field>.+?)' \(reference\)\. (?P<given>.*) is of original type <class '.+?'> "
+    r"Could not override field '(?P<field>.+?)' \(reference\)\. (?P<given>.*) is of original "
+    r"type <class '.+?'> "
     r"and cannot be casted to type <class '(?P<type>.+?)'>",
     re.DOTALL,
 )
@@ -205,7 +250,8 @@ _MADE_BY = {
 
 
 def _wrong_type(field: str, given: str, kind: str) -> str:
-    """Say what a field takes that a config file gave a value of another type. kind: the type it has."""
+    """Say what a field takes that a config file gave a value of another type. kind: the type it
+    has."""
     if len(given) >= 80 or "\n" in given:
         given = f"{given.splitlines()[0]:.80}…"
     if not kind.endswith("ConfigDict"):
@@ -218,7 +264,10 @@ def _wrong_type(field: str, given: str, kind: str) -> str:
         example = "path" if "path" in fields else fields[0]
         way = f"set its fields one by one, config.{field}.{example} = … (of {listed(fields)})"
     else:  # the name is the user's own
-        way = "a stage is what settings.sft(…), online, collect, offline, best_checkpoint or evaluate makes"
+        way = (
+            "a stage is what settings.sft(…), online, collect, offline, best_checkpoint or "
+            "evaluate makes"
+        )
     return f"{field} is a section of settings and cannot be {given}: {way}"
 
 
@@ -244,10 +293,11 @@ OVERRIDE = "--config."
 
 
 def take_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into its overrides, "config.FIELD=VALUE", and the other arguments, both in order.
+    """Split a command line into its overrides, "config.FIELD=VALUE", and the other arguments, both
+    in order.
 
-    A value is all that follows the first "=", whatever it holds. What follows "--" is no override. Raises ValueError
-    for an override without "=".
+    A value is all that follows the first "=", whatever it holds. What follows "--" is no override.
+    Raises ValueError for an override without "=".
     """
     overrides: list[str] = []
     rest: list[str] = []
@@ -283,8 +333,8 @@ _ITEM = re.compile(
 def split_values(text: str) -> list[str]:
     """Split values at commas, "0,'a, b',(1,2)" into "0", "a, b" and "(1,2)".
 
-    A value in quotes is what is between them, byte for byte; of others the whitespace around them is left out. A comma
-    at the end ends the last value.
+    A value in quotes is what is between them, byte for byte; of others the whitespace around them
+    is left out. A comma at the end ends the last value.
     """
     values: list[str] = []
     place = 0
@@ -301,8 +351,8 @@ def split_values(text: str) -> list[str]:
 def apply(config: ConfigDict, override: str, base: places.Base | None = None) -> None:
     """Apply one override, "path=text", to the config. Raises ValueError as `resolve` does.
 
-    A setting that is text takes the value as it is, whitespace around it too. base: what a path is relative to, None
-    for the working directory.
+    A setting that is text takes the value as it is, whitespace around it too. base: what a path is
+    relative to, None for the working directory.
     """
     path, equals, text = override.partition("=")
     path = path.strip().removeprefix("config.")
@@ -319,7 +369,9 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
     value = typed(_parse(text, field, path), field, path)
-    if key == "kind" and len(parents) == 2 and value != field:  # a stage's kind; an optimiser's may be changed
+    if (
+        key == "kind" and len(parents) == 2 and value != field
+    ):  # a stage's kind; an optimiser's may be changed
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
     places.decide(config, base or places.here(), only=path)
@@ -372,7 +424,8 @@ def _parse(text: str, field: Any, path: str) -> Any:
 
 
 def _bare_items(text: str) -> list[str]:
-    """Split the items of a list that has none to type them by; quotes stay, for they are all that marks text."""
+    """Split the items of a list that has none to type them by; quotes stay, for they are all that
+    marks text."""
     items = [item.strip() for item in text.split(",")]
     if items[-1] == "":  # of "", and of a trailing comma as in (10,)
         items.pop()
@@ -394,13 +447,21 @@ def _parse_scalar(text: str, field: Any, path: str) -> Scalar:
 
 
 def _literal(text: str, path: str) -> Scalar:
-    """Parse an item of a list that has no items to type it by: a number, true or false, or quoted text."""
+    """Parse an item of a list that has no items to type it by: a number, true or false, or quoted
+    text."""
     if text.lower() in _BOOLS:
         return _BOOLS[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply
+    except (
+        ValueError,
+        SyntaxError,
+        MemoryError,
+        RecursionError,
+    ):  # the last two: nested too deeply
         value = None
     if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{path}: an item must be a number, true, false or quoted text, got {text!r:.200}")
+        raise ValueError(
+            f"{path}: an item must be a number, true, false or quoted text, got {text!r:.200}"
+        )
     return value

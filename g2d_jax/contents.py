@@ -1,4 +1,5 @@
-"""The inputs of a run by content: digests that are the same wherever it lies, and what differs between two of them.
+"""The inputs of a run by content: digests that are the same wherever it lies, and what differs
+between two of them.
 
     problems, examples ─► records ┐
     files, rollouts    ─► files   ├─► Content: a digest of the whole, and of each part by name
@@ -6,9 +7,9 @@
     a tokenizer        ─► tokens  ┘
     Content, Content   ─► difference: "2 of 1000 problems changed, such as 859339bd68d2f316"
 
-Of a local model's tensors three blocks are read each, at the start, in the middle and at the end: every other state of
-training, a scaled, merged or replaced tensor differs there. A few elements edited elsewhere are not seen. Files of an
-object store go by the store's own checksums.
+Of a local model's tensors three blocks are read each, at the start, in the middle and at the end:
+every other state of training, a scaled, merged or replaced tensor differs there. A few elements
+edited elsewhere are not seen. Files of an object store go by the store's own checksums.
 """
 
 from __future__ import annotations
@@ -40,17 +41,30 @@ from g2d_jax.runtime import ranges, storage
 BLOCK = 64 << 10
 """Bytes of a block of a tensor."""
 SHOWN = 3  # parts that a message names
-_NAMED_ONLY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")  # of a config.json
+_NAMED_ONLY = (
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+)  # of a config.json
 _SNAPSHOT = re.compile(r"models--[^/]+/snapshots/([0-9a-f]{40})$")
-_CHECKSUMS = ("crc32c", "md5Hash", "ETag", "etag", "generation")  # of fsspec's info; those of the bytes come first
+_CHECKSUMS = (
+    "crc32c",
+    "md5Hash",
+    "ETag",
+    "etag",
+    "generation",
+)  # of fsspec's info; those of the bytes come first
 
 
 @dataclass(frozen=True)
 class Content:
     """The content of an input: parts of a kind ("problems", "tensors", …).
 
-    digest: 16 hex digits of all parts in their order. count: how many there are. parts: name -> digest, in order; {}
-    where they are not kept. commit: that of the hub's repository, "" elsewhere. place: where it lies, for messages.
+    digest: 16 hex digits of all parts in their order. count: how many there are. parts: name ->
+    digest, in order; {} where they are not kept. commit: that of the hub's repository, ""
+    elsewhere. place: where it lies, for messages.
     """
 
     kind: str
@@ -70,7 +84,8 @@ def content(kind: str, parts: Mapping[str, str], commit: str = "") -> Content:
 
 
 def difference(old: Content, new: Content) -> str:
-    """Say in a line how two contents differ, "" if they do not. A hub's commit counts where both have one."""
+    """Say in a line how two contents differ, "" if they do not. A hub's commit counts where both
+    have one."""
     if old.commit and new.commit and old.commit != new.commit:
         commits = f"the hub's commit was {old.commit}, and is {new.commit}"
         if old.digest == new.digest:
@@ -104,7 +119,8 @@ def _such_as(names: Sequence[str], total: int) -> str:
 def records(read: Iterable[Problem | Example], *, columns: bool = False) -> Content:
     """Return the content of problems or examples in their order.
 
-    columns: whether solutions and further columns count too, as they do for reward functions that are given them.
+    columns: whether solutions and further columns count too, as they do for reward functions that
+    are given them.
     """
     parts: dict[str, str] = {}
     seen: Counter[str] = Counter()
@@ -119,7 +135,9 @@ def records(read: Iterable[Problem | Example], *, columns: bool = False) -> Cont
             if columns:
                 text += [row.solution, row.columns]
         seen[row.id] += 1
-        name = row.id if seen[row.id] == 1 else f"{row.id}/{seen[row.id]}"  # examples may share a prompt
+        name = (
+            row.id if seen[row.id] == 1 else f"{row.id}/{seen[row.id]}"
+        )  # examples may share a prompt
         parts[name] = _digest(json.dumps(text, sort_keys=True, default=_plain).encode())[:8]
     return content(kind, parts)
 
@@ -127,11 +145,15 @@ def records(read: Iterable[Problem | Example], *, columns: bool = False) -> Cont
 def rows(values: Iterable[Mapping[str, Any]]) -> Content:
     """Return the content of a data set's rows as they are, in their order."""
     texts = (json.dumps(row, sort_keys=True, default=_plain) for row in values)
-    return content("rows", {f"row {number}": _digest(text.encode())[:8] for number, text in enumerate(texts, 1)})
+    return content(
+        "rows",
+        {f"row {number}": _digest(text.encode())[:8] for number, text in enumerate(texts, 1)},
+    )
 
 
 def rollouts(groups: Iterable[Sequence[DumpRow]]) -> Content:
-    """Return the content of a dump's rows in the order in which a stage takes them: see `dumps.by_step`."""
+    """Return the content of a dump's rows in the order in which a stage takes them: see
+    `dumps.by_step`."""
     parts: dict[str, str] = {}
     for group in groups:
         for number, row in enumerate(group, 1):
@@ -143,14 +165,17 @@ def rollouts(groups: Iterable[Sequence[DumpRow]]) -> Content:
 
 
 def grown(old: Content, new: Content) -> bool:
-    """Return whether a content begins with all that an earlier one had, in its order. new: with its parts."""
+    """Return whether a content begins with all that an earlier one had, in its order. new: with its
+    parts."""
     first = dict(itertools.islice(new.parts.items(), old.count))
     return old.kind == new.kind and content(old.kind, first).digest == old.digest
 
 
 def _plain(value: Any) -> str:
     """Write a value that JSON has not; of what has no text of its own the type alone."""
-    has_text = isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes)
+    has_text = isinstance(
+        value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal | bytes
+    )
     return str(value) if has_text else type(value).__name__
 
 
@@ -169,7 +194,8 @@ def files(paths: Sequence[str]) -> Content:
 
 
 def stamp(path: str) -> str:
-    """Return what tells that a file may have changed: its time and size, or what an object store knows of it."""
+    """Return what tells that a file may have changed: its time and size, or what an object store
+    knows of it."""
     if not storage.is_local(path):
         return _stored(path)
     status = os.stat(path)
@@ -183,7 +209,8 @@ def _file(path: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _file_digest(path: str, stamp: str) -> str:
-    """Return the digest of a local file's bytes; they are read again only when its stamp is another."""
+    """Return the digest of a local file's bytes; they are read again only when its stamp is
+    another."""
     digest = hashlib.blake2b(digest_size=8)
     with storage.naming("read", path), open(path, "rb") as file:
         while data := file.read(1 << 24):
@@ -199,7 +226,10 @@ def _stored(path: str) -> str:
     for key in _CHECKSUMS:
         if known.get(key):
             return f"{known['size']}-{known[key]}".replace('"', "")
-    raise ValueError(f"{path}: its store tells neither a checksum nor a generation, so a change would not be noticed")
+    raise ValueError(
+        f"{path}: its store tells neither a checksum nor a generation, so a change would not be "
+        "noticed"
+    )
 
 
 # Models
@@ -211,11 +241,14 @@ def weights(folder: storage.PathLike) -> Content:
     Raises ValueError for a folder without readable safetensors files.
     """
     place = epath.Path(folder)
-    config = {key: value for key, value in read_json(place / CONFIG).items() if key not in _NAMED_ONLY}
+    config = {
+        key: value for key, value in read_json(place / CONFIG).items() if key not in _NAMED_ONLY
+    }
     parts = {CONFIG: storage.fingerprint(config)}
     if not storage.is_local(place):
         return content(
-            "files and settings", parts | {name: _stored(os.fspath(place / name)) for name in _weight_files(place)}
+            "files and settings",
+            parts | {name: _stored(os.fspath(place / name)) for name in _weight_files(place)},
         )
     headers = read_headers(place)
     parts |= {name: _tensor(headers[name]) for name in sorted(headers)}
@@ -247,7 +280,8 @@ def _tensor(stored: Stored) -> str:
 
 
 def tokens(tokenizer: PromptTokenizer) -> Content:
-    """Return the content of a tokenizer: its tokens with the rules that make them, and the templates of prompts."""
+    """Return the content of a tokenizer: its tokens with the rules that make them, and the
+    templates of prompts."""
     special = {key: str(token) for key, token in tokenizer.pretrained.special_tokens_map.items()}
     stops = [tokenizer.stop_id, *tokenizer.eos_ids, tokenizer.pad_id]
     parts = {

@@ -28,34 +28,53 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session
 from g2d_jax.stages import collect
 
-PROVENANCE, PROBLEMS, COMPLETIONS, PREFERENCES = "g2d.json", "problems.parquet", "completions", "preferences"
+PROVENANCE = "g2d.json"
+PROBLEMS = "problems.parquet"
+COMPLETIONS = "completions"
+PREFERENCES = "preferences"
 SCORERS = ("verify", "model", "judge")
 """The values of reward.function that are not the name of a function."""
 
 
 def stage_of(config: Config, policy: str | None) -> str:
-    """Return the last collect stage, of those behind a policy if one is named. Raises ValueError if there is none."""
+    """Return the last collect stage, of those behind a policy if one is named. Raises ValueError if
+    there is none."""
     made_from = config.stages if policy is None else behind(policy, to_dict(config)["stages"])
-    names = [name for name in plan(config).order if name in made_from and config.stages[name].kind == "collect"]
+    names = [
+        name
+        for name in plan(config).order
+        if name in made_from and config.stages[name].kind == "collect"
+    ]
     if not names:
-        raise ValueError("there are no preference pairs: the run has no collect stage, or none behind that policy")
+        raise ValueError(
+            "there are no preference pairs: the run has no collect stage, or none behind that "
+            "policy"
+        )
     return names[-1]
 
 
 def write(session: Session, name: str, folder: epath.Path, own: Mapping[str, str]) -> None:
-    """Write a finished collect stage's problems, completions and preferences. All processes call it; the leader writes.
+    """Write a finished collect stage's problems, completions and preferences. All processes call
+    it; the leader writes.
 
-    own: the run's functions from Python, by name. Raises ValueError for a stage that is not finished, and where the
-    data is no longer what it was made from.
+    own: the run's functions from Python, by name. Raises ValueError for a stage that is not
+    finished, and where the data is no longer what it was made from.
     """
     if not storage.finished(session.folders[name]):
-        raise ValueError(f"stage {name!r} is not finished: g2d run with the same --workdir continues it")
+        raise ValueError(
+            f"stage {name!r} is not finished: g2d run with the same --workdir continues it"
+        )
     draws, groups = collect.rollouts_of(session, name, Cost())
     processes.on_leader(lambda: _write(session, name, folder, draws, groups, own))
 
 
 def _write(
-    session: Session, name: str, folder: epath.Path, draws: Draws, groups: Groups, own: Mapping[str, str]
+    session: Session,
+    name: str,
+    folder: epath.Path,
+    draws: Draws,
+    groups: Groups,
+    own: Mapping[str, str],
 ) -> None:
     size = session.config.stage(name, Collect).part
     for number, first in enumerate(range(0, len(groups), size)):
@@ -63,18 +82,25 @@ def _write(
         shown: list[Prompt] = []
         for (problem, _), group in zip(draws[part], groups[part], strict=True):
             shown += [collect.shown(session, problem)] * len(group)
-        write_completions(folder / COMPLETIONS / f"part-{number:05d}.parquet", rows_of(groups[part]), shown)
+        write_completions(
+            folder / COMPLETIONS / f"part-{number:05d}.parquet", rows_of(groups[part]), shown
+        )
     for source in (session.folders[name] / PREFERENCES).glob("*.parquet"):
         storage.write_bytes(folder / PREFERENCES / source.name, storage.read_bytes(source))
     template = session.tokenizer.template.pinned
     if template:
         storage.write_bytes(folder / CHAT_TEMPLATE, template.encode())
     problems = by_id(problems_of(draws))
-    write_columns(folder / PROBLEMS, _columns(list(problems.values()), _scored_by(session.config, own)))
+    write_columns(
+        folder / PROBLEMS, _columns(list(problems.values()), _scored_by(session.config, own))
+    )
 
 
-def _columns(problems: Sequence[Problem], scored_by: Mapping[str, str]) -> dict[str, list[str] | np.ndarray]:
-    """Return the columns of problems.parquet: "" is None; conversations, and what only functions score by, are JSON."""
+def _columns(
+    problems: Sequence[Problem], scored_by: Mapping[str, str]
+) -> dict[str, list[str] | np.ndarray]:
+    """Return the columns of problems.parquet: "" is None; conversations, and what only functions
+    score by, are JSON."""
     prompts = [problem.prompt for problem in problems]
     # Solutions and further columns count only where a function of the user's own may score by them.
     bare = Problem("", "", None)

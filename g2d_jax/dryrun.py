@@ -1,4 +1,5 @@
-"""The dry run: it shows the settings, stages and problems of a run, and refuses what the run would refuse."""
+"""The dry run: it shows the settings, stages and problems of a run, and refuses what the run would
+refuse."""
 
 from __future__ import annotations
 
@@ -37,15 +38,21 @@ from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, check_claim, stage_folders
 
 SHOWN = 2  # problems that are shown in full
-_NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
+_NOT_TRIED = {
+    "model": "a reward model is loaded by the run alone",
+    "judge": "a judge is asked by the run alone",
+}
 
 
-def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.PathLike | None = None) -> None:
-    """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up responses.
+def show(
+    config: ConfigDict, named: ConfigDict | None = None, workdir: storage.PathLike | None = None
+) -> None:
+    """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up
+    responses.
 
-    named: the config before it was changed on the command line, None for no such changes. workdir: where the run would
-    go, None for a new folder.
-    Everything that the run reads but weights is read, and nothing is computed on devices. Raises what the run would.
+    named: the config before it was changed on the command line, None for no such changes. workdir:
+    where the run would go, None for a new folder. Everything that the run reads but weights is
+    read, and nothing is computed on devices. Raises what the run would.
     """
     settings = Config.of(config)
     order = plan(settings)
@@ -69,7 +76,9 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             for sentence in session.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
             _show_memory(session)
-            tracker.table("problems", ["task", "split", "source", "count"], table(settings, session.problems))
+            tracker.table(
+                "problems", ["task", "split", "source", "count"], table(settings, session.problems)
+            )
             for task in session.tasks:
                 problems = _problems_of(session, task)
                 for problem in problems[:SHOWN]:
@@ -83,11 +92,14 @@ def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> N
     if typed:
         session.tracker.say("\n  ".join(["changed here:", *typed]))
     own = config_io.changes(config_io.defaults(named), named)
-    session.tracker.say("\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own]))
+    session.tracker.say(
+        "\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own])
+    )
 
 
 def _check(session: Session) -> None:
-    """Raise ValueError for errors that the run would find after its settings: devices, weights, data, lengths."""
+    """Raise ValueError for errors that the run would find after its settings: devices, weights,
+    data, lengths."""
     _ = session.sampling_mesh
     if session.server is not None:
         session.tracker.say(f"engine: {session.config.engine.url} serves {session.server.model}")
@@ -117,12 +129,16 @@ def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
 
 
 def _show_memory(session: Session) -> None:
-    """Print the memory that each stage will need where the devices are this machine's processors."""
+    """Print the memory that each stage will need where the devices are this machine's
+    processors."""
     if platform_of(session.mesh) != "cpu":
         return  # whose own `g2d plan` knows by compiling
     found = list(host_memory.estimates(session))
     most = memory.limit()
-    rows = [[estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"] for estimate in found]
+    rows = [
+        [estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"]
+        for estimate in found
+    ]
     session.tracker.table("host memory, estimated", ["stage", "fullest program", "GiB"], rows)
     if most is not None:
         session.tracker.say(f"this machine has {most / memory.GIB:.1f} GiB")
@@ -130,13 +146,15 @@ def _show_memory(session: Session) -> None:
     if most is not None and largest > most:
         session.tracker.say(
             f"warning: the run needs about {largest / memory.GIB:.1f} GiB of memory, and "
-            f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a smaller "
+            f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a "
+            "smaller "
             "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
         )
 
 
 def _problems_of(session: Session, task: str) -> list[Problem]:
-    """List the problems that a task is tried on: those of train, of test where there are none, else of dev."""
+    """List the problems that a task is tried on: those of train, of test where there are none, else
+    of dev."""
     for split in ("train", "test", "dev"):
         problems = [problem for problem in session.problems[split] if problem.task == task]
         if problems:
@@ -147,13 +165,18 @@ def _problems_of(session: Session, task: str) -> list[Problem]:
 def _show_problem(session: Session, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = session.tokenizer.encode_prompt(problem)
-    answer = "there is no reference answer" if problem.answer is None else f"reference answer: {problem.answer}"
+    answer = (
+        "there is no reference answer"
+        if problem.answer is None
+        else f"reference answer: {problem.answer}"
+    )
     if problem.answer is not None and session.tasks[problem.task].reward.function == "verify":
         answer += f", read as {reading(problem.answer)}"
     task = f", task {problem.task}" if len(session.tasks) > 1 else ""
     lines = session.tokenizer.decode_raw(prompt).splitlines()
     session.tracker.say(
-        "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines]) + f"\n  {answer}"
+        "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines])
+        + f"\n  {answer}"
     )
 
 
@@ -162,24 +185,29 @@ def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> No
     rule = session.tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
     texts += [problem.solution.strip() for problem in problems if problem.solution]
-    texts += _worked_examples(session.tokenizer.settings.pattern, session.tokenizer.template.is_chat)
+    texts += _worked_examples(
+        session.tokenizer.settings.pattern, session.tokenizer.template.is_chat
+    )
     for setting, string in stop_strings(session.config):
         where = f"warning: {setting} has {string!r}, which ends"
         ended = [text for text in texts if string in text]
         if ended:
             example = shortened(ended[0], 1000)
-            session.say_once(f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}")
+            session.say_once(
+                f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}"
+            )
         elif not string.strip(" "):
             spaces = "space" if string == " " else f"{len(string)} spaces in a row"
             session.say_once(f"{where} a response at its first {spaces}")
 
 
 def _worked_examples(pattern: str, is_chat: bool) -> list[str]:
-    """List the responses of a prompt template's worked examples: what follows their problem as the response follows it.
+    """List the responses of a prompt template's worked examples: what follows their problem as the
+    response follows it.
 
-    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing does. Where nothing
-    follows {problem} an example's problem ends with its line; without a chat template, which ends a message of its own,
-    the response then begins with that line's break.
+    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing
+    does. Where nothing follows {problem} an example's problem ends with its line; without a chat
+    template, which ends a message of its own, the response then begins with that line's break.
     """
     before, _, after = pattern.partition(PLACEHOLDER)
     label = before.rpartition("\n")[2]
@@ -196,8 +224,8 @@ def _worked_examples(pattern: str, is_chat: bool) -> list[str]:
 def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Score the reference answer, and that of another problem, as the prompt asks for answers.
 
-    Where it asks for none, or for a form that the rule of reward.answers does not read, in the form of the rule; such a
-    form is tried beside it, and warned of.
+    Where it asks for none, or for a form that the rule of reward.answers does not read, in the form
+    of the rule; such a form is tried beside it, and warned of.
     """
     reward = session.tasks[task].reward
     if why := _NOT_TRIED.get(reward.function, "" if problems else "there is no problem"):
@@ -205,20 +233,32 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         return
     asked = asked_for(_instruction(session, problems[0]))
     read = [form for form in asked if form.is_read_by(reward.answers)]
-    by_rule = reward.function == "verify" or reward.answers != "boxed"  # a function of one's own may read anything
+    by_rule = (
+        reward.function == "verify" or reward.answers != "boxed"
+    )  # a function of one's own may read anything
     chosen = (read if by_rule else asked)[:1]
-    answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
+    answers = list(
+        dict.fromkeys(problem.answer for problem in problems if problem.answer is not None)
+    )
     write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
-        wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
+        wrong = next(
+            (answer for answer in answers if answer != problem.answer), f"{problem.answer}1"
+        )
         tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
     tried_problems, _, texts = zip(*tried, strict=True)
     scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
-        [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
+        [
+            problem.id,
+            "" if problem.answer is None else kind,
+            text,
+            score.reward,
+            score.verdict.value,
+        ]
         for (problem, kind, text), score in zip(tried, scores, strict=True)
     ]
     if asked and by_rule and not read:
@@ -231,17 +271,20 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     alike = [
         problem.id
         for problem in problems[:SHOWN]
-        if problem.answer is not None and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
+        if problem.answer is not None
+        and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
     ]
     if alike and session.verifiable[task]:
         session.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in {write('').strip()}, "
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in "
+            f"{write('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
 
 
 def _instruction(session: Session, problem: Problem) -> str:
-    """Return what stands around a problem in its prompt, or a conversation's messages: there a form is asked for.
+    """Return what stands around a problem in its prompt, or a conversation's messages: there a form
+    is asked for.
 
     A problem's own text asks for none: it may hold anything.
     """
@@ -255,7 +298,9 @@ def _warn_of_form(session: Session, task: str, asked: Form) -> None:
     """Warn that the prompt asks for a form of answers that the task's rule does not read."""
     rule, rules = session.tasks[task].reward.answers, " or ".join(map(repr, readers(asked)))
     session.tracker.say(
-        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule {rule!r}, by which "
-        f"that is none: let tokenizer.prompt_template, or the data's prompts, ask for {in_form('x', rule)}, or set "
+        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the "
+        f"rule {rule!r}, by which "
+        "that is none: let tokenizer.prompt_template, or the data's prompts, ask for "
+        f"{in_form('x', rule)}, or set "
         f"reward.answers={rules}"
     )

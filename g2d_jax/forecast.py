@@ -1,4 +1,5 @@
-"""The forecast of a run, before it: what its starting policy answers, the pairs that its answers give, and the cost.
+"""The forecast of a run, before it: what its starting policy answers, the pairs that its answers
+give, and the cost.
 
     the run's own stages up to the warm-up, this cut to a few steps (0 without --probe) and probed ─► answers by prompt
     answers ─► pass rates, mixed prompts, pairs, entropy, lengths;     lengths ─► g2d plan ─► hours and price
@@ -44,9 +45,10 @@ def forecast(
 ) -> dict[str, Any]:
     """Forecast the run of a config; show the forecast, write WORKDIR/forecast.json, and return it.
 
-    workdir: of the stages that are run for it, which the same call continues. probe: online steps that may be done.
-    plan_arguments: of `g2d plan`, for hours and price; () for none. Raises ValueError for a config without an online
-    stage, and as `pipeline.run`.
+    workdir: of the stages that are run for it, which the same call continues. probe: online steps
+    that may be done.
+    plan_arguments: of `g2d plan`, for hours and price; () for none. Raises ValueError for a config
+    without an online stage, and as `pipeline.run`.
     """
     name = warmup_of(Config.of(config))
     folder = absolute(workdir)
@@ -57,10 +59,14 @@ def forecast(
         first = content["probes"][0]
         lengths = [f"--{key}={max(round(first[key]), 1)}" for key in ("prompt", "response")]
         command = [sys.executable, "-m", "g2d_jax", "plan", *plan_arguments, *lengths]
-        done = subprocess.run(command, capture_output=True, text=True)  # it compiles for another machine's devices
+        done = subprocess.run(
+            command, capture_output=True, text=True
+        )  # it compiles for another machine's devices
         screen.say(done.stdout + done.stderr)
         verdicts = [line for line in done.stdout.splitlines() if line.startswith("fits: ")]
-        content["plan"] = verdicts[0] if verdicts else "cannot tell: no plan was made, as said above"
+        content["plan"] = (
+            verdicts[0] if verdicts else "cannot tell: no plan was made, as said above"
+        )
     show(content, screen)
     storage.write_json(folder / "forecast.json", content)
     screen.say(str(folder / "forecast.json"))
@@ -68,25 +74,28 @@ def forecast(
 
 
 def warmup_of(config: Config) -> str:
-    """Return the online stage whose policy pairs are collected from, or else the first. Raises ValueError if there is
-    none."""
+    """Return the online stage whose policy pairs are collected from, or else the first. Raises
+    ValueError if there is none."""
     online = [name for name in plan(config).order if name in config.stages_of(Online)]
     if not online:
         raise ValueError(
-            "a forecast is of a run with an online stage, and the config has none: g2d plan tells its cost"
+            "a forecast is of a run with an online stage, and the config has none: g2d plan "
+            "tells its cost"
         )
     return next((name for name in online if collecting(config, name)), online[0])
 
 
 def collecting(config: Config, name: str) -> Collect | None:
-    """Return the first stage that collects pairs from the policy of an online stage, None if there is none."""
+    """Return the first stage that collects pairs from the policy of an online stage, None if there
+    is none."""
     collects = config.stages_of(Collect)
     stages = [collects[other] for other in plan(config).order if other in collects]
     return next((stage for stage in stages if own_stage(stage.policy) == name), None)
 
 
 def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:
-    """Return the config of the stages up to the online one, which is probed at its start, middle and end."""
+    """Return the config of the stages up to the online one, which is probed at its start, middle
+    and end."""
     order, needed = plan(Config.of(config)), [name]
     for other in needed:
         needed += [stage for stage in order.inputs[other] if stage not in needed]
@@ -105,10 +114,13 @@ def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:
 
 
 def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
-    """Return what the probes of the shortened run measured, in the order of their steps. config: of the whole run."""
+    """Return what the probes of the shortened run measured, in the order of their steps. config: of
+    the whole run."""
     collect = collecting(config, name)
     with commands.opened(folder) as session:
-        steps = sorted(int(file.stem[-6:]) for file in session.folders[name].glob("probe/step-*.json"))
+        steps = sorted(
+            int(file.stem[-6:]) for file in session.folders[name].glob("probe/step-*.json")
+        )
         probes = [_probe(session, name, step, collect) for step in steps]
     rates = [np.array(probe.pop("rates"), np.float64) for probe in probes]
     change = error = None
@@ -135,11 +147,13 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
     figures = value["figures"]
     draws = draw_once(probed(session.problems[stage.probe.split], stage.probe.prompts))
     groups = grouped(read_rollouts(file), draws, RESPONSES)
-    # All pairs on offer: which of them are kept, where there are more than max_pairs, is no matter here.
+    # All pairs on offer: which of them are kept, where there are more than max_pairs, is no matter
+    # here.
     rule = dataclasses.replace(collect or Collect(), max_pairs=None, select="all")
     _, counts = choose_pairs(session, rule, draws, groups)
     pass_rate, error = _mean(rates)
-    # Rewards that only rank tell no right from wrong: there the pair rule says which prompts' responses differ.
+    # Rewards that only rank tell no right from wrong: there the pair rule says which prompts'
+    # responses differ.
     mixed = counts["mixed"] if pass_rate is None else int(np.sum((rates > 0) & (rates < 1)))
     return {
         "step": step,
@@ -147,10 +161,14 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
         "rates": rates.tolist(),
         "pass_rate": pass_rate,
         "pass_rate_error": error,
-        "by_right": [int(np.sum(np.round(rates * RESPONSES) == right)) for right in range(RESPONSES + 1)],
+        "by_right": [
+            int(np.sum(np.round(rates * RESPONSES) == right)) for right in range(RESPONSES + 1)
+        ],
         "mixed": mixed / len(draws),
         "pairs": counts["pairs"],
-        "pairs_collected": _collected(counts["pairs"] / len(draws), collect, len(session.problems["train"])),
+        "pairs_collected": _collected(
+            counts["pairs"] / len(draws), collect, len(session.problems["train"])
+        ),
         "entropy": figures.get("entropy"),
         "clipped": figures["completions/clipped_ratio"],
         "prompt": value["offline"]["prompt"],
@@ -159,7 +177,8 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
 
 
 def _collected(pairs_per_prompt: float, collect: Collect | None, problems: int) -> int | None:
-    """Return the pairs that a collect stage gets if its prompts give as many as those of the probe."""
+    """Return the pairs that a collect stage gets if its prompts give as many as those of the
+    probe."""
     if collect is None:
         return None
     pairs = round(pairs_per_prompt * min(collect.prompts, problems))
@@ -167,7 +186,8 @@ def _collected(pairs_per_prompt: float, collect: Collect | None, problems: int) 
 
 
 def _mean(values: np.ndarray) -> tuple[float | None, float | None]:
-    """Compute the mean over prompts and its standard error, NaN left out; None where there are too few."""
+    """Compute the mean over prompts and its standard error, NaN left out; None where there are too
+    few."""
     known = values[np.isfinite(values)]
     if len(known) < 2:
         return (float(known[0]) if len(known) else None), None
@@ -175,12 +195,16 @@ def _mean(values: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def show(content: Mapping[str, Any], screen: Screen) -> None:
-    """Print a forecast: the policy at the start and after each probe's steps, and what the run will cost."""
+    """Print a forecast: the policy at the start and after each probe's steps, and what the run will
+    cost."""
     probes, collected = content["probes"], content["collected"]
     columns = [_column(probe, collected) for probe in probes]
     heads = ["at the start", *(f"after {probe['step']} steps" for probe in probes[1:])]
     rows = [[name, *map(itemgetter(name), columns)] for name in columns[0]]
-    title = f"{content['config']}: policy {content['policy']}, {probes[0]['prompts']} prompts x {RESPONSES}"
+    title = (
+        f"{content['config']}: policy {content['policy']}, {probes[0]['prompts']} prompts x "
+        f"{RESPONSES}"
+    )
     screen.table(title, ["", *heads], rows)
     if content["change"] is not None:
         change = f"{_percent(content['change'], '+')} ± {_percent(content['change_error'])} points"

@@ -1,8 +1,11 @@
-"""The memory that a run's stages will need on CPUs, where the host's is the devices': by formula, nothing is compiled.
+"""The memory that a run's stages will need on CPUs, where the host's is the devices': by formula,
+nothing is compiled.
 
-    arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program + what a process needs
+    arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program +
+    what a process needs
 
-docs/troubleshooting.md says how near it came. On accelerators `g2d plan` compiles the programs and knows.
+docs/troubleshooting.md says how near it came. On accelerators `g2d plan` compiles the programs and
+knows.
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import policy_shapes
 
 PROCESS = 1.2 * GIB
-"""Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the verifier. Measured."""
+"""Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the
+verifier. Measured."""
 
 LOGITS = 3
-"""Arrays of a chunk's logits that are there at a time in the backward pass, and of a step's in a decode."""
+"""Arrays of a chunk's logits that are there at a time in the backward pass, and of a step's in a
+decode."""
 
 FLOAT32 = 4
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The most memory that a stage will need. program: the one that needs it; size: bytes of the whole process."""
+    """The most memory that a stage will need. program: the one that needs it; size: bytes of the
+    whole process."""
 
     stage: str
     program: str
@@ -56,8 +62,11 @@ def estimates(session: Session) -> Iterator[Estimate]:
         size = _size(session, fullest)
         samplers = [program for program in programs if _samples(program)]
         if samplers and "gradients" in fullest.work.parts:
-            # The sampler's weights and cache are small arrays, which the allocator keeps when they are done with.
-            size += _view_bytes(session) + max(program.work.parts["KV cache"] for program in samplers)
+            # The sampler's weights and cache are small arrays, which the allocator keeps when they
+            # are done with.
+            size += _view_bytes(session) + max(
+                program.work.parts["KV cache"] for program in samplers
+            )
         yield Estimate(name, fullest.name, int(PROCESS + here * size))
 
 
@@ -71,7 +80,8 @@ def _view_bytes(session: Session) -> int:
 
 
 def _size(session: Session, program: Program) -> int:
-    """Count the bytes a device of a program's arrays, of those beside it, and of the largest temporaries."""
+    """Count the bytes a device of a program's arrays, of those beside it, and of the largest
+    temporaries."""
     parts, words = program.work.parts, session.model_config.vocab_size
     size = sum(meshes.device_bytes(tree) for tree in program.resident) + sum(parts.values())
     logits = LOGITS * chunk_of(words, "cpu") * words * FLOAT32

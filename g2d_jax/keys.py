@@ -1,6 +1,8 @@
-"""Randomness by name: every draw comes from (seed, purpose, names…), never from batch, slot, device or host.
+"""Randomness by name: every draw comes from (seed, purpose, names…), never from batch, slot, device
+or host.
 
-A key is the hash of its names, so nothing needs saving: a resumed or resharded run derives the same keys.
+A key is the hash of its names, so nothing needs saving: a resumed or resharded run derives the same
+keys.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ Name = str | int
 
 
 def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
-    """Hash the names to threefry key data, uint32[2]. Each part carries its kind and length, so that no two lists of
+    """Hash the names to threefry key data, uint32[2]. Each part carries its kind and length, so
+    that no two lists of
     names read alike: "1" and 1 differ, ("ab",) and ("a", "b") too."""
     parts = [f"{'s' if isinstance(part, str) else 'i'}{part}" for part in (seed, purpose, *names)]
     text = "".join(f"{len(part)}:{part}" for part in parts)
@@ -25,7 +28,9 @@ def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
 
 def key(seed: int, purpose: str, *names: Name) -> jax.Array:
     """Return a typed threefry key for device code, e.g. key(seed, "init")."""
-    return jax.random.wrap_key_data(jnp.asarray(key_data(seed, purpose, *names)), impl="threefry2x32")
+    return jax.random.wrap_key_data(
+        jnp.asarray(key_data(seed, purpose, *names)), impl="threefry2x32"
+    )
 
 
 def rng(seed: int, purpose: str, *names: Name) -> np.random.Generator:

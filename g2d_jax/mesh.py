@@ -21,7 +21,8 @@ Tree = TypeVar("Tree")
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
-# Logical axis -> mesh axes. Parameters: one dimension over fsdp, one over tensor. Activations: rows over data and fsdp.
+# Logical axis -> mesh axes. Parameters: one dimension over fsdp, one over tensor. Activations: rows
+# over data and fsdp.
 RULES: Rules = MappingProxyType(
     {
         "layers": None,
@@ -44,16 +45,20 @@ HOST = "pinned_host"
 """The kind of memory that arrays are offloaded to."""
 
 
-def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """Arrange the devices as (data, fsdp, tensor); one size may be -1 and takes what is left.
 
-    Over several slices of TPUs goes `data` alone, the other axes lie within each. Raises ValueError when the sizes do
-    not multiply to the number of devices, when `data` is no multiple of the slices, and for CPU devices that may hang.
+    Over several slices of TPUs goes `data` alone, the other axes lie within each. Raises ValueError
+    when the sizes do not multiply to the number of devices, when `data` is no multiple of the
+    slices, and for CPU devices that may hang.
     """
     devices = list(jax.devices() if devices is None else devices)
     if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
         raise ValueError(
-            f"collectives of {len(devices)} CPU devices may hang: call g2d_jax.runtime.processes.initialise() before "
+            f"collectives of {len(devices)} CPU devices may hang: call "
+            "g2d_jax.runtime.processes.initialise() before "
             "JAX is used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add "
             f"{flags.ORDER}=false to XLA_FLAGS"
         )
@@ -63,7 +68,8 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     fixed = math.prod(size for size in sizes if size != -1)
     if len(devices) % fixed if -1 in sizes else len(devices) != fixed:
         raise ValueError(
-            f"mesh {_named(sizes)} needs {'a multiple of ' if -1 in sizes else ''}{fixed} devices but {len(devices)} "
+            f"mesh {_named(sizes)} needs {'a multiple of ' if -1 in sizes else ''}{fixed} "
+            f"devices but {len(devices)} "
             "are present; set mesh.data=1, mesh.fsdp=-1 and mesh.tensor=1 to use them all"
         )
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
@@ -71,22 +77,30 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
 
 
 def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
-    """Arrange devices of any platform as an array (data, fsdp, tensor) of these sizes, near ones along fsdp and tensor.
+    """Arrange devices of any platform as an array (data, fsdp, tensor) of these sizes, near ones
+    along fsdp and tensor.
 
-    Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not equally large.
+    Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not
+    equally large.
     """
-    # jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice of its own.
+    # jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice of its
+    # own.
     devices_of = _devices_of_slices(devices)
     count = len(devices_of)
     if count == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     if len(set(devices_of.values())) > 1:
-        raise ValueError(f"the {count} slices have {sorted(devices_of.values())} devices: they must have equally many")
+        raise ValueError(
+            f"the {count} slices have {sorted(devices_of.values())} devices: they must have "
+            "equally many"
+        )
     data, *inner = sizes
     if data % count:
         raise ValueError(
-            f"the {len(devices)} devices are {count} slices, and mesh.data alone goes over slices: with "
-            f"{_named(sizes)} weights would be gathered over the network between them; set mesh.data={count} or a "
+            f"the {len(devices)} devices are {count} slices, and mesh.data alone goes over "
+            "slices: with "
+            f"{_named(sizes)} weights would be gathered over the network between them; set "
+            f"mesh.data={count} or a "
             "multiple of it, and mesh.fsdp=-1"
         )
     return mesh_utils.create_hybrid_device_mesh(
@@ -107,7 +121,8 @@ def slices(devices: Sequence[jax.Device]) -> int:
 
 
 def near(mesh: Mesh) -> int:
-    """Count the devices that fast links join: of a slice of TPUs, of a host of GPUs (of the smallest)."""
+    """Count the devices that fast links join: of a slice of TPUs, of a host of GPUs (of the
+    smallest)."""
     # JAX numbers what NVLink joins as slices: hosts, or racks where it goes beyond them.
     return min(Counter(getattr(device, "slice_index", 0) for device in mesh.devices.flat).values())
 
@@ -116,9 +131,12 @@ def _named(sizes: Sequence[int]) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
 
 
-def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> PartitionSpec:
-    """Partition an array by its logical axes. A mesh axis that does not divide the dimension is not used for it
-    (two KV heads on four tensor devices are replicated, as every tensor-parallel decoder does)."""
+def spec(
+    mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES
+) -> PartitionSpec:
+    """Partition an array by its logical axes. A mesh axis that does not divide the dimension is not
+    used for it (two KV heads on four tensor devices are replicated, as every tensor-parallel
+    decoder does)."""
     parts: list[str | tuple[str, ...] | None] = []
     for axis, size in zip(axes, shape, strict=True):
         target = () if axis is None else rules[axis] or ()
@@ -143,7 +161,8 @@ def check_host_memory(mesh: Mesh) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         raise ValueError(
-            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} tell of no {HOST} memory "
+            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} tell "
+            f"of no {HOST} memory "
             f"(there is: {', '.join(kinds) or 'none'}): leave it off"
         )
 
@@ -166,7 +185,8 @@ def row_ways(mesh: Mesh) -> int:
 
 
 def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
-    """Place a host array that every process holds in full, `axis` split over the row axes (it must divide)."""
+    """Place a host array that every process holds in full, `axis` split over the row axes (it must
+    divide)."""
     return put(array, rows_sharding(mesh, array.shape, axis))
 
 
@@ -183,24 +203,33 @@ def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
 
 
 def placed(shapes: Tree, shardings: Any) -> Tree:
-    """Put shardings into a tree of shapes, for which programs are compiled and as which checkpoints are restored."""
-    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
+    """Put shardings into a tree of shapes, for which programs are compiled and as which checkpoints
+    are restored."""
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
+    )
 
 
 def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
-    """Arrange all devices of a mesh for sampling: weights are split over `tensor` of them, and copied to the rest.
+    """Arrange all devices of a mesh for sampling: weights are split over `tensor` of them, and
+    copied to the rest.
 
-    Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of these the tensor axis
-    has as many as divide the key heads, so that a cache is split by heads, and fsdp the others: see decoder.decode.
-    Raises ValueError if tensor does not divide the number of devices, or of those of a slice of TPUs.
+    Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of
+    these the tensor axis has as many as divide the key heads, so that a cache is split by heads,
+    and fsdp the others: see decoder.decode. Raises ValueError if tensor does not divide the number
+    of devices, or of those of a slice of TPUs.
     """
     if mesh.size % tensor:
-        raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {mesh.size} devices")
+        raise ValueError(
+            f"compute.sampling_tensor={tensor} does not divide the {mesh.size} devices"
+        )
     inside = mesh.size // slices([*mesh.devices.flat])
     if inside % tensor:
         raise ValueError(
-            f"sampling over {tensor} devices for a copy of the weights goes beyond the {inside} of a slice: set "
-            f"compute.sampling_tensor to a divisor of {inside}, or take larger slices where none leaves room for rows"
+            f"sampling over {tensor} devices for a copy of the weights goes beyond the {inside} "
+            "of a slice: set "
+            f"compute.sampling_tensor to a divisor of {inside}, or take larger slices where none "
+            "leaves room for rows"
         )
     heads = math.gcd(tensor, kv_heads)
     devices = mesh.devices.reshape(-1, tensor // heads, heads)
@@ -208,7 +237,8 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
 
 
 def device_bytes(tree: Any) -> int:
-    """Count the bytes that a tree of ShapeDtypeStructs with shardings takes on a device, without what is offloaded."""
+    """Count the bytes that a tree of ShapeDtypeStructs with shardings takes on a device, without
+    what is offloaded."""
     return sum(
         -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
         for x in jax.tree.leaves(tree)
@@ -216,22 +246,28 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-# On TPUs code, fragments and the runtime take the rest. On GPUs the limit is of JAX's pool, a tenth of the memory being
-# left out of it already (flags.take_memory): views, prefill, decode and train steps take turns in one allocator, whose
-# free memory is in pieces then, and a program's temporaries want one.
+# On TPUs code, fragments and the runtime take the rest. On GPUs the limit is of JAX's pool, a tenth
+# of the memory being left out of it already (flags.take_memory): views, prefill, decode and train
+# steps take turns in one allocator, whose free memory is in pieces then, and a program's
+# temporaries want one.
 USABLE = {"tpu": 0.92, "gpu": 0.93, "cuda": 0.93}
-"""Share of the limit that JAX tells of, by platform (GPUs have two names), that programs are to use."""
+"""Share of the limit that JAX tells of, by platform (GPUs have two names), that programs are to
+use."""
 
 
 def usable(platform: str, limit: int) -> int:
-    """Count the bytes that programs may use of a device's limit, for runs and plans alike; all on other platforms."""
+    """Count the bytes that programs may use of a device's limit, for runs and plans alike; all on
+    other platforms."""
     return int(USABLE.get(platform, 1.0) * limit)
 
 
 def memory(mesh: Mesh) -> int | None:
-    """Return the bytes that programs may use of each local device, None where the platform does not say."""
+    """Return the bytes that programs may use of each local device, None where the platform does not
+    say."""
     stats = [device.memory_stats() for device in mesh.local_devices]
-    limit = min((info["bytes_limit"] for info in stats if info and "bytes_limit" in info), default=None)
+    limit = min(
+        (info["bytes_limit"] for info in stats if info and "bytes_limit" in info), default=None
+    )
     return usable(mesh.devices.flat[0].platform, limit) if limit else limit
 
 

@@ -1,7 +1,8 @@
 """Write a policy's answers to a file of prompts, in the form that AlpacaEval or Arena-Hard reads.
 
-Answers are drawn in parts, kept in WORKDIR/outputs as Parquet, like all rollouts: run again, the command goes
-on where it was stopped. The randomness is named by prompt, so that parts and other prompts do not change an answer.
+Answers are drawn in parts, kept in WORKDIR/outputs as Parquet, like all rollouts: run again, the
+command goes on where it was stopped. The randomness is named by prompt, so that parts and other
+prompts do not change an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from etils import epath
 
 from g2d_jax import commands
 from g2d_jax.config import places
-from g2d_jax.data.open_ended import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
+from g2d_jax.data.open_ended import (
+    ENDINGS,
+    Format,
+    Question,
+    alpaca_json,
+    arena_jsonl,
+    read_questions,
+)
 from g2d_jax.data.splits import problem_id
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
@@ -42,8 +50,9 @@ def write_outputs(
 ) -> epath.Path:
     """Write one answer of a run's policy to each prompt; return the file.
 
-    name: the model's name in it; default: the file's own name. policy: default: see `commands.last_policy`.
-    Raises ValueError for prompts that cannot be read or encoded, and for an output that exists already.
+    name: the model's name in it; default: the file's own name. policy: default: see
+    `commands.last_policy`. Raises ValueError for prompts that cannot be read or encoded, and for an
+    output that exists already.
     """
     policy = policy and places.decided(policy, "policy", places.here())
     target, name = _target(form, output, name)
@@ -51,7 +60,9 @@ def write_outputs(
     with commands.opened(workdir) as session:
         chosen = policy or commands.last_policy(session.config)
         kept_inputs.verify(session, chosen)
-        params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=session.tokenizer.eos_ids)
+        params = SamplingParams(
+            max_new_tokens, temperature, top_p, stop_ids=session.tokenizer.eos_ids
+        )
         rows = _answers(session, chosen, questions, params, prompts)
         texts = [row.text for row in rows]
         if form == "alpaca_eval":
@@ -61,13 +72,15 @@ def write_outputs(
         storage.write_bytes(target, content)
         cut = sum(row.rollout.stop_reason == "length" for row in rows)
         session.tracker.say(
-            f"{len(rows)} answers of {chosen}, {cut} of them cut at {max_new_tokens} tokens, under the name {name}"
+            f"{len(rows)} answers of {chosen}, {cut} of them cut at {max_new_tokens} tokens, "
+            f"under the name {name}"
         )
     return target
 
 
 def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, str]:
-    """Return the file to write and the model's name. Raises ValueError where the tool would not read it."""
+    """Return the file to write and the model's name. Raises ValueError where the tool would not
+    read it."""
     target = epath.Path(output)
     if form not in ENDINGS:
         raise ValueError(f"unknown format {form!r}: choose {' or '.join(ENDINGS)}")
@@ -77,12 +90,18 @@ def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, st
         raise ValueError(f"{output} is there already: choose another --output, or remove it")
     stem = PurePosixPath(output).stem
     if form == "arena_hard" and name not in (None, stem):
-        raise ValueError(f"Arena-Hard goes by the file's name: call it {name}.jsonl, or leave --name out")
+        raise ValueError(
+            f"Arena-Hard goes by the file's name: call it {name}.jsonl, or leave --name out"
+        )
     return target, name or stem
 
 
 def _answers(
-    session: Session, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
+    session: Session,
+    policy: str,
+    questions: Sequence[Question],
+    params: SamplingParams,
+    prompts: str,
 ) -> list[ScoredRollout]:
     """Return the answers in the order of the questions, read back or sampled."""
     requests = _requests(session, questions, params, prompts)
@@ -106,23 +125,36 @@ def _answers(
     return rows
 
 
-def _drawn(session: Session, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
-    """Draw responses in the order of the requests. They stay unscored: scoring is those tools' part."""
+def _drawn(
+    session: Session, policy: str, view: Decoder, requests: Sequence[Request]
+) -> list[ScoredRollout]:
+    """Draw responses in the order of the requests. They stay unscored: scoring is those tools'
+    part."""
     place = {(request.problem_id, request.visit): i for i, request in enumerate(requests)}
     drawn: list[Rollout] = sorted(
-        session.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
+        session.sampler().generate(view, requests, "outputs"),
+        key=lambda r: place[r.problem_id, r.visit],
     )
     texts = [safe_text(session.tokenizer.decode(rollout.token_ids)) for rollout in drawn]
     unscored = Score(None, Verdict.UNSCORABLE)
-    return [ScoredRollout(rollout, text, unscored, policy) for rollout, text in zip(drawn, texts, strict=True)]
+    return [
+        ScoredRollout(rollout, text, unscored, policy)
+        for rollout, text in zip(drawn, texts, strict=True)
+    ]
 
 
-def _requests(session: Session, questions: Sequence[Question], params: SamplingParams, prompts: str) -> list[Request]:
-    """Build a request for each question; a repeated prompt is drawn with other randomness, as its next visit."""
+def _requests(
+    session: Session, questions: Sequence[Question], params: SamplingParams, prompts: str
+) -> list[Request]:
+    """Build a request for each question; a repeated prompt is drawn with other randomness, as its
+    next visit."""
     visits: dict[str, int] = {}
     requests = []
     for number, question in enumerate(questions, 1):
-        message = {"role": "user", "content": question.text}  # a chat: the run's own prompt template has no part in it
+        message = {
+            "role": "user",
+            "content": question.text,
+        }  # a chat: the run's own prompt template has no part in it
         problem = Problem(problem_id((message,)), (message,))
         try:
             ids = session.tokenizer.encode_prompt(problem)

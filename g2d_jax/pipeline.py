@@ -1,9 +1,12 @@
-"""A run: a small graph of stages over one work directory. Read from the top; this is the order of execution.
+"""A run: a small graph of stages over one work directory. Read from the top; this is the order of
+execution.
 
-    problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
+    problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO
+    ─► evaluate ─► report
                              └─► the best of its checkpoints
 
-Stages name their inputs; a stage is finished when its manifest says so; running the same command again continues.
+Stages name their inputs; a stage is finished when its manifest says so; running the same command
+again continues.
 """
 
 from __future__ import annotations
@@ -20,7 +23,14 @@ from g2d_jax.config import Config, places
 from g2d_jax.config.io import to_dict
 from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.run_stages import Objectives, check, check_packages, compile_ahead, open_session, run_stage
+from g2d_jax.run_stages import (
+    Objectives,
+    check,
+    check_packages,
+    compile_ahead,
+    open_session,
+    run_stage,
+)
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.workdir import absolute
@@ -34,14 +44,17 @@ def run(
     objectives: Objectives | None = None,
     until: str | None = None,
 ) -> Result:
-    """Run, or continue, every stage of a config in a work directory; return its finished stages' manifests by name,
-    with accuracies, policies and the report (report/result.py).
+    """Run, or continue, every stage of a config in a work directory; return its finished stages'
+    manifests by name, with accuracies, policies and the report (report/result.py).
 
-    config: its relative paths are relative to the working directory; a Config, whose paths must be absolute, as it is.
-    reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
-    that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
-    until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
-    reward or losses, or is in use, and StopRun when a stage finds that going on is useless.
+    config: its relative paths are relative to the working directory; a Config, whose paths must be
+    absolute, as it is.
+    reward: a function with TRL's signature in place of reward.function. objectives: for a stage's
+    name, the function that makes its loss (see training/objectives.py; its sums must count
+    "tokens", or "pairs" in an offline stage).
+    until: stop after this stage. Raises ValueError when the work directory was made with other
+    identity settings, reward or losses, or is in use, and StopRun when a stage finds that going on
+    is useless.
     """
     folder = absolute(workdir)
     if isinstance(config, ConfigDict):
@@ -63,20 +76,25 @@ def run(
 
 @contextlib.contextmanager
 def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
-    """Run a block that reports on finished stages: an error in it is a warning, for all results are on disk."""
+    """Run a block that reports on finished stages: an error in it is a warning, for all results are
+    on disk."""
     try:
         yield
     except Exception as error:
         if os.environ.get("G2D_TRACEBACK"):
             raise
         tracker.say(
-            f"WARNING: the report was not written: {type(error).__name__}: {error}. All results are there; once the "
+            f"WARNING: the report was not written: {type(error).__name__}: {error}. All results "
+            "are there; once the "
             f"cause is gone: g2d report {workdir}"
         )
 
 
-def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show the final table and write report.html, report.md and report.csv. An error is a warning."""
+def conclude(
+    workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Show the final table and write report.html, report.md and report.csv. An error is a
+    warning."""
     with only_warned(tracker, workdir):
         from g2d_jax.report.run import write_run  # here: it loads what draws figures
         from g2d_jax.report.tables import summary_table

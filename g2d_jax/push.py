@@ -44,21 +44,27 @@ def push(
     dry_run: bool = False,
     public: bool = False,
 ) -> str | None:
-    """Upload a policy's model, its adapters or its preference dataset, in one commit; return the commit's URL.
+    """Upload a policy's model, its adapters or its preference dataset, in one commit; return the
+    commit's URL.
 
-    output: a new local folder to write the same files to in place of an upload; it is returned, and no hub is asked.
-    what: "model", "adapters", or "dataset": the last pairs, or the last behind the policy. policy: None is the run's
-    result. dry_run: only show the files and the card. A new repository is private unless `public`. All processes call
-    it together; the leader writes and uploads. The token is that of huggingface_hub.
-    Raises ValueError for a repository that holds something other than an earlier push of this run, or that is public
-    without `public`; where there is no token; and for a file with a secret in it. Nothing is uploaded then, nor written
-    to `output`.
+    output: a new local folder to write the same files to in place of an upload; it is returned, and
+    no hub is asked.
+    what: "model", "adapters", or "dataset": the last pairs, or the last behind the policy. policy:
+    None is the run's result. dry_run: only show the files and the card. A new repository is private
+    unless `public`. All processes call it together; the leader writes and uploads. The token is
+    that of huggingface_hub. Raises ValueError for a repository that holds something other than an
+    earlier push of this run, or that is public without `public`; where there is no token; and for a
+    file with a secret in it. Nothing is uploaded then, nor written to `output`.
     """
     if (repo is None) == (output is None):
-        raise ValueError("give --repo USER/NAME to upload, or --output FOLDER to write what would be uploaded")
+        raise ValueError(
+            "give --repo USER/NAME to upload, or --output FOLDER to write what would be uploaded"
+        )
     folder = absolute(workdir)
     target = None if output is None else processes.on_leader(lambda: _check_output(output))
-    upload = None if repo is None else _Upload(repo, "dataset" if what == "dataset" else "model", public)
+    upload = (
+        None if repo is None else _Upload(repo, "dataset" if what == "dataset" else "model", public)
+    )
     config = read_config(folder)
     stage = None
     needs = ["model", "tokenizer"]
@@ -67,7 +73,11 @@ def push(
         needs += ["data", "tasks"]
     with _staging(target) as place:
         with opened(folder, config, needs=needs) as session:
-            origin = {**provenance(session), "what": what, "stage": stage or policy or last_policy(config)}
+            origin = {
+                **provenance(session),
+                "what": what,
+                "stage": stage or policy or last_policy(config),
+            }
             if upload is not None and not dry_run:
                 processes.on_leader(lambda: upload.check(origin))
             if stage:
@@ -81,19 +91,24 @@ def push(
 
 
 def _check_output(output: storage.PathLike) -> str:
-    """Return the absolute path of a folder to write, links followed. Raises ValueError where something is there, and
-    for a store."""
+    """Return the absolute path of a folder to write, links followed. Raises ValueError where
+    something is there, and for a store."""
     if not storage.is_local(output):
         raise ValueError(f"{os.fspath(output)}: --output is a folder on this machine")
     folder = Path(output).expanduser().resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already and not an empty folder: choose another --output")
+        raise ValueError(
+            f"{folder} is there already and not an empty folder: choose another --output"
+        )
     return str(folder)
 
 
 def _publish(upload: _Upload | None, target: str | None, place: Path, dry_run: bool) -> str | None:
-    """Upload the files of `place`, or move them to the folder `target`, or with dry_run show them."""
-    files = {str(path.relative_to(place)): path for path in sorted(place.rglob("*")) if path.is_file()}
+    """Upload the files of `place`, or move them to the folder `target`, or with dry_run show
+    them."""
+    files = {
+        str(path.relative_to(place)): path for path in sorted(place.rglob("*")) if path.is_file()
+    }
     _refuse_secrets(files)
     if not dry_run:
         return upload.send(files) if upload is not None else _move(place, Path(str(target)))
@@ -106,7 +121,8 @@ def _publish(upload: _Upload | None, target: str | None, place: Path, dry_run: b
 
 
 def _move(place: Path, target: Path) -> str:
-    """Move what a folder of `_staging` holds to the target; a new target has the rights of any that is made there."""
+    """Move what a folder of `_staging` holds to the target; a new target has the rights of any that
+    is made there."""
     if place.parent == target:
         for child in sorted(place.iterdir()):
             child.rename(target / child.name)
@@ -120,13 +136,16 @@ def _move(place: Path, target: Path) -> str:
 
 @contextlib.contextmanager
 def _staging(target: str | None) -> Iterator[epath.Path]:
-    """Yield a new folder, the leader's on all processes; what is left of it is removed afterwards. It lies beside the
-    folder `target`, to be moved there, or in it where it exists; without one where TMPDIR says."""
+    """Yield a new folder, the leader's on all processes; what is left of it is removed afterwards.
+    It lies beside the folder `target`, to be moved there, or in it where it exists; without one
+    where TMPDIR says."""
 
     def make() -> str:
         parent = None
         if target is not None and os.path.isdir(target):
-            parent = Path(target)  # it may be a mount point, whose own name is on another file system
+            parent = Path(
+                target
+            )  # it may be a mount point, whose own name is on another file system
         elif target is not None:
             parent = Path(target).parent
             parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +159,8 @@ def _staging(target: str | None) -> Iterator[epath.Path]:
 
 
 def _secrets() -> dict[str, str]:
-    """Return what must not be published, by name: the hub's token, and variables named like a secret."""
+    """Return what must not be published, by name: the hub's token, and variables named like a
+    secret."""
     secrets = secret_variables()
     token = get_token()
     if token:
@@ -149,21 +169,27 @@ def _secrets() -> dict[str, str]:
 
 
 def _refuse_secrets(files: dict[str, Path]) -> None:
-    """Raise ValueError for a file that holds a secret, without repeating it; Parquet's values are looked at too."""
+    """Raise ValueError for a file that holds a secret, without repeating it; Parquet's values are
+    looked at too."""
     secrets = _secrets()
     for name, path in files.items():
         for part in _parts(path):
             for secret, value in secrets.items():
                 if any(part.find(form) >= 0 for form in _forms(value)):
                     raise ValueError(
-                        f"{name} would hold the value of {secret}, so nothing is uploaded: look for it in the "
-                        "settings, the data and the model's answers; a variable that is no secret can be unset"
+                        f"{name} would hold the value of {secret}, so nothing is uploaded: look "
+                        "for it in the "
+                        "settings, the data and the model's answers; a variable that is no "
+                        "secret can be unset"
                     )
 
 
 def _forms(secret: str) -> set[bytes]:
     """Return a secret's bytes as they are, and as they stand in JSON."""
-    return {text.encode() for text in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])}
+    return {
+        text.encode()
+        for text in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    }
 
 
 def _parts(path: Path) -> Iterator[bytes | mmap.mmap]:
@@ -173,7 +199,10 @@ def _parts(path: Path) -> Iterator[bytes | mmap.mmap]:
             for chunk in column.chunks:
                 yield from (buffer.to_pybytes() for buffer in chunk.buffers() if buffer is not None)
     elif path.stat().st_size:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             yield content
 
 
@@ -191,9 +220,12 @@ class _Upload:
         self._files: set[str] = set()
 
     def check(self, origin: dict[str, Any]) -> None:
-        """Raise ValueError if the repository holds something else or is public unasked, and where there is no token."""
+        """Raise ValueError if the repository holds something else or is public unasked, and where
+        there is no token."""
         if get_token() is None:
-            raise ValueError(f"an upload takes a token of the Hugging Face hub: {_LOG_IN}; or add --dry-run")
+            raise ValueError(
+                f"an upload takes a token of the Hugging Face hub: {_LOG_IN}; or add --dry-run"
+            )
         pushed = None
         with _asking(self.repo):
             try:
@@ -203,18 +235,27 @@ class _Upload:
             self._parent = info.sha
             self._files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
             if PROVENANCE in self._files:
-                pushed = self._api.hf_hub_download(self.repo, PROVENANCE, repo_type=self.kind, revision=info.sha)
+                pushed = self._api.hf_hub_download(
+                    self.repo, PROVENANCE, repo_type=self.kind, revision=info.sha
+                )
         if not (info.private or self.public):
-            raise ValueError(f"{self.repo} is public: add --public, or make it private in its settings on the hub")
+            raise ValueError(
+                f"{self.repo} is public: add --public, or make it private in its settings on the "
+                "hub"
+            )
         before = storage.read_json(pushed) if pushed else None
-        same = isinstance(before, dict) and all(before.get(name) == origin[name] for name in ("run", "what"))
+        same = isinstance(before, dict) and all(
+            before.get(name) == origin[name] for name in ("run", "what")
+        )
         if self._files and not same:
             raise ValueError(
-                f"{self.repo} holds something other than this run's {origin['what']}: choose another --repo"
+                f"{self.repo} holds something other than this run's {origin['what']}: choose "
+                "another --repo"
             )
 
     def send(self, files: dict[str, Path]) -> str:
-        """Upload the files in one commit, in place of those that are there; return the commit's URL."""
+        """Upload the files in one commit, in place of those that are there; return the commit's
+        URL."""
         operations = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
         gone = [CommitOperationDelete(name) for name in sorted(self._files - files.keys())]
         message = "Pushed by g2d_jax"
@@ -222,16 +263,23 @@ class _Upload:
             if self._parent is None:
                 self._api.create_repo(self.repo, repo_type=self.kind, private=not self.public)
             commit = self._api.create_commit(
-                self.repo, [*operations, *gone], commit_message=message, repo_type=self.kind, parent_commit=self._parent
+                self.repo,
+                [*operations, *gone],
+                commit_message=message,
+                repo_type=self.kind,
+                parent_commit=self._parent,
             )
         return str(commit.commit_url)
 
 
 @contextlib.contextmanager
 def _asking(repo: str) -> Iterator[None]:
-    """Turn whatever the hub's client raises into a ValueError that says what to do and repeats no secret."""
+    """Turn whatever the hub's client raises into a ValueError that says what to do and repeats no
+    secret."""
     try:
         yield
     except Exception as error:  # network, authentication and storage each raise their own kinds
-        reason = without_secrets(storage.hub_reason(error, _ANSWERS)).replace(get_token() or "\0", "***")
+        reason = without_secrets(storage.hub_reason(error, _ANSWERS)).replace(
+            get_token() or "\0", "***"
+        )
         raise ValueError(f"{repo}: {reason}") from None

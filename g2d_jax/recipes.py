@@ -4,10 +4,11 @@
     configs/sweep-k.py       ─► the same over K
     configs/bridging-*.py    ─► maths(), adam(), as_published(), … with the stages of that paper's rows
 
-The papers: G2D (arXiv 2605.21266) gives K, the models, MATH-500 as the test, and that K = 150 costs about a fourth of
-GRPO; no hyper-parameters. "Bridging" (arXiv 2506.21495) gives those of GRPO and DPO with verifiable rewards (its
-table 4, verifiable tasks, and 3.2): they are taken where G2D's are missing. "chosen": neither paper's. Bridging's code:
-its authors' recipe as published (github.com/facebookresearch/fairseq2, recipes/lm/_online_finetune).
+The papers: G2D (arXiv 2605.21266) gives K, the models, MATH-500 as the test, and that K = 150 costs
+about a fourth of GRPO; no hyper-parameters. "Bridging" (arXiv 2506.21495) gives those of GRPO and
+DPO with verifiable rewards (its table 4, verifiable tasks, and 3.2): they are taken where G2D's are
+missing. "chosen": neither paper's. Bridging's code: its authors' recipe as published
+(github.com/facebookresearch/fairseq2, recipes/lm/_online_finetune).
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import choices
 
 LEARNING_RATE = 1e-6  # Bridging, table 4
-LORA_LEARNING_RATE = 1e-5  # chosen: adapters want ten times that of all parameters (Schulman et al. 2025)
-LORA_ALPHA = 32.0  # chosen: as there ("LoRA Without Regret"), with their product scaled by alpha / rank
+LORA_LEARNING_RATE = (
+    1e-5  # chosen: adapters want ten times that of all parameters (Schulman et al. 2025)
+)
+LORA_ALPHA = (
+    32.0  # chosen: as there ("LoRA Without Regret"), with their product scaled by alpha / rank
+)
 ADAM_EPS = 1e-4  # Bridging, table 4
 MAX_GRAD_NORM = 1.0  # Bridging, table 4
 DPO_BETA = 0.1  # Bridging, table 4
@@ -34,19 +39,26 @@ PROMPTS_PER_STEP = 64  # Bridging, table 4: batch size
 GROUP = 8  # Bridging, table 5: responses to a prompt; 8 is the best of 4, 8 and 12
 DECIDING = (0.6, 0.9)  # Bridging, 3.2: temperature and top-p of evaluation; in training both are 1
 COLLECTED = 8192  # chosen: prompts that G2D's pairs come from, or all there are
-PAIRS_PER_PROMPT = 1  # Bridging, 3.2: one correct and one incorrect response; G2D's rule is not known
+PAIRS_PER_PROMPT = (
+    1  # Bridging, 3.2: one correct and one incorrect response; G2D's rule is not known
+)
 PAIRS_PER_STEP = 64  # chosen: as many as GRPO has prompts; one epoch
-GRPO_STEPS = 4  # chosen: GRPO alone makes so many times K updates; G2D's, at K = 150, costs 4 times G2D
+GRPO_STEPS = (
+    4  # chosen: GRPO alone makes so many times K updates; G2D's, at K = 150, costs 4 times G2D
+)
 DEV = 500  # chosen: held-out training problems, to choose settings by
 SAMPLES = 4  # chosen: responses to a test problem, besides a greedy one
 NUMINAMATH_TEST = 1980  # Bridging, 3.2
-MICROBATCH_TOKENS = 65_536  # chosen: 4k tokens a chip on 16 chips, at least one row a device on more
+MICROBATCH_TOKENS = (
+    65_536  # chosen: 4k tokens a chip on 16 chips, at least one row a device on more
+)
 REMAT = "full"  # chosen: least memory; a third more work in training
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the recipes. variants: name -> hub id, the first is the default. k: updates of G2D's warm-up.
+    """A model of the recipes. variants: name -> hub id, the first is the default. k: updates of
+    G2D's warm-up.
 
     tokenizer: settings that differ from the defaults.
     """
@@ -68,19 +80,28 @@ def _qwen3(size: str) -> Model:
 
 
 def _llama(size: str) -> Model:
-    # K: G2D's of Llama-3.1-8B, for 1B chosen. Instruct first: it is Bridging's, and the base model has no template.
-    return Model({"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500)
+    # K: G2D's of Llama-3.1-8B, for 1B chosen. Instruct first: it is Bridging's, and the base model
+    # has no template.
+    return Model(
+        {"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500
+    )
 
 
 def _smollm3(size: str) -> Model:
-    # K: chosen, as of Qwen2.5. The template's own system block stays: it says that there is no thinking.
-    variants = {"chat": f"HuggingFaceTB/SmolLM3-{size}", "base": f"HuggingFaceTB/SmolLM3-{size}-Base"}
+    # K: chosen, as of Qwen2.5. The template's own system block stays: it says that there is no
+    # thinking.
+    variants = {
+        "chat": f"HuggingFaceTB/SmolLM3-{size}",
+        "base": f"HuggingFaceTB/SmolLM3-{size}-Base",
+    }
     return Model(variants, 150, {"enable_thinking": False, "system": "default"})
 
 
 def _gemma3(size: str) -> Model:
     # K: chosen, as of Qwen2.5. Instruct first: the base model has no template.
-    return Model({"instruct": f"google/gemma-3-{size}-it", "base": f"google/gemma-3-{size}-pt"}, 150)
+    return Model(
+        {"instruct": f"google/gemma-3-{size}-it", "base": f"google/gemma-3-{size}-pt"}, 150
+    )
 
 
 MODELS: dict[str, Model] = {
@@ -97,7 +118,8 @@ MODELS: dict[str, Model] = {
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}
-"""Training sets whose plain name is another split's; every other name is a source as it stands (data/problems.py)."""
+"""Training sets whose plain name is another split's; every other name is a source as it stands
+(data/problems.py)."""
 
 
 def recipe(name: str, arg: str) -> ConfigDict:
@@ -125,7 +147,9 @@ def recipe(name: str, arg: str) -> ConfigDict:
     _check(chosen)
     config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
     config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
-    config.name = "-".join([name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])])
+    config.name = "-".join(
+        [name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])]
+    )
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:
         # Frozen parameters are only read: in bfloat16, as the published weights are.
@@ -137,11 +161,15 @@ def recipe(name: str, arg: str) -> ConfigDict:
 def _check(chosen: SimpleNamespace) -> None:
     for choice, least in (("k", 0), ("steps", 0), ("lora", 0), ("length", 1)):
         if getattr(chosen, choice) < least:
-            raise ValueError(f"choice {choice!r} must be at least {least}, got {getattr(chosen, choice)}")
+            raise ValueError(
+                f"choice {choice!r} must be at least {least}, got {getattr(chosen, choice)}"
+            )
     if chosen.steps and chosen.method == "g2d":
         raise ValueError("choice 'steps' is of method=grpo; the steps of G2D's warm-up are k")
     if chosen.method == "grpo" and not (chosen.steps or chosen.k):
-        raise ValueError(f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N")
+        raise ValueError(
+            f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N"
+        )
 
 
 def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
@@ -154,7 +182,9 @@ def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
         sampling=settings.sampling(chosen.length),
     )
     config.stages.dpo = settings.offline(
-        beta=DPO_BETA, batch_size=PAIRS_PER_STEP, optimizer=adam(_rate(chosen), moment_dtype=chosen.moments)
+        beta=DPO_BETA,
+        batch_size=PAIRS_PER_STEP,
+        optimizer=adam(_rate(chosen), moment_dtype=chosen.moments),
     )
     config.stages.evaluate = _evaluate(("init", "warmup", "dpo"), chosen)
 
@@ -177,7 +207,9 @@ def _online(chosen: SimpleNamespace, steps: int) -> ConfigDict:
 
 
 def _evaluate(policies: tuple[str, ...], chosen: SimpleNamespace) -> ConfigDict:
-    return settings.evaluate(policies=policies, num_generations=SAMPLES, sampling=deciding(chosen.length))
+    return settings.evaluate(
+        policies=policies, num_generations=SAMPLES, sampling=deciding(chosen.length)
+    )
 
 
 def _rate(chosen: SimpleNamespace) -> float:
@@ -197,17 +229,23 @@ def real(path: str) -> ConfigDict:
 
 
 def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
-    """Return a `real` run on maths problems with Bridging's prompt; dev: training problems held out as data.dev."""
+    """Return a `real` run on maths problems with Bridging's prompt; dev: training problems held out
+    as data.dev."""
     config = real(path)
     config.tokenizer.prompt_template = "paper"
     source = TRAIN.get(train, train)
     config.data.train = settings.source(source, "train")
     config.data.dev = settings.source(source, "dev", dev)
-    # NuminaMath comes in one piece, of which the splits are made here; the other suites are test problems.
+    # NuminaMath comes in one piece, of which the splits are made here; the other suites are test
+    # problems.
     whole = test.partition(":")[0] != "numinamath"
-    config.data.test = settings.source(test) if whole else settings.source(test, "test", NUMINAMATH_TEST)
+    config.data.test = (
+        settings.source(test) if whole else settings.source(test, "test", NUMINAMATH_TEST)
+    )
     for split in ("train", "dev", "test"):
-        config.data[split].on_error = "skip"  # a few rows have no text to speak of; they are counted
+        config.data[
+            split
+        ].on_error = "skip"  # a few rows have no text to speak of; they are counted
     config.reward.workers = 8
     return config
 
@@ -222,13 +260,14 @@ AUTHORS = ("code", "paper")
 
 
 def as_published(stage: ConfigDict, source: str) -> None:
-    """Set what Bridging's tables leave open for an online stage: the losses' normalisers, the rest of the optimiser.
+    """Set what Bridging's tables leave open for an online stage: the losses' normalisers, the rest
+    of the optimiser.
 
-    source: "code" takes its authors' recipe: sums of pair losses over all prompts of a batch, GRPO's as the mean over
-    the group, with advantages over their standard deviation + 1e-6; Adam's betas 0.9 and 0.95, weight decay 0.1, a
-    cosine to a fifth of the peak. "paper" takes equations 1, 3 and 4 as printed, and for the rest the defaults of
-    `config.online` and `config.optimizer`. In both NLL is a mean over tokens, and GRPO's loss is not divided by length
-    (5.1).
+    source: "code" takes its authors' recipe: sums of pair losses over all prompts of a batch,
+    GRPO's as the mean over the group, with advantages over their standard deviation + 1e-6; Adam's
+    betas 0.9 and 0.95, weight decay 0.1, a cosine to a fifth of the peak. "paper" takes equations
+    1, 3 and 4 as printed, and for the rest the defaults of `config.online` and `config.optimizer`.
+    In both NLL is a mean over tokens, and GRPO's loss is not divided by length (5.1).
     """
     if source == "code":
         stage.dpo.normalizer = "prompts"

@@ -2,7 +2,8 @@
 
     Problem ─► Request ─► Rollout ─► Score ─► ScoredRollout ─► Preference
 
-All are frozen, host-side and free of JAX. Token ids are what training sees; text is for rewards and readers.
+All are frozen, host-side and free of JAX. Token ids are what training sees; text is for rewards and
+readers.
 Shapes: P prompt tokens, T response tokens (the stop token included, when there is one).
 """
 
@@ -26,8 +27,10 @@ AnswerRule = Literal["boxed", "last_line", "hash", "tags"]
 """How the final answer of a response is read: see rewards/extract.py."""
 
 SEGMENT_STRIDE = 1024
-"""A packed token's segment id is group * SEGMENT_STRIDE + member. Tokens of member 0 form the prefix that every member
-of the group may read: the responses to one prompt share one copy. Plain packing has member 0 only; group 0 is padding.
+"""A packed token's segment id is group * SEGMENT_STRIDE + member. Tokens of member 0 form the
+prefix that every member
+of the group may read: the responses to one prompt share one copy. Plain packing has member 0 only;
+group 0 is padding.
 """
 
 
@@ -35,9 +38,11 @@ of the group may read: the responses to one prompt share one copy. Plain packing
 class Problem:
     """One prompt with its reference answer.
 
-    id: stable 16 hex digits of the prompt's text alone, so the same prompt is the same problem everywhere.
+    id: stable 16 hex digits of the prompt's text alone, so the same prompt is the same problem
+    everywhere.
     prompt: the statement before templating, or chat messages.
-    answer: reference ("gold") answer as the data set stores it, bare LaTeX or text; None if there is none.
+    answer: reference ("gold") answer as the data set stores it, bare LaTeX or text; None if there
+    is none.
     source: name of the file or data set; subset: group for reporting (subject, level), may be "".
     solution: a worked solution if the data has one.
     columns: every other field of the row, handed to user reward functions.
@@ -77,7 +82,8 @@ def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One supervised example: the completion follows the prompt and only the completion carries loss."""
+    """One supervised example: the completion follows the prompt and only the completion carries
+    loss."""
 
     id: str
     prompt: Prompt
@@ -85,7 +91,8 @@ class Example:
 
 
 MOST_STOPS, LONGEST_STOP = 16, 256
-"""Most stop strings, and most characters of one: each chunk of tokens is decoded with as many before it."""
+"""Most stop strings, and most characters of one: each chunk of tokens is decoded with as many
+before it."""
 
 
 def check_stop(stop: Sequence[str]) -> None:
@@ -93,17 +100,21 @@ def check_stop(stop: Sequence[str]) -> None:
     if isinstance(stop, str) or not all(isinstance(string, str) for string in stop):
         raise ValueError(f'stop is a list of texts, such as ("\\nProblem:",), got {stop!r:.200}')
     if len(stop) > MOST_STOPS:
-        raise ValueError(f"stop may have {MOST_STOPS} texts, got {len(stop)}: keep those that come up")
+        raise ValueError(
+            f"stop may have {MOST_STOPS} texts, got {len(stop)}: keep those that come up"
+        )
     for string in stop:
         if not string:
             raise ValueError("stop has an empty text, which every response holds: leave it out")
         if len(string) > LONGEST_STOP:
             raise ValueError(
-                f"stop has a text of {len(string)} characters, of at most {LONGEST_STOP}: take its beginning"
+                f"stop has a text of {len(string)} characters, of at most {LONGEST_STOP}: take "
+                "its beginning"
             )
         if "\ufffd" in string or any("\ud800" <= character <= "\udfff" for character in string):
             raise ValueError(
-                f"stop has {string!r:.100}: U+FFFD and surrogates stand for broken characters, leave it out"
+                f"stop has {string!r:.100}: U+FFFD and surrogates stand for broken characters, "
+                "leave it out"
             )
 
 
@@ -111,8 +122,9 @@ def check_stop(stop: Sequence[str]) -> None:
 class SamplingParams:
     """Settings of sampling. temperature 0 is greedy; top_p 1 and top_k 0 switch the filters off.
 
-    max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it). stop: strings that
-    end it too, with the token in which one is first complete in the text (data/stops.py).
+    max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it).
+    stop: strings that end it too, with the token in which one is first complete in the text
+    (data/stops.py).
     """
 
     max_new_tokens: int
@@ -138,7 +150,8 @@ class SamplingParams:
 class Request:
     """A request to the sampler for samples 0 … num_samples - 1 of one prompt.
 
-    problem_id and visit (how often the prompt was drawn before) name the randomness, with the sample index.
+    problem_id and visit (how often the prompt was drawn before) name the randomness, with the
+    sample index.
     """
 
     problem_id: str
@@ -152,8 +165,10 @@ class Request:
 class Rollout:
     """One sampled response.
 
-    logprobs, entropies: of the distribution each token was sampled from (after temperature and filters), in nats.
-    stop_reason: "stop" when a stop token was sampled or a stop string completed, "length" when max_new_tokens cut it.
+    logprobs, entropies: of the distribution each token was sampled from (after temperature and
+    filters), in nats.
+    stop_reason: "stop" when a stop token was sampled or a stop string completed, "length" when
+    max_new_tokens cut it.
     """
 
     problem_id: str
@@ -174,8 +189,10 @@ class Rollout:
 class Verdict(enum.StrEnum):
     """A verifier's verdict on a response.
 
-    TIMEOUT: the answer took more CPU time or memory than the verifier may use, or made it crash. That is the answer's
-    doing, and counts as wrong everywhere: or a policy would be paid, or spared, for answers that hang the verifier.
+    TIMEOUT: the answer took more CPU time or memory than the verifier may use, or made it crash.
+    That is the answer's
+    doing, and counts as wrong everywhere: or a policy would be paid, or spared, for answers that
+    hang the verifier.
     UNSCORABLE: the problem, the reward or the machine is at fault, and the response counts nowhere.
     SCORED: of a reward that knows better and worse but no right and wrong.
     """
@@ -189,9 +206,11 @@ class Verdict(enum.StrEnum):
 
     @property
     def accuracy(self) -> float:
-        """The verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0.
+        """The verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and
+        SCORED, else 0.
 
-        This is the one rule for who is right: of rewards, advantages, pass rates, pairs and accuracies.
+        This is the one rule for who is right: of rewards, advantages, pass rates, pairs and
+        accuracies.
         """
         if self in (Verdict.UNSCORABLE, Verdict.SCORED):
             return math.nan
@@ -199,7 +218,8 @@ class Verdict(enum.StrEnum):
 
 
 MOST_REWARD = 1e12
-"""The largest absolute value of a reward: sums of squares over any batch are finite in float32 too."""
+"""The largest absolute value of a reward: sums of squares over any batch are finite in float32
+too."""
 
 
 def is_reward(value: float) -> bool:
@@ -209,7 +229,8 @@ def is_reward(value: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A response's reward and verdict. reward None is unscorable: left out of means, baselines and pairs, and counted.
+    """A response's reward and verdict. reward None is unscorable: left out of means, baselines and
+    pairs, and counted.
 
     answer: the final answer as extracted from the response, None when there is none.
     """
@@ -241,8 +262,8 @@ class ScoredRollout:
 class Preference:
     """One (chosen, rejected) pair of the same prompt: one row of preferences/*.parquet.
 
-    chosen_truncated, rejected_truncated: whether max_new_tokens cut the response, so that its ids have no stop token;
-    None where that is not known.
+    chosen_truncated, rejected_truncated: whether max_new_tokens cut the response, so that its ids
+    have no stop token; None where that is not known.
     """
 
     problem_id: str
@@ -259,10 +280,12 @@ class Preference:
 
 
 def tie_nats(magnitude: Any) -> Any:
-    """Return how far apart the log-ratios of a pair's responses may be by rounding alone, in nats, for arrays too.
+    """Return how far apart the log-ratios of a pair's responses may be by rounding alone, in nats,
+    for arrays too.
 
-    magnitude: the sum of the absolute values, in nats, of the log-probabilities that the two ratios are made of. Each
-    is a sum over tokens in float32, whose relative step is 1.2e-7; a token's own comes from logits of some tens, whose
-    step is some 4e-6. No one update of training is meant to be seen below that.
+    magnitude: the sum of the absolute values, in nats, of the log-probabilities that the two ratios
+    are made of. Each is a sum over tokens in float32, whose relative step is 1.2e-7; a token's own
+    comes from logits of some tens, whose step is some 4e-6. No one update of training is meant to
+    be seen below that.
     """
     return 1e-5 + 1e-6 * magnitude

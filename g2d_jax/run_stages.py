@@ -1,4 +1,5 @@
-"""From checked settings to finished stages: a work directory is opened, and stages run in it one after another.
+"""From checked settings to finished stages: a work directory is opened, and stages run in it one
+after another.
 
 Nothing here knows of reports, studies or plans; pipeline.py puts a run together.
 """
@@ -52,13 +53,15 @@ Objectives = Mapping[str, Callable[[Compute], Objective]]
 def check(config: Config, until: str | None = None) -> Plan:
     """Return the plan if all settings can work: errors should show now, not after hours of warm-up.
 
-    until: the stage to stop after, None for all. Raises ValueError naming the field or the stage. Looks at settings and
-    at whether files exist; loads nothing.
+    until: the stage to stop after, None for all. Raises ValueError naming the field or the stage.
+    Looks at settings and at whether files exist; loads nothing.
     """
     check_names(config)
     order = plan(config)
     if until is not None and until not in order.order:
-        raise ValueError(f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}")
+        raise ValueError(
+            f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}"
+        )
     check_inputs(config, order)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
@@ -81,12 +84,14 @@ def check(config: Config, until: str | None = None) -> Plan:
 
 
 def check_packages(config: Config) -> None:
-    """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and that is missing."""
+    """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and
+    that is missing."""
     check_services(config.logging.services())
 
 
 def _check_reward(reward: Reward) -> None:
-    """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
+    """Raise ValueError for a reward whose files do not exist; reward models and judges are sent
+    nothing."""
     if reward.function == "model" and (reason := places.missing(reward.model.path, "model")):
         raise ValueError(f"reward.model.path: {reason}")
     if reward.function == "judge":
@@ -97,9 +102,15 @@ def _check_reward(reward: Reward) -> None:
 
 @contextlib.contextmanager
 def open_session(
-    config: Config, order: Plan, folder: epath.Path, until: str, reward: RewardFunction | None, objectives: Objectives
+    config: Config,
+    order: Plan,
+    folder: epath.Path,
+    until: str,
+    reward: RewardFunction | None,
+    objectives: Objectives,
 ) -> Iterator[Session]:
-    """Take a work directory for a run and yield what its stages work with; all processes enter it together."""
+    """Take a work directory for a run and yield what its stages work with; all processes enter it
+    together."""
     flags.take_memory()
     check_joined()
     limits = config.faults
@@ -109,7 +120,12 @@ def open_session(
         program_cache.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
-        mine = {"config": to_dict(config), "until": until, "own": own_functions, "packages": packages()}
+        mine = {
+            "config": to_dict(config),
+            "until": until,
+            "own": own_functions,
+            "packages": packages(),
+        }
         processes.agreed("settings or packages", mine)
         ends = dependents_of_final(config, order)
         token = processes.on_leader(lambda: _take(config, folder, own_functions, ends))
@@ -134,7 +150,8 @@ def open_session(
 
 
 def check_models(session: Session) -> None:
-    """Raise ValueError for a model or a reward model whose files cannot be loaded, by the headers of its weights."""
+    """Raise ValueError for a model or a reward model whose files cannot be loaded, by the headers
+    of its weights."""
     if session.model_folder is not None:
         find_weights(session.model_folder, session.model_config.base)
     for name, task in session.tasks.items():
@@ -143,7 +160,9 @@ def check_models(session: Session) -> None:
             reward_model.check(task.reward.model)
 
 
-def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapping[str, Sequence[str]]) -> str:
+def _take(
+    config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapping[str, Sequence[str]]
+) -> str:
     """Check a work directory, and take a new one; return the token of this start.
 
     One that holds a run is left as it is until what the run reads has been compared.
@@ -155,24 +174,28 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapp
 
 
 def _compared(session: Session) -> dict[str, str]:
-    """Compare what the run reads with what its work directory keeps of it; return the digests by setting."""
+    """Compare what the run reads with what its work directory keeps of it; return the digests by
+    setting."""
     found = inputs.contents_of(inputs.of_run(session))
     kept_inputs.check(session.workdir, found, session.tracker.say, session.config)
     return inputs.digests(found)
 
 
 def check_joined() -> None:
-    """Raise ValueError in a process of several that knows nothing of the others, and without the devices asked for."""
+    """Raise ValueError in a process of several that knows nothing of the others, and without the
+    devices asked for."""
     flags.check_devices()
     if jax.process_count() != processes.count():
         raise ValueError(
-            "there are several processes that do not know each other: call g2d_jax.runtime.processes.initialise()"
+            "there are several processes that do not know each other: call "
+            "g2d_jax.runtime.processes.initialise()"
         )
 
 
 @contextlib.contextmanager
 def _locked(folder: epath.Path) -> Iterator[None]:
-    """Lock the work directory for this run, by its leader. Raises Preempted for a run told to stop before it began."""
+    """Lock the work directory for this run, by its leader. Raises Preempted for a run told to stop
+    before it began."""
     processes.check_stop_together()
     with contextlib.ExitStack() as stack:
         processes.on_leader(lambda: stack.enter_context(locked(folder)))
@@ -182,9 +205,12 @@ def _locked(folder: epath.Path) -> Iterator[None]:
 def compile_ahead(session: Session, names: Sequence[str]) -> None:
     """Let other threads compile the programs of stages that are not finished, in order.
 
-    Stages whose shapes depend on their examples or pairs are left out: they compile at their own start.
+    Stages whose shapes depend on their examples or pairs are left out: they compile at their own
+    start.
     """
-    finished = processes.on_leader(lambda: [name for name in names if storage.finished(session.folders[name])])
+    finished = processes.on_leader(
+        lambda: [name for name in names if storage.finished(session.folders[name])]
+    )
     for name in names:
         stage = session.config.stages[name]
         if name not in finished and stage.kind not in ("sft", "offline"):
@@ -215,9 +241,12 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         if not isinstance(error, RewardFailed):
             raise
         raise RewardFailed(
-            f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
+            f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written "
+            "is lost"
         ) from error
-    read = {needed: storage.finished(session.folders[needed]) or {} for needed in order.inputs[name]}
+    read = {
+        needed: storage.finished(session.folders[needed]) or {} for needed in order.inputs[name]
+    }
     made_from = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
     manifest = {
         "kind": stage.kind,
@@ -235,7 +264,8 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     session.tracker.flush()
     processes.on_leader(lambda: storage.finish(folder, manifest))
     session.tracker.say(
-        f"{name}: done in {manifest['seconds']:.0f} s; host memory: {held / memory.GIB:.1f} GiB at most"
+        f"{name}: done in {manifest['seconds']:.0f} s; host memory: {held / memory.GIB:.1f} GiB "
+        "at most"
     )
     return storage.finished(folder) or manifest
 

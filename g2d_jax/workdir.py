@@ -20,7 +20,14 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__
 from g2d_jax.config import Config, places
 from g2d_jax.config.gone import without_undeciding
-from g2d_jax.config.io import differences, from_dict, identity, own_differences, to_dict, with_longer
+from g2d_jax.config.io import (
+    differences,
+    from_dict,
+    identity,
+    own_differences,
+    to_dict,
+    with_longer,
+)
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import LOCK
 
@@ -30,11 +37,13 @@ _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNO
 INPUTS = "inputs.json"  # what a run reads from outside, by content: session/kept_inputs.py
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
-LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
+# of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
+LINKS = "stages.json"
 
 
 def absolute(workdir: storage.PathLike) -> epath.Path:
-    """Make a local path absolute, as Orbax wants it; in an object store's, ".." is taken out: keys know none.
+    """Make a local path absolute, as Orbax wants it; in an object store's, ".." is taken out: keys
+    know none.
 
     Raises as `check_place` and `storage.check_driver` do.
     """
@@ -51,19 +60,23 @@ def check_place(workdir: storage.PathLike) -> None:
     path = os.fspath(workdir)
     if path.startswith("s3://"):
         raise ValueError(
-            f"{path}: a work directory is on a local disk or on Google Cloud Storage (gs://…). Work on a local disk, "
+            f"{path}: a work directory is on a local disk or on Google Cloud Storage (gs://…). "
+            "Work on a local disk, "
             f"and copy it with `aws s3 sync DIRECTORY {path}`"
         )
 
 
 def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
-    """Map stage -> folder, in order, of the stages that a run has begun, or of those a study's point is made of."""
+    """Map stage -> folder, in order, of the stages that a run has begun, or of those a study's
+    point is made of."""
     links = workdir / LINKS
     if links.exists():
         return {row[0]: absolute(workdir / row[1]) for row in storage.read_json(links)}
     with storage.naming("list", workdir):
         paths = list(workdir.iterdir())
-    numbered = sorted((int(m[1]), m[2], path) for path in paths if (m := _STAGE.fullmatch(path.name)))
+    numbered = sorted(
+        (int(m[1]), m[2], path) for path in paths if (m := _STAGE.fullmatch(path.name))
+    )
     return {name: path for _, name, path in numbered}
 
 
@@ -82,20 +95,27 @@ def no_run(workdir: epath.Path) -> ValueError:
     elif not workdir.is_dir():
         reason = "it is a file"
     elif (workdir / PLANS).exists():
-        return ValueError(f"{workdir} holds no run but studies: give the folder of a point, points/STUDY/POINT in it")
+        return ValueError(
+            f"{workdir} holds no run but studies: give the folder of a point, points/STUDY/POINT "
+            "in it"
+        )
     else:
         reason = "no config.json"
-    return ValueError(f"{workdir} holds no run ({reason}): give the work directory that g2d run printed when it began")
+    return ValueError(
+        f"{workdir} holds no run ({reason}): give the work directory that g2d run printed when "
+        "it began"
+    )
 
 
 def settings_of(
     workdir: epath.Path, content: Mapping[str, Any], *, finished: bool = False
 ) -> tuple[ConfigDict, list[str]]:
-    """Return the settings that config.json holds, and a line for each path that has moved together with the directory.
+    """Return the settings that config.json holds, and a line for each path that has moved together
+    with the directory.
 
-    content: of the file. finished: to read what ran, as of `from_dict`. Settings that are gone and decided no result
-    are left out. Paths that an older version kept as they were given are relative to the working directory. Raises
-    ValueError for settings that are not this version's.
+    content: of the file. finished: to read what ran, as of `from_dict`. Settings that are gone and
+    decided no result are left out. Paths that an older version kept as they were given are relative
+    to the working directory. Raises ValueError for settings that are not this version's.
     """
     config = from_dict(without_undeciding(content["config"]), finished=finished)
     if "workdir" in content:
@@ -105,13 +125,20 @@ def settings_of(
 
 
 def where_to_look(workdir: epath.Path, content: Mapping[str, Any]) -> str:
-    """Say what to do about files that a work directory's settings name and that are gone; "" if nothing is known."""
+    """Say what to do about files that a work directory's settings name and that are gone; "" if
+    nothing is known."""
     was = content.get("workdir")
     if was is None:
-        return "It was made by a version that kept paths as they were given: call from the folder it was started in"
+        return (
+            "It was made by a version that kept paths as they were given: call from the folder it "
+            "was started in"
+        )
     if was == str(absolute(workdir)):
         return ""
-    return f"{workdir} was {was} when it ran: files that are moved to the same places beside it are found"
+    return (
+        f"{workdir} was {was} when it ran: files that are moved to the same places beside it are "
+        "found"
+    )
 
 
 def claim(
@@ -120,14 +147,17 @@ def claim(
     own: Mapping[str, str] = MappingProxyType({}),
     ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
+    """Take a work directory for a config, or check that it is this config's. Writes config.json and
+    environment.json.
 
     Returns the token of `mark_start`.
 
-    own: names of functions given from Python in place of configured ones; they belong to the run's identity.
-    ends: stage -> stages that are made from the policy it ends with.
-    As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing. Later a
-    stage that `with_longer` lets go on may have more steps, unless a stage that is made from its end has begun.
+    own: names of functions given from Python in place of configured ones; they belong to the run's
+    identity.
+    ends: stage -> stages that are made from the policy it ends with. As long as no stage has begun,
+    the settings may still change: a mistake in the first try costs nothing. Later a stage that
+    `with_longer` lets go on may have more steps, unless a stage that is made from its end has
+    begun.
     """
     for folder in check_claim(config, workdir, own, ends):
         storage.unfinish(folder)
@@ -135,9 +165,16 @@ def claim(
     return mark_start(workdir)
 
 
-def write_settings(config: Config, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> None:
+def write_settings(
+    config: Config, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Write config.json. own: as of `claim`."""
-    kept = {"config": to_dict(config), "own": dict(own), "version": __version__, "workdir": str(workdir)}
+    kept = {
+        "config": to_dict(config),
+        "own": dict(own),
+        "version": __version__,
+        "workdir": str(workdir),
+    }
     storage.write_json(workdir / "config.json", kept)
 
 
@@ -154,12 +191,15 @@ def check_claim(
     own: Mapping[str, str] = MappingProxyType({}),
     ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[epath.Path]:
-    """Return the folders of the begun stages that would go on past their old end. Raises as `claim`; writes nothing."""
+    """Return the folders of the begun stages that would go on past their old end. Raises as
+    `claim`; writes nothing."""
     file = workdir / "config.json"
     if file.exists():
         content = storage.read_json(file)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
+            raise ValueError(
+                f"{workdir} holds a config.json that is not a run's: choose another --workdir"
+            )
         begun = stage_folders(workdir)
         if not begun:
             return []
@@ -170,7 +210,9 @@ def check_claim(
                 f"{file} does not hold this version's settings: {error}. Choose another --workdir"
             ) from error
         content = {**content, "config": before}
-        _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
+        _check_unchanged(
+            content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends}
+        )
         longer = with_longer(*_identities(before, config, workdir))[1]
         return [begun[name] for name in longer if name in begun]
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
@@ -185,7 +227,8 @@ def _check_unchanged(
     own: Mapping[str, str],
     ends: Mapping[str, Collection[str]],
 ) -> None:
-    """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those that have begun."""
+    """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those
+    that have begun."""
     functions = own_differences(content.get("own") or {}, own)
     before, now = _identities(content["config"], config, workdir)
     longer, names = with_longer(before, now)
@@ -196,19 +239,25 @@ def _check_unchanged(
     changed = differences(before, now, places=True)
     parts = [
         f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
-        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may change: mesh, "
-        "compute, logging, checkpoint …, and the steps of an online stage that can go on may be raised",
+        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime "
+        "may change: mesh, "
+        "compute, logging, checkpoint …, and the steps of an online stage that can go on may be "
+        "raised",
         *(
-            f"Stage {name} could go on, but {', '.join(made)} began with the policy that it ended with: move their "
+            f"Stage {name} could go on, but {', '.join(made)} began with the policy that it "
+            "ended with: move their "
             "folders away and it does"
             for name, made in stale.items()
             if not others
         ),
     ]
-    trained = [line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)]
+    trained = [
+        line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)
+    ]
     parts.append(
         f"To go on under other settings from where a stage ended, start another run with "
-        f"policy='run:{workdir}#{[*trained, 'STAGE'][0]}' in its first stage, or 'hf:FOLDER' of what g2d export wrote: "
+        f"policy='run:{workdir}#{[*trained, 'STAGE'][0]}' in its first stage, or 'hf:FOLDER' of "
+        "what g2d export wrote: "
         "its optimiser starts anew"
     )
     raise ValueError("\n".join(parts))
@@ -219,25 +268,38 @@ def _identities(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the identities of the config that a run began with and of the one given now.
 
-    Places count only where the work directory does not keep what was in them, as older versions made it.
+    Places count only where the work directory does not keep what was in them, as older versions
+    made it.
     """
     places_count = not (workdir / INPUTS).exists()
     return identity(before, places=places_count), identity(config, places=places_count)
 
 
 def check_token(workdir: epath.Path, token: str) -> None:
-    """Raise ValueError if this process sees another folder there than the one that `claim` was called for."""
+    """Raise ValueError if this process sees another folder there than the one that `claim` was
+    called for."""
     file = workdir / "environment.json"
     if not file.exists() or storage.read_json(file).get("start") != token:
         raise ValueError(
-            f"{workdir} is not the same folder on {socket.gethostname()} as for process 0: the work directory must be "
+            f"{workdir} is not the same folder on {socket.gethostname()} as for process 0: the "
+            "work directory must be "
             "on a file system or object store that all processes share"
         )
 
 
 def packages() -> dict[str, str]:
     """Return the versions of the packages that decide results."""
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
+    names = (
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "orbax-checkpoint",
+        "transformers",
+        "math-verify",
+        "grain",
+        "numpy",
+    )
     return {name: importlib.metadata.version(name) for name in names}
 
 
@@ -257,7 +319,8 @@ def environment() -> dict[str, Any]:
 
 
 def without_secrets(text: str) -> str:
-    """Put "***" for logins in URLs and for the values of environment variables named like a secret."""
+    """Put "***" for logins in URLs and for the values of environment variables named like a
+    secret."""
     text = _LOGIN.sub(r"\1***@", text)
     for value in secret_variables().values():
         text = text.replace(value, "***")
@@ -266,4 +329,8 @@ def without_secrets(text: str) -> str:
 
 def secret_variables() -> dict[str, str]:
     """Return the environment variables that are named like a secret and long enough for one."""
-    return {name: value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _SECRET.search(name) and len(value) >= 8
+    }

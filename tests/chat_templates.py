@@ -317,17 +317,30 @@ def _of_turns(turn: str, header: str = _HEADER) -> str:
 
 DROPPING = {
     "other roles": (
-        _of_turns("{% if m.role == 'human' %}H{{ m.content }}{% elif m.role == 'gpt' %}G{{ m.content }}{% endif %}"),
+        _of_turns(
+            "{% if m.role == 'human' %}H{{ m.content }}{% elif m.role == 'gpt' %}G{{ m.content }}{% endif %}"
+        ),
         "user",
     ),
-    "content in parts": (_of_turns("{% for part in m.content %}{{ part.text }}{% endfor %}"), "user"),
+    "content in parts": (
+        _of_turns("{% for part in m.content %}{{ part.text }}{% endfor %}"),
+        "user",
+    ),
     "parts by type": (
-        _of_turns("{% for part in m.content %}{% if part.type == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"),
+        _of_turns(
+            "{% for part in m.content %}{% if part.type == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+        ),
         "user",
     ),
-    "a typo": (_of_turns("{{ '<|im_start|>' + m.role + '\n' }}{{ m.contents }}<|im_end|>\n"), "user"),
+    "a typo": (
+        _of_turns("{{ '<|im_start|>' + m.role + '\n' }}{{ m.contents }}<|im_end|>\n"),
+        "user",
+    ),
     "a key of its own": (_of_turns("{{ m['value'] }}"), "user"),
-    "an answer left out": (_of_turns("{% if m.role == 'user' %}" + _TURN + "{% endif %}"), "assistant"),
+    "an answer left out": (
+        _of_turns("{% if m.role == 'user' %}" + _TURN + "{% endif %}"),
+        "assistant",
+    ),
     "the first alone": ("{{ messages[0].content }}" + _HEADER, "assistant"),
     "the last alone": ("{{ messages[-1].content }}" + _HEADER, "user"),
     "in reverse": ("{% for m in messages[::-1] %}" + _TURN + "{% endfor %}" + _HEADER, "assistant"),
@@ -338,7 +351,10 @@ WITHOUT_HEADER = {
     "ChatML": (_of_turns(_TURN, ""), "<|im_start|>assistant\n"),
     "words": (_of_turns("{{ m.role + ': ' + m.content + '\n' }}", ""), "assistant: "),
     "Zephyr": (_ZEPHYR.replace("add_generation_prompt", "add_generation_promt"), "<|assistant|>\n"),
-    "Llama 3": (_LLAMA3.partition("{% if add_generation")[0], "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    "Llama 3": (
+        _LLAMA3.partition("{% if add_generation")[0],
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
     "Gemma 3": (_GEMMA3.replace("add_generation_prompt", "false"), "<start_of_turn>model\n"),
 }
 """Name -> a template that ignores add_generation_prompt, and the header that its prompts lack."""

@@ -1,4 +1,5 @@
-"""Settings of the whole suite, made before JAX is imported: CPU, 8 simulated devices, no network, strict arithmetic."""
+"""Settings of the whole suite, made before JAX is imported: CPU, 8 simulated devices, no network,
+strict arithmetic."""
 
 import ctypes
 import gc
@@ -12,7 +13,9 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # tiny.py has a reward function that is named by import path
+sys.path.append(
+    str(Path(__file__).parent)
+)  # tiny.py has a reward function that is named by import path
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -24,11 +27,14 @@ _COMPILED_SOON = [  # the suite's time is compilation
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
 ]
-if version("jaxlib").startswith("0.10."):  # 0.12 has the flag no longer, and ends the process for it
+if version("jaxlib").startswith(
+    "0.10."
+):  # 0.12 has the flag no longer, and ends the process for it
     _COMPILED_SOON += ["--xla_cpu_use_fusion_emitters=false"]
 _FLAGS = [
     "--xla_force_host_platform_device_count=8",
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.runtime.flags.order_collectives
+    # see g2d_jax.runtime.flags.order_collectives
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false",
     *_COMPILED_SOON,
 ]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
@@ -58,15 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "slow or hypothesis"
 
 
-_GROWTH = 512 * 2**20  # bytes that a process of tests may grow by before it forgets what it compiled
+_GROWTH = (
+    512 * 2**20
+)  # bytes that a process of tests may grow by before it forgets what it compiled
 _small = 0  # its resident bytes when it last did
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Iterator[None]:
-    """Keep the process small: JAX holds every program that it compiled, a megabyte each, and the suite's are thousands.
+    """Keep the process small: JAX holds every program that it compiled, a megabyte each, and the
+    suite's are thousands.
 
-    The next call of a function that is needed again traces it, and finds its program in the folder of `compiled`.
+    The next call of a function that is needed again traces it, and finds its program in the folder
+    of `compiled`.
     """
     global _small
     try:
@@ -88,7 +98,8 @@ def _resident() -> int:
 
 
 def _give_back() -> None:
-    """Return free memory to the system, which glibc alone does only for what lies at the heap's end."""
+    """Return free memory to the system, which glibc alone does only for what lies at the heap's
+    end."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -108,7 +119,8 @@ class _Bucket(MemoryFileSystem):
 
 @pytest.fixture
 def bucket() -> epath.Path:
-    """An empty folder on an object store held in memory. One class for all tests: etils keeps the first it finds."""
+    """An empty folder on an object store held in memory. One class for all tests: etils keeps the
+    first it finds."""
     _Bucket.store.clear()
     fsspec.register_implementation("s3", _Bucket, clobber=True)
     return epath.Path("s3://bucket/data")
@@ -135,11 +147,13 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(one_device: dict[str, str]) -> None:
-    """Programs are compiled once for the session: by all workers, and again by none that has forgotten its own."""
+    """Programs are compiled once for the session: by all workers, and again by none that has
+    forgotten its own."""
     jax.config.update("jax_compilation_cache_dir", one_device["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()  # whether there is a folder is decided once, by the first program
+    # whether there is a folder is decided once, by the first program
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +176,8 @@ def forks(one_device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def finished(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work directory of tiny.py, run to its end by `g2d run`. Read it only: it is that of all tests."""
+    """A work directory of tiny.py, run to its end by `g2d run`. Read it only: it is that of all
+    tests."""
 
     def make(folder: Path) -> None:
         tiny = Path(__file__).parent / "tiny.py"

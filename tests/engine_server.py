@@ -10,22 +10,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Reply = Callable[[dict[str, Any], int], Any]
-"""Answers a completion's body, counted from 1: an object; (status, bytes) for anything else; (status, bytes, length) to
-promise more bytes than come."""
+"""Answers a completion's body, counted from 1: an object; (status, bytes) for anything else;
+(status, bytes, length) to promise more bytes than come."""
 
 
-def choice(ids: list[int], logprobs: list[float] | None = None, finish: str = "stop", **more: Any) -> dict[str, Any]:
+def choice(
+    ids: list[int], logprobs: list[float] | None = None, finish: str = "stop", **more: Any
+) -> dict[str, Any]:
     """An answer as vLLM gives it."""
     scores = {"token_logprobs": logprobs if logprobs is not None else [-1.0] * len(ids)}
     return {
-        "choices": [{"index": 0, "text": "", "finish_reason": finish, "token_ids": ids, "logprobs": scores, **more}]
+        "choices": [
+            {
+                "index": 0,
+                "text": "",
+                "finish_reason": finish,
+                "token_ids": ids,
+                "logprobs": scores,
+                **more,
+            }
+        ]
     }
 
 
 class Server:
-    """asked: (path, body) of all requests. key: of the last one. weights: the version it holds. adapters: their names.
-    unheard: paths, each taken out when a request to it is done and its answer cut. What is out of turn is refused as
-    vLLM does.
+    """asked: (path, body) of all requests. key: of the last one. weights: the version it holds.
+    adapters: their names.
+    unheard: paths, each taken out when a request to it is done and its answer cut. What is out of
+    turn is refused as vLLM does.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -57,7 +69,9 @@ class Server:
     def change(self, path: str, body: dict[str, Any]) -> Any:
         """Do what a request asks for; return a refusal if it is out of turn."""
         adapter = body.get("lora_name", "")
-        if path.endswith("_lora_adapter") and (adapter in self.adapters) == path.startswith("/v1/load"):
+        if path.endswith("_lora_adapter") and (adapter in self.adapters) == path.startswith(
+            "/v1/load"
+        ):
             return 400, b"already done"
         self.adapters ^= {adapter} if adapter else set()
         self.weights = body.get("new_version") or self.weights
@@ -74,7 +88,9 @@ def serving(reply: Reply) -> Iterator[Server]:
             data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             served.key = self.headers.get("Authorization", "")
             answer = served.answer(self.path, json.loads(data or b"{}"))
-            status, body, *promised = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
+            status, body, *promised = (
+                answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
+            )
             self.send_response(status)
             self.send_header("Location", "http://127.0.0.1:9/")
             self.send_header("Content-Length", str(promised[0] if promised else len(body)))
@@ -94,7 +110,9 @@ def serving(reply: Reply) -> Iterator[Server]:
         request_queue_size = 64
 
     server = Listening(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     served.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     try:

@@ -1,4 +1,5 @@
-"""How many examples a property is tried with: a third in the usual tests, all of them in the slow ones.
+"""How many examples a property is tried with: a third in the usual tests, all of them in the slow
+ones.
 
 --hypothesis-profile=long tries ten times as many, for a run by hand.
 """
@@ -10,5 +11,6 @@ for profile, share in (("third", 33), ("full", 100), ("long", 1000)):
 
 
 def examples(count: int) -> settings:
-    """Settings for so many examples, by the profile that is loaded before the tests are collected."""
+    """Settings for so many examples, by the profile that is loaded before the tests are
+    collected."""
     return settings(max_examples=max(count * settings().max_examples // 100, 1))

@@ -33,7 +33,8 @@ G2D = "import sys; from g2d_jax.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Forked:
-    """A process under way, like a subprocess.Popen whose outputs go to files. A context manager that kills it."""
+    """A process under way, like a subprocess.Popen whose outputs go to files. A context manager
+    that kills it."""
 
     def __init__(self, folder: Path, server: "subprocess.Popen[str]") -> None:
         self.folder, self.returncode = folder, None
@@ -61,7 +62,9 @@ class Forked:
         limit = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > limit:
-                raise AssertionError(f"still running after {timeout} s: {self.stdout[-3000:]}\n{self.stderr[-3000:]}")
+                raise AssertionError(
+                    f"still running after {timeout} s: {self.stdout[-3000:]}\n{self.stderr[-3000:]}"
+                )
             time.sleep(0.02)
         return status
 
@@ -87,7 +90,9 @@ class Forks:
     def __init__(self, env: dict[str, str], folder: Path) -> None:
         self._env, self._folder, self._jobs = env, folder, 0
         command = [sys.executable, str(Path(__file__))]
-        self._server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        self._server = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def __enter__(self) -> "Forks":
         return self
@@ -96,15 +101,22 @@ class Forks:
         self._server.kill()  # and with it, by die_with_parent, all that is under way
         self._server.communicate()
 
-    def start(self, *arguments: object, code: str = G2D, cwd: Path | None = None, env: Any = None) -> Forked:
-        """Begin to run some code, by default the command g2d, with arguments. env: the whole environment."""
+    def start(
+        self, *arguments: object, code: str = G2D, cwd: Path | None = None, env: Any = None
+    ) -> Forked:
+        """Begin to run some code, by default the command g2d, with arguments. env: the whole
+        environment."""
         assert self._server.stdin
         self._jobs += 1
         folder = self._folder / f"{self._jobs:03d}"
         folder.mkdir(parents=True)
         for name in ("stdout", "stderr"):  # to be read from now on
             (folder / name).touch()
-        job = {"code": code, "arguments": [str(argument) for argument in arguments], "folder": str(folder)}
+        job = {
+            "code": code,
+            "arguments": [str(argument) for argument in arguments],
+            "folder": str(folder),
+        }
         job |= {"cwd": str(cwd or Path.cwd()), "env": self._env if env is None else env}
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
@@ -119,14 +131,18 @@ class Forks:
 
 def serve() -> None:
     for name in IMPORTED:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # extras are not in every environment
+        if (
+            importlib.util.find_spec(name.partition(".")[0]) is not None
+        ):  # extras are not in every environment
             importlib.import_module(name)
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # which a suite in the background ignores
             watch(json.loads(line))
 
 
@@ -160,8 +176,12 @@ def work(job: dict[str, Any]) -> None:
     status = 1
     try:
         os.setsid()
-        for number, (name, how) in enumerate((("stdin", os.O_RDONLY), *[(n, WRITE) for n in ("stdout", "stderr")])):
-            file = os.open("/dev/null" if name == "stdin" else os.path.join(job["folder"], name), how)
+        for number, (name, how) in enumerate(
+            (("stdin", os.O_RDONLY), *[(n, WRITE) for n in ("stdout", "stderr")])
+        ):
+            file = os.open(
+                "/dev/null" if name == "stdin" else os.path.join(job["folder"], name), how
+            )
             os.dup2(file, number)
             os.close(file)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -7,8 +7,12 @@ import pytest
 
 
 def slow(*rows: Any) -> list[Any]:
-    """The rows as parameters of the slow set: those beside them show the same behaviour with other values."""
-    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow) for row in rows]
+    """The rows as parameters of the slow set: those beside them show the same behaviour with other
+    values."""
+    return [
+        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
+        for row in rows
+    ]
 
 
 def some(quick: Iterable[Any], rows: Iterable[Any]) -> list[Any]:

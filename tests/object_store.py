@@ -11,22 +11,28 @@ from typing import Any
 
 BUCKET = "g2d-bucket"
 
-_GS = {"FSSPEC_GCS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "GOOGLE_CLOUD_PROJECT": "test"}
+_GS = {
+    "FSSPEC_GCS_TOKEN": "anon",
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+    "GOOGLE_CLOUD_PROJECT": "test",
+}
 
 
 @contextmanager
 def gs_server(*, conditional: bool = True) -> Iterator[dict[str, str]]:
     """A server with an empty bucket; yields the environment variables that lead there.
 
-    conditional: with generations, which the emulator gives but does not heed.
-    Cloud Storage's own rules for ifGenerationMatch, ifGenerationNotMatch and the header x-goog-generation are put
+    conditional: with generations, which the emulator gives but does not heed. Cloud Storage's own
+    rules for ifGenerationMatch, ifGenerationNotMatch and the header x-goog-generation are put
     around its handlers; TensorStore's database of arrays is built on them, and so is the lock.
     """
     from gcp_storage_emulator import server as emulator
     from gcp_storage_emulator.handlers import objects
 
     class Quiet(emulator.server.HTTPServer):
-        def handle_error(self, *args: Any) -> None:  # clients that were killed, or do not wait for an answer
+        def handle_error(
+            self, *args: Any
+        ) -> None:  # clients that were killed, or do not wait for an answer
             pass
 
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
@@ -36,7 +42,9 @@ def gs_server(*, conditional: bool = True) -> Iterator[dict[str, str]]:
     before = [dict(methods) for methods in tables]
     for methods in tables:
         for method, inner in methods.items():
-            if getattr(inner, "__wrapped__", inner) in heeded:  # another server of this process may have wrapped it too
+            if (
+                getattr(inner, "__wrapped__", inner) in heeded
+            ):  # another server of this process may have wrapped it too
                 methods[method] = _heeding(inner, server._storage)
     server.start()
     server._api._httpd.__class__ = Quiet
@@ -50,7 +58,8 @@ def gs_server(*, conditional: bool = True) -> Iterator[dict[str, str]]:
 
 
 def _heeding(inner: Callable[..., Any], mine: Any) -> Callable[..., Any]:
-    """A handler that heeds generations, in the server with this storage. It serves one request at a time."""
+    """A handler that heeds generations, in the server with this storage. It serves one request at a
+    time."""
 
     @wraps(getattr(inner, "__wrapped__", inner))
     def handle(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +84,11 @@ def _generation(request: Any, storage: Any) -> str:
     """Of the object that a request names; "0" if it is not there."""
     from gcp_storage_emulator.exceptions import NotFound
 
-    name = request.params.get("object_id") or request.query.get("name", [None])[0] or request.data["meta"]["name"]
+    name = (
+        request.params.get("object_id")
+        or request.query.get("name", [None])[0]
+        or request.data["meta"]["name"]
+    )
     try:
         return str(storage.get_file_obj(request.params["bucket_name"], name)["generation"])
     except NotFound:

@@ -15,8 +15,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder of the session that `make` fills in the first worker that asks; the others wait. Read it only."""
+def once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> Path:
+    """A folder of the session that `make` fills in the first worker that asks; the others wait.
+    Read it only."""
     folder = root(tmp_path_factory) / name
     done = folder.with_suffix(".done")
     with open(folder.with_suffix(".lock"), "w") as lock:

@@ -1,4 +1,5 @@
-"""Attention and logits as they are defined, all pairs of tokens in memory: what the library's are compared with."""
+"""Attention and logits as they are defined, all pairs of tokens in memory: what the library's are
+compared with."""
 
 from typing import Any
 
@@ -11,15 +12,19 @@ from g2d_jax.records import SEGMENT_STRIDE
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax attention. q [B, T, H, D], k and v [B, S, K, D], mask bool [B, T, S] -> [B, T, H, D]."""
+    """Softmax attention. q [B, T, H, D], k and v [B, S, K, D], mask bool [B, T, S] -> [B, T, H,
+    D]."""
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=jnp.float32) * q.shape[3] ** -0.5
+    scores = (
+        jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=jnp.float32) * q.shape[3] ** -0.5
+    )
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
     return jnp.einsum("bhts,bshd->bthd", weights.astype(v.dtype), v)
 
 
 def logits(model: decoder.Decoder, tokens: Any, **settings: Any) -> jax.Array:
-    """The logits, float32 [B, T, V], of rows of one sequence each. settings: of `decoder.forward`."""
+    """The logits, float32 [B, T, V], of rows of one sequence each. settings: of
+    `decoder.forward`."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
     hidden, _ = decoder.forward(
         model, jnp.asarray(tokens), positions, jnp.full_like(positions, SEGMENT_STRIDE), **settings
@@ -29,16 +34,23 @@ def logits(model: decoder.Decoder, tokens: Any, **settings: Any) -> jax.Array:
 
 
 def noisy(tree: Any, size: float = 0.1) -> Any:
-    """The tree with noise in every array: norms start as ones, biases and adapters' B as zeros, and would not tell."""
+    """The tree with noise in every array: norms start as ones, biases and adapters' B as zeros, and
+    would not tell."""
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    noise = [x + size * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
+    noise = [
+        x + size * jax.random.normal(key, x.shape, x.dtype)
+        for x, key in zip(leaves, keys, strict=True)
+    ]
     return jax.tree.unflatten(structure, noise)
 
 
 def assert_near(found: Any, expected: Any, share: float) -> None:
-    """Every array of a tree of gradients, none of them zero, is within this share of its own length."""
+    """Every array of a tree of gradients, none of them zero, is within this share of its own
+    length."""
     paths = jax.tree_util.tree_leaves_with_path(expected)
     for (path, theirs), ours in zip(paths, jax.tree.leaves(found), strict=True):
         size = np.linalg.norm(theirs)
-        assert size > 0 and np.linalg.norm(ours - theirs) <= share * size, jax.tree_util.keystr(path)
+        assert size > 0 and np.linalg.norm(ours - theirs) <= share * size, jax.tree_util.keystr(
+            path
+        )

@@ -1,4 +1,5 @@
-"""Made-up evaluations, hostile text, and a parser that refuses what no report of ours consists of."""
+"""Made-up evaluations, hostile text, and a parser that refuses what no report of ours consists
+of."""
 
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
@@ -15,7 +16,8 @@ HOSTILE = "\n".join(
     (
         "</script><script>alert(1)</script>",
         "</pre></article><img src=x onerror=alert(2)>",
-        "<style>*{display:none}</style><base href=//evil.example><meta http-equiv=refresh content=0>",
+        "<style>*{display:none}</style><base href=//evil.example><meta http-equiv=refresh "
+        "content=0>",
         "a\u202egnp.exe\u2066\u200b\ufeff\u2028b",
         "nul\0 escape\x1b[2J carriage\rreturn \x85 delete\x7f",
         "' onmouseover='alert(3)' \" autofocus onfocus=\"alert(4) &lt;b&gt; &#60;b&#62;",
@@ -35,7 +37,8 @@ VERDICTS = {1: Verdict.CORRECT, 0: Verdict.INCORRECT, "t": Verdict.TIMEOUT, "u":
 
 
 class Page(HTMLParser):
-    """Checks nesting and names while reading. text: all of it; tables: caption -> rows, each head -> cell."""
+    """Checks nesting and names while reading. text: all of it; tables: caption -> rows, each head
+    -> cell."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -84,25 +87,39 @@ class Page(HTMLParser):
 def completions(
     policy: str, table: Mapping[str, Sequence], tokens: int = 3, text: str = "an answer"
 ) -> list[ScoredRollout]:
-    """Completions of problems, right or wrong as marked, of `tokens` tokens with an entropy of 0.5 each."""
+    """Completions of problems, right or wrong as marked, of `tokens` tokens with an entropy of 0.5
+    each."""
     ids, nats = np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32)
     return [
         ScoredRollout(
-            Rollout(problem, 0, i, ids, ids, nats, -nats, "stop"), text, Score(None, VERDICTS[mark], None), policy
+            Rollout(problem, 0, i, ids, ids, nats, -nats, "stop"),
+            text,
+            Score(None, VERDICTS[mark], None),
+            policy,
         )
         for problem, marks in table.items()
         for i, mark in enumerate(marks)
     ]
 
 
-def evaluation(folder: Path, answers: Mapping[str, Mapping[str, Sequence]], result: dict, **measured) -> None:
-    """A finished evaluation: policy -> problem -> its marks. measured: in the entry of each policy."""
+def evaluation(
+    folder: Path, answers: Mapping[str, Mapping[str, Sequence]], result: dict, **measured
+) -> None:
+    """A finished evaluation: policy -> problem -> its marks. measured: in the entry of each
+    policy."""
     problems = sorted({problem for table in answers.values() for problem in table})
-    write_json(folder / "problems.json", [{"id": p, "prompt": f"{p} = ?", "answer": "7"} for p in problems])
+    write_json(
+        folder / "problems.json", [{"id": p, "prompt": f"{p} = ?", "answer": "7"} for p in problems]
+    )
     entries = []
     for i, (policy, table) in enumerate(answers.items()):
         write_rollouts(folder / f"rollouts/{i}.parquet", completions(policy, table))
         entries.append({"name": policy, "rollouts": f"rollouts/{i}.parquet", **measured})
     finish(
-        folder, {"kind": "evaluate", "name": folder.name.partition("-")[2], "result": {**result, "policies": entries}}
+        folder,
+        {
+            "kind": "evaluate",
+            "name": folder.name.partition("-")[2],
+            "result": {**result, "policies": entries},
+        },
     )

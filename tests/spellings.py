@@ -1,8 +1,9 @@
 r"""Answers of a small grammar, what they say, and random spellings of them in LaTeX.
 
-An answer is a tree of the classes below. `known` tells what it says, in numbers of 60 digits at a point of its
-variables; `Writer` spells it at random: order of terms and factors, fractions, decimals, signs of multiplication,
-brackets, spaces. Spellings are such as people write and cannot misread: no `1/2x`, nothing beside `\ln 2` but a sign.
+An answer is a tree of the classes below. `known` tells what it says, in numbers of 60 digits at a
+point of its variables; `Writer` spells it at random: order of terms and factors, fractions,
+decimals, signs of multiplication, brackets, spaces. Spellings are such as people write and cannot
+misread: no `1/2x`, nothing beside `\ln 2` but a sign.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ mp = mpmath.mp.clone()
 mp.dps = 60
 CLOSE = mp.mpf(10) ** -40
 VARIABLES = "xyant"
-POINT = {name: mp.mpf(1) + mp.mpf(random.Random(name).getrandbits(180)) / 2**180 for name in VARIABLES}
+POINT = {
+    name: mp.mpf(1) + mp.mpf(random.Random(name).getrandbits(180)) / 2**180 for name in VARIABLES
+}
 """Irrational to all purposes, and positive, so that logarithms and roots of them are real."""
 
 
@@ -180,7 +183,8 @@ def _demand(condition: bool) -> None:
 
 
 def known(answer: Any) -> list[Any]:
-    """What an answer says, as a list of numbers and of other things that are compared as they stand."""
+    """What an answer says, as a list of numbers and of other things that are compared as they
+    stand."""
     match answer:
         case Interval(low, high, has_low, has_high):
             ends = [None if end is None else number(end) for end in (low, high)]
@@ -206,7 +210,9 @@ def known(answer: Any) -> list[Any]:
 
 def differs(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Tell whether two lists of `known` differ: by more than no digit of theirs explains."""
-    return len(first) != len(second) or any(abs(a - b) > CLOSE for a, b in zip(first, second, strict=True))
+    return len(first) != len(second) or any(
+        abs(a - b) > CLOSE for a, b in zip(first, second, strict=True)
+    )
 
 
 def numbers_of(node: Any) -> Iterator[Fraction]:
@@ -228,19 +234,19 @@ def with_numbers(node: Any, numbers: Iterator[Fraction]) -> Any:
     if isinstance(node, tuple):
         return tuple(with_numbers(item, numbers) for item in node)
     if dataclasses.is_dataclass(node):
-        values = [with_numbers(getattr(node, field.name), numbers) for field in dataclasses.fields(node)]
+        values = [
+            with_numbers(getattr(node, field.name), numbers) for field in dataclasses.fields(node)
+        ]
         return type(node)(*values)
     return node
 
 
 # --- How it is written
 
-FRACTIONS, TIMES, AT_MOST, AT_LEAST = (
-    ("frac", "dfrac", "tfrac"),
-    (r"\cdot", r"\times"),
-    (r"\le", r"\leq"),
-    (r"\ge", r"\geq"),
-)
+FRACTIONS = ("frac", "dfrac", "tfrac")
+TIMES = (r"\cdot", r"\times")
+AT_MOST = (r"\le", r"\leq")
+AT_LEAST = (r"\ge", r"\geq")
 INFINITY = (r"\infty", r"+\infty")
 FUNCTION = (r"\sin", r"\cos", r"\tan", r"\ln", r"\log", r"\lg")
 ATOM, POWER, PRODUCT, SLASH, SUM = range(5)
@@ -248,7 +254,8 @@ ATOM, POWER, PRODUCT, SLASH, SUM = range(5)
 
 @dataclass(frozen=True)
 class Text:
-    """latex: as it stands. binds: how tightly. bare: it ends in a function's argument without parentheses."""
+    """latex: as it stands. binds: how tightly. bare: it ends in a function's argument without
+    parentheses."""
 
     latex: str
     binds: int = ATOM
@@ -351,9 +358,19 @@ class Writer:
         return Text(latex, SUM)
 
     def _product(self, factors: Sequence[Any]) -> Text:
-        ratio = next((f for f in factors if isinstance(f, Number) and f.value.denominator > 1 and f.value > 0), None)
+        ratio = next(
+            (
+                f
+                for f in factors
+                if isinstance(f, Number) and f.value.denominator > 1 and f.value > 0
+            ),
+            None,
+        )
         if ratio is not None and self.pick([True, False]):  # 3x/4 for 3/4 x
-            above = [Number(Fraction(ratio.value.numerator)), *(f for f in factors if f is not ratio)]
+            above = [
+                Number(Fraction(ratio.value.numerator)),
+                *(f for f in factors if f is not ratio),
+            ]
             above = above[ratio.value.numerator == 1 :]
             return self._quotient(self._product(above), Text(str(ratio.value.denominator)))
         texts = [self._text(factor) for factor in self._shuffled(factors)]
@@ -365,7 +382,9 @@ class Writer:
     def _times(self, left: Text, right: Text) -> Text:
         sign = f"{self._space()}{self.pick(TIMES)} "
         begins = right.latex
-        follows = begins[0].isalpha() or begins.startswith(("(", r"\left(", r"\pi", r"\sqrt", *FUNCTION))
+        follows = begins[0].isalpha() or begins.startswith(
+            ("(", r"\left(", r"\pi", r"\sqrt", *FUNCTION)
+        )
         if left.bare:
             follows = begins.startswith(FUNCTION)
         if follows and not begins[0].isdigit() and self.pick([True, True, False]):
@@ -389,11 +408,16 @@ class Writer:
         return Text((text.latex if is_plain else self._bracketed(text.latex)) + raised, POWER)
 
     def _root(self, index: int, of: Text) -> Text:
-        ways = [Text(rf"\sqrt[{index}]{{{of.latex}}}" if index > 2 else rf"\sqrt{{{of.latex}}}")] * 3
+        ways = [
+            Text(rf"\sqrt[{index}]{{{of.latex}}}" if index > 2 else rf"\sqrt{{{of.latex}}}")
+        ] * 3
         if index == 2 and of.latex.isdigit() and len(of.latex) == 1:
             ways.append(Text(rf"\sqrt {of.latex}"))
         base = of.latex if of.latex.isdigit() else self._bracketed(of.latex)
-        ways += [Text(f"{base}^{{1/{index}}}", POWER), Text(rf"{base}^{{\frac{{1}}{{{index}}}}}", POWER)]
+        ways += [
+            Text(f"{base}^{{1/{index}}}", POWER),
+            Text(rf"{base}^{{\frac{{1}}{{{index}}}}}", POWER),
+        ]
         return self.pick(ways)
 
     def _log(self, base: Fraction | None, of: Any) -> Text:
@@ -408,21 +432,35 @@ class Writer:
     def _angle(self, factor: Fraction, variable: str | None) -> Text:
         if variable is not None:
             size = self._positive(factor)
-            return Text(variable) if factor == 1 else self._times(self._at_most(size, POWER), Text(variable))
+            return (
+                Text(variable)
+                if factor == 1
+                else self._times(self._at_most(size, POWER), Text(variable))
+            )
         degrees = factor * 360
         if degrees.denominator == 1 and self.pick([True, False]):
             return Text(str(degrees) + self.pick([r"^\circ", r"^{\circ}"]), POWER)
-        return self._text(Product((Number(2 * factor), Name("pi")))) if 2 * factor != 1 else Text(r"\pi")
+        return (
+            self._text(Product((Number(2 * factor), Name("pi"))))
+            if 2 * factor != 1
+            else Text(r"\pi")
+        )
 
     def _call(self, name: str, argument: Text) -> Text:
         is_short = argument.binds <= PRODUCT and not set(r"+-(*") & set(argument.latex)
         is_short = is_short and r"\cdot" not in argument.latex and r"\times" not in argument.latex
         if is_short and not argument.bare and self.pick([True, False]):
-            return Text(f"{name} {argument.latex}", PRODUCT if argument.binds == PRODUCT else POWER, bare=True)
+            return Text(
+                f"{name} {argument.latex}",
+                PRODUCT if argument.binds == PRODUCT else POWER,
+                bare=True,
+            )
         return Text(name + self._bracketed(argument.latex), POWER)
 
     def _interval(self, interval: Interval) -> str:
-        ends = [None if end is None else self._text(end).latex for end in (interval.low, interval.high)]
+        ends = [
+            None if end is None else self._text(end).latex for end in (interval.low, interval.high)
+        ]
         relation = self._relation(interval, *ends)
         low = r"-\infty" if ends[0] is None else ends[0]
         high = self.pick(INFINITY) if ends[1] is None else ends[1]
@@ -442,9 +480,13 @@ class Writer:
         return self.pick([f"{low} {below} x", f"x {above} {low}"])
 
     def _union(self, first: Interval, second: Interval) -> str:
-        intervals, separator = self._shuffled((first, second)), self.pick([r"\cup", r" \cup ", "or"])
+        intervals = self._shuffled((first, second))
+        separator = self.pick([r"\cup", r" \cup ", "or"])
         if separator == "or":
-            texts = [[None if end is None else self._text(end).latex for end in (i.low, i.high)] for i in intervals]
+            texts = [
+                [None if end is None else self._text(end).latex for end in (i.low, i.high)]
+                for i in intervals
+            ]
             relations = [self._relation(i, *ends) for i, ends in zip(intervals, texts, strict=True)]
             return r" \text{ or } ".join(relations)
         written = []

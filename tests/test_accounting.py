@@ -19,7 +19,12 @@ STAGES: dict[str, dict[str, Any]] = {
 
 def record(amount: float, **more: Any) -> dict[str, Any]:
     """Every measure is a multiple of the amount."""
-    tokens = {"generated": amount, "prefilled": 2 * amount, "scored": 3 * amount, "trained": 4 * amount}
+    tokens = {
+        "generated": amount,
+        "prefilled": 2 * amount,
+        "scored": 3 * amount,
+        "trained": 4 * amount,
+    }
     times = {"seconds": amount, "device_seconds": 8 * amount, "verifier_cpu_seconds": amount / 2}
     return {"tokens": tokens, "flops": 100 * amount, **times, "counts": {}, **more}
 
@@ -47,17 +52,25 @@ def test_a_record_by_measure() -> None:
     [
         *(("init", 0), ("hf:some/model", 0), ("run:elsewhere#dpo", 0), ("sft", 0)),
         *(("warmup@10", 10), ("warmup@50", 50), ("warmup", 50)),
-        ("dpo", 5 + 20 + 3),  # the trajectory once, up to the later of its steps; the lent rollouts once
+        (
+            "dpo",
+            5 + 20 + 3,
+        ),  # the trajectory once, up to the later of its steps; the lent rollouts once
     ],
 )
 def test_everything_a_policy_is_made_from_counts_once(policy: str, seconds: float) -> None:
     assert cost_of(policy, STAGES, MANIFESTS)["seconds"] == seconds
 
 
-def test_a_later_branch_extends_the_trajectory_and_a_policy_may_be_another_offline_stage_s() -> None:
+def test_a_later_branch_extends_the_trajectory_and_a_policy_may_be_another_offline_stage_s() -> (
+    None
+):
     stages = {**STAGES, "collect": {**STAGES["collect"], "policy": "warmup"}}
     assert cost_of("dpo", stages, MANIFESTS)["seconds"] == 5 + 50 + 3
-    stages = {**STAGES, "again": {"kind": "offline", "policy": "dpo", "preferences": "/some/pairs.parquet"}}
+    stages = {
+        **STAGES,
+        "again": {"kind": "offline", "policy": "dpo", "preferences": "/some/pairs.parquet"},
+    }
     assert cost_of("again", stages, {**MANIFESTS, "again": record(7)})["seconds"] == 7 + 5 + 20 + 3
 
 
@@ -79,7 +92,11 @@ def test_every_measure_adds_up_and_has_its_price() -> None:
 def test_what_an_old_manifest_lacks_is_unknown_not_nothing() -> None:
     old = {key: value for key, value in record(5).items() if key != "device_seconds"}
     found = cost_of("dpo", STAGES, {**MANIFESTS, "dpo": old}, price_per_device_hour=2.0)
-    assert math.isnan(found["device_seconds"]) and math.isnan(found["price"]) and found["seconds"] == 28
+    assert (
+        math.isnan(found["device_seconds"])
+        and math.isnan(found["price"])
+        and found["seconds"] == 28
+    )
 
 
 def test_what_is_not_known_is_named() -> None:

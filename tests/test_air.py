@@ -31,7 +31,11 @@ def counted(text: str) -> Counter[str]:
         counts["tokens"] += token.type in WORDS and token.start[0] not in documented
     for node in ast.walk(tree):
         if isinstance(node, COMPREHENSIONS):
-            inner = [other for other in ast.walk(node) if other is not node and isinstance(other, COMPREHENSIONS)]
+            inner = [
+                other
+                for other in ast.walk(node)
+                if other is not node and isinstance(other, COMPREHENSIONS)
+            ]
             counts["comprehensions"] += 1
             counts["nested comprehensions"] += bool(inner) or len(node.generators) > 1
         counts["conditional expressions"] += isinstance(node, ast.IfExp)
@@ -64,4 +68,9 @@ def test_the_counts() -> None:
     assert counted(text)["comprehensions"] == 2
     assert counted(text)["nested comprehensions"] == 1
     assert counted(text)["conditional expressions"] == 1
-    assert counted("if (\n    (a := b)\n    and c\n):\n    pass\n")["walruses in conditions of several lines"] == 1
+    assert (
+        counted("if (\n    (a := b)\n    and c\n):\n    pass\n")[
+            "walruses in conditions of several lines"
+        ]
+        == 1
+    )

@@ -44,7 +44,14 @@ def test_variants_of_the_demo_can_run(variant, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["sampling", "dpo"])
 def test_table_beside_no_peers(table, one_device):
-    command = [sys.executable, BENCHMARKS / "peers.py", table, "--tiny", "--rounds=1", "--only=Qwen2"]
+    command = [
+        sys.executable,
+        BENCHMARKS / "peers.py",
+        table,
+        "--tiny",
+        "--rounds=1",
+        "--only=Qwen2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=one_device, check=True)
     assert "tunix is left out" in done.stderr and "trl is left out" in done.stderr
     head, line, *rows = [row.split(" | ") for row in done.stdout.split("\n\n")[0].splitlines()]
@@ -57,8 +64,12 @@ def test_growth(one_device, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", one_device["XLA_FLAGS"])
     script = runpy.run_path(str(BENCHMARKS / "growth.py"))
     monkeypatch.setitem(script["AXES"], "batch", {8: script["AXES"]["batch"][8]})
-    drawn = ["--output", str(tmp_path / "plot.png")] if importlib.util.find_spec("matplotlib") else []
-    monkeypatch.setattr(sys, "argv", ["growth.py", "--axis", "batch", "--tiny", "--rounds=1", *drawn])
+    drawn = (
+        ["--output", str(tmp_path / "plot.png")] if importlib.util.find_spec("matplotlib") else []
+    )
+    monkeypatch.setattr(
+        sys, "argv", ["growth.py", "--axis", "batch", "--tiny", "--rounds=1", *drawn]
+    )
     script["main"]()
     printed = capsys.readouterr().out
     assert [row.split(",")[:3] for row in printed.splitlines()[1:]] == [
@@ -77,7 +88,17 @@ def test_verifier_beside_another_checkout(one_device, tmp_path):
     command = [sys.executable, BENCHMARKS / "verifier.py", file, "--against", root, "--rounds=1"]
     done = subprocess.run(command, capture_output=True, text=True, env=one_device, check=True)
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("9 problems of problems.jsonl, 1 rounds") and "ratio" in lines[1] and "ratio" in lines[2]
-    assert lines[3] == f"{root}: 9 of 9 equal answers are paid; 0 other problems' answers, beside 1 that are the same"
-    other = subprocess.run([*command[:-2], tmp_path], capture_output=True, text=True, env=one_device)
+    assert (
+        lines[0].startswith("9 problems of problems.jsonl, 1 rounds")
+        and "ratio" in lines[1]
+        and "ratio" in lines[2]
+    )
+    assert (
+        lines[3]
+        == f"{root}: 9 of 9 equal answers are paid; 0 other problems' answers, beside 1 that are "
+        "the same"
+    )
+    other = subprocess.run(
+        [*command[:-2], tmp_path], capture_output=True, text=True, env=one_device
+    )
     assert other.returncode == 2 and "no checkout is there" in other.stderr

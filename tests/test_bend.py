@@ -1,4 +1,5 @@
-"""Where a learning curve bends: exact curves, and what is claimed of curves that do not, by simulation."""
+"""Where a learning curve bends: exact curves, and what is claimed of curves that do not, by
+simulation."""
 
 from collections.abc import Callable
 
@@ -17,13 +18,22 @@ def test_two_lines_are_found_again() -> None:
     assert fit.before == pytest.approx((0.004, 0.004, 0.004), rel=1e-3)
     assert fit.after == pytest.approx((0.0005, 0.0005, 0.0005), rel=1e-3)
     steeper = bend(STEPS, curve + 0.001 * np.maximum(STEPS - 80, 0), np.full(20, 1e-6))
-    assert steeper is not None and not steeper.flattens and steeper.step.value == 80  # 0.0015 is no quarter of 0.004
+    assert (
+        steeper is not None and not steeper.flattens and steeper.step.value == 80
+    )  # 0.0015 is no quarter of 0.004
 
 
 def test_the_interval_is_as_wide_as_the_estimates_of_other_draws_vary() -> None:
     curve, rng = 0.2 + 0.004 * np.minimum(STEPS, 80), np.random.default_rng(0)
-    fits = [bend(STEPS, curve + 0.02 * rng.standard_normal(20), np.full(20, 0.02), samples=200) for _ in range(100)]
-    inside = [fit.step.low <= 80 <= fit.step.high and fit.after.low <= 0 <= fit.after.high for fit in fits if fit]
+    fits = [
+        bend(STEPS, curve + 0.02 * rng.standard_normal(20), np.full(20, 0.02), samples=200)
+        for _ in range(100)
+    ]
+    inside = [
+        fit.step.low <= 80 <= fit.step.high and fit.after.low <= 0 <= fit.after.high
+        for fit in fits
+        if fit
+    ]
     assert np.mean(inside) >= 0.85
 
 
@@ -37,7 +47,9 @@ def test_the_interval_is_as_wide_as_the_estimates_of_other_draws_vary() -> None:
     ],
     ids=["level", "rising", "falling", "bent"],
 )
-def test_how_often_a_curve_is_said_to_flatten(curve: Callable[[float], float], least: float, most: float) -> None:
+def test_how_often_a_curve_is_said_to_flatten(
+    curve: Callable[[float], float], least: float, most: float
+) -> None:
     """60 steps, 16 prompts of 8 responses each, of which some are harder than others."""
     rng, flattens = np.random.default_rng(0), []
     for _ in range(25):

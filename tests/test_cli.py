@@ -1,4 +1,5 @@
-"""The g2d command as a user types it: from an empty folder, with a shipped or own config, to an exported model."""
+"""The g2d command as a user types it: from an empty folder, with a shipped or own config, to an
+exported model."""
 
 import io
 import json
@@ -43,7 +44,11 @@ from g2d_jax.workdir import claim
 
 G2D = Callable[..., str]
 TINY = str(Path(__file__).parent / "tiny.py")
-SMALL = ("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8")
+SMALL = (
+    "--config.stages.sft.steps=2",
+    "--config.stages.warmup.steps=2",
+    "--config.data.test.limit=8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +64,8 @@ def work(folder: Path, finished: Path) -> Path:
 
 @pytest.fixture
 def g2d(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """g2d("status", place): what the command prints; with refused=True what it says when it stops."""
+    """g2d("status", place): what the command prints; with refused=True what it says when it
+    stops."""
 
     def run(*arguments: object, refused: bool = False) -> str:
         assert cli.main([str(argument) for argument in arguments]) == refused
@@ -75,10 +81,14 @@ def cells(printed: str) -> list[list[str]]:
 
 
 @pytest.mark.quick
-def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: Path, tmp_path: Path, g2d: G2D) -> None:
+def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(
+    work: Path, tmp_path: Path, g2d: G2D
+) -> None:
     assert (work / "report.html").is_file() and (work / "report.md").is_file()
     result = storage.read_json(work / "05-evaluate" / "manifest.json")["result"]
-    assert [entry["name"] for entry in result["policies"]] == ["sft", "warmup", "dpo"] and result["problems"] == 16
+    assert [entry["name"] for entry in result["policies"]] == ["sft", "warmup", "dpo"] and result[
+        "problems"
+    ] == 16
     rows = cells(g2d("status", "--workdir", work))
     assert (
         rows[1][:4] == ["warmup", "online", "done", "3"]
@@ -89,14 +99,22 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     (begun / "03-collect" / "manifest.json").unlink()
     (begun / "02-warmup" / "manifest.json").unlink()
     states = [row[2] for row in cells(g2d("status", begun))]
-    assert states == ["done", "stopped at step 3", "stopped with 2 files of rollouts", "done", "done"]
+    assert states == [
+        "done",
+        "stopped at step 3",
+        "stopped with 2 files of rollouts",
+        "done",
+        "done",
+    ]
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.error("collect", "collect: no preference pair\nfrom 8 prompts")
         tracker.error("warmup", "nothing was learnt")
         tracker.log("warmup", 1, {})  # it was mended and went on
     said = g2d("status", begun)
     assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
-    assert said.endswith("no process works on it: the same command with the same --workdir continues\n")
+    assert said.endswith(
+        "no process works on it: the same command with the same --workdir continues\n"
+    )
 
 
 FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
@@ -106,12 +124,18 @@ FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
     ("settings", "paid", "warned"),
     [
         ([FEW_SHOT], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
-        ([FEW_SHOT, "--config.reward.answers=hash"], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
+        (
+            [FEW_SHOT, "--config.reward.answers=hash"],
+            r"\| right \| #### -?\d+ +\| +1.0 \| correct",
+            None,
+        ),
         (
             [FEW_SHOT, "--config.reward.answers=last_line"],
             r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
-            "asks for #### x, where main reads answers by the rule 'last_line', by which that is none: let "
-            "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set reward.answers='boxed' or "
+            "asks for #### x, where main reads answers by the rule 'last_line', by which that is "
+            "none: let "
+            "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set "
+            "reward.answers='boxed' or "
             "'hash'",
         ),
     ],
@@ -130,26 +154,38 @@ def test_dry_run_tries_the_form_that_the_prompt_shows(
     assert warned is None or warned in shown
 
 
-def test_status_and_report_tell_a_run_at_work_from_one_that_died(work: Path, tmp_path: Path, g2d: G2D) -> None:
+def test_status_and_report_tell_a_run_at_work_from_one_that_died(
+    work: Path, tmp_path: Path, g2d: G2D
+) -> None:
     begun = epath.Path(shutil.copytree(work, tmp_path / "work"))
     for name in ("04-dpo", "05-evaluate"):
         shutil.rmtree(begun / name)
     shutil.rmtree(begun / "metrics")
     assert holder(begun) == "" and "stopped" not in g2d("status", begun)
-    with try_lock(begun):  # as a run that has just come to dpo, and has neither steps nor a checkpoint yet
+    with try_lock(
+        begun
+    ):  # as a run that has just come to dpo, and has neither steps nor a checkpoint yet
         assert f"process {os.getpid()} on " in holder(begun)
         said = g2d("status", begun)
         assert [row[2] for row in cells(said)] == ["done"] * 3 + ["running", "waiting"]
-        assert re.search(r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said)
+        assert re.search(
+            r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said
+        )
         assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
     (begun / "04-dpo").mkdir()
-    content = json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1})  # no such process: it was killed
+    content = json.dumps(
+        {"host": socket.gethostname(), "pid": 2**22 + 1}
+    )  # no such process: it was killed
     (begun / LOCK).write_text(content)
-    assert [row[2] for row in cells(g2d("status", begun))] == ["done"] * 3 + ["stopped at step 1", "waiting"]
-    assert "This run stopped before its end (not finished: dpo at step 1; not begun: evaluate)" in state(
-        read_run(begun)
+    assert [row[2] for row in cells(g2d("status", begun))] == ["done"] * 3 + [
+        "stopped at step 1",
+        "waiting",
+    ]
+    assert (
+        "This run stopped before its end (not finished: dpo at step 1; not begun: evaluate)"
+        in state(read_run(begun))
     )
     assert (begun / LOCK).read_text() == content  # looking takes nothing
 
@@ -169,9 +205,15 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     count = sum(damage.count(b"\n") for damage in DAMAGE.values())
     said = g2d("export", hurt, "--output", tmp_path / "model")
     assert f"WARNING: {count} damaged lines or files of " in said
-    assert (tmp_path / "model" / "config.json").exists() and (tmp_path / "model" / "README.md").exists()
+    assert (tmp_path / "model" / "config.json").exists() and (
+        tmp_path / "model" / "README.md"
+    ).exists()
     g2d("report", hurt)
-    warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
+    warnings = [
+        line
+        for line in (hurt / "report.md").read_text().splitlines()
+        if line.startswith("- Warning: ")
+    ]
     assert any(f"{count} damaged lines or files of " in line for line in warnings)
     assert any("environment.json is not valid JSON" in line for line in warnings)
     assert [row[2] for row in cells(g2d("status", hurt))] == ["done"] * 5
@@ -184,13 +226,20 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     (hurt / "01-sft" / "manifest.json").write_bytes(b"{")
     said = g2d("export", hurt, "--output", tmp_path / "another")
     assert f"WARNING: {count + 1} damaged lines or files of " in said
-    assert "WARNING: what evaluate did is left out: " in said and "WARNING: what sft did is left out: " in said
+    assert (
+        "WARNING: what evaluate did is left out: " in said
+        and "WARNING: what sft did is left out: " in said
+    )
     assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
     assert "evaluate has a damaged manifest: " in said and "sft has a damaged manifest: " in said
     g2d("report", hurt)
-    warnings = [line for line in (hurt / "report.md").read_text().splitlines() if line.startswith("- Warning: ")]
+    warnings = [
+        line
+        for line in (hurt / "report.md").read_text().splitlines()
+        if line.startswith("- Warning: ")
+    ]
     assert any("evaluate is left out: " in line for line in warnings)
     (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
     assert "has no kind" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
@@ -203,20 +252,32 @@ def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, g2d: G2D) 
     (again / "report.html").unlink()
     (again / "report.html").mkdir()  # where the page should be
     said = " ".join(g2d("run", "--config", TINY, "--workdir", again).split())
-    assert "WARNING: the report was not written: IsADirectoryError" in said and f"g2d report {again}" in said
+    assert (
+        "WARNING: the report was not written: IsADirectoryError" in said
+        and f"g2d report {again}" in said
+    )
 
 
-def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(tmp_path: Path, one_device: dict[str, str]) -> None:
+def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(
+    tmp_path: Path, one_device: dict[str, str]
+) -> None:
     command = [sys.executable, "-m", "g2d_jax", "run", "--config", TINY, "--until", "sft", *SMALL]
-    done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     (chosen,) = (tmp_path / "runs").iterdir()
-    assert chosen.name.startswith("tiny-") and f"work directory: runs/{chosen.name}\n" in done.stdout
+    assert (
+        chosen.name.startswith("tiny-") and f"work directory: runs/{chosen.name}\n" in done.stdout
+    )
     assert storage.finished(chosen / "01-sft") and not (chosen / "02-warmup").exists()
 
 
-def test_ctrl_c_that_is_lost_in_a_callback_is_heard(tmp_path: Path, one_device: dict[str, str]) -> None:
-    """Python prints and forgets what a callback of the garbage collector raises, and JAX has one."""
+def test_ctrl_c_that_is_lost_in_a_callback_is_heard(
+    tmp_path: Path, one_device: dict[str, str]
+) -> None:
+    """Python prints and forgets what a callback of the garbage collector raises, and JAX has
+    one."""
     code = """
 import gc, os, signal, sys
 from g2d_jax import cli
@@ -231,16 +292,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the
 sys.exit(cli.main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "run", "--config", TINY, "--workdir", "work", *SMALL]
-    done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 130, done.stderr
-    assert "Exception ignored" in done.stderr and "the same command with the same --workdir continues" in done.stderr
+    assert (
+        "Exception ignored" in done.stderr
+        and "the same command with the same --workdir continues" in done.stderr
+    )
     assert not (tmp_path / "work" / "01-sft").exists()
 
 
 WHERE = {
     "a user's function": "while True: time.sleep(0.01)",
-    # Locked twice it waits for ever, and unlike sleep returns to Python at no signal: as a program that compiles.
-    "foreign code": "lock = ctypes.CDLL(None).pthread_mutex_lock; mutex = bytes(64); lock(mutex); lock(mutex)",
+    # Locked twice it waits for ever, and unlike sleep returns to Python at no signal: as a program
+    # that compiles.
+    "foreign code": (
+        "lock = ctypes.CDLL(None).pthread_mutex_lock; mutex = bytes(64); lock(mutex); lock(mutex)"
+    ),
 }
 
 
@@ -254,7 +323,9 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     print("waiting", file=sys.stderr, flush=True)
     {waiting}
 """
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
@@ -262,7 +333,10 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
-        assert process.stderr.read() == "g2d: interrupted; the same command with the same --workdir continues\n"
+        assert (
+            process.stderr.read()
+            == "g2d: interrupted; the same command with the same --workdir continues\n"
+        )
 
 
 HANGING_UP = """
@@ -289,7 +363,9 @@ print("went on", flush=True)
 def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), "3000"]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
         os.close(theirs)
         assert b"waiting" in os.read(ours, 100)
         os.close(ours)
@@ -301,7 +377,9 @@ def test_sighup_is_heard_unless_it_is_ignored_as_under_nohup(tmp_path: Path) -> 
     for ignored, steps in (("", 3000), ("trap '' HUP; ", 50)):
         command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), str(steps)]
         command = ["sh", "-c", ignored + 'exec "$@"', "sh", *command]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "waiting\n"
             process.send_signal(signal.SIGHUP)
@@ -309,11 +387,15 @@ def test_sighup_is_heard_unless_it_is_ignored_as_under_nohup(tmp_path: Path) -> 
         if ignored:
             assert (process.returncode, out, err) == (0, "went on\n", "")
         else:
-            assert (process.returncode, out) == (75, "saved\n") and "g2d: stopped by SIGHUP: the same command" in err
+            assert (process.returncode, out) == (
+                75,
+                "saved\n",
+            ) and "g2d: stopped by SIGHUP: the same command" in err
 
 
 def test_a_process_that_a_reward_forks_is_deaf_to_what_its_parent_hears() -> None:
-    """The terminal interrupts both: the parent is to hear one Ctrl-C, not two; and the child ends as children do."""
+    """The terminal interrupts both: the parent is to hear one Ctrl-C, not two; and the child ends
+    as children do."""
     code = """
 import os, signal, time
 from g2d_jax.runtime import processes, heartbeat
@@ -336,7 +418,9 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     processes.check_stop()
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}  # of forks in a process with threads
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert done.stderr.count("saving; Ctrl-C again") == 1 and "interrupted" not in done.stderr
     assert done.returncode == 130 and "stopped by Ctrl-C" in done.stderr
 
@@ -373,7 +457,10 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(processes.Preempted) as stopped, watched(peer_timeout=60, hang_timeout=60):
+        with (
+            pytest.raises(processes.Preempted) as stopped,
+            watched(peer_timeout=60, hang_timeout=60),
+        ):
             os.kill(os.getpid(), signal.SIGINT)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -386,7 +473,9 @@ def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> 
 
 
 def test_other_settings_are_refused_for_the_same_workdir(work: Path, g2d: G2D) -> None:
-    said = g2d("run", "--config", TINY, "--workdir", work, "--config.data.test.limit=8", refused=True)
+    said = g2d(
+        "run", "--config", TINY, "--workdir", work, "--config.data.test.limit=8", refused=True
+    )
     assert "data.test.limit: 16 -> 8" in said
 
 
@@ -397,13 +486,25 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     few = "--config.stages.warmup.prompts_per_step=400"
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.seed=3", "work", few)
-    assert "changed here:\n  seed: 0 -> 3\n  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where it differs" in shown
+    assert (
+        "changed here:\n  seed: 0 -> 3\n  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where "
+        "it differs" in shown
+    )
     assert "stages.warmup.steps: 20 -> 3\n" in shown
-    assert "warmup: 40 problems for 3 steps of 400: each is drawn 30 times, some of them twice" in shown
+    assert (
+        "warmup: 40 problems for 3 steps of 400: each is drawn 30 times, some of them twice"
+        in shown
+    )
     assert "| warmup   | online" in shown and "parameters; devices: " in shown
-    answers = re.findall(r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown)
-    assert len(answers) == 2 and all(f"| right | \\boxed{{{answer}}}" in shown for answer in answers)
-    assert "gets no more, in \\boxed{}, than a wrong one" in shown  # tiny.py's reward is no verifier
+    answers = re.findall(
+        r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown
+    )
+    assert len(answers) == 2 and all(
+        f"| right | \\boxed{{{answer}}}" in shown for answer in answers
+    )
+    assert (
+        "gets no more, in \\boxed{}, than a wrong one" in shown
+    )  # tiny.py's reward is no verifier
     assert len(shown.splitlines()) < 100 and list(tmp_path.iterdir()) == []
     tags = (
         "--config.reward.function=verify",
@@ -413,19 +514,47 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     shown = g2d("run", "--config", TINY, "--dry-run", *tags)
     assert "| right           | <answer>" in shown and "read by the rule 'tags'" in shown
     assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
-    assert "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'" in shown
+    assert (
+        "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'"
+        in shown
+    )
     assert "gets no more" not in shown
-    chosen = {"warmup.sampling": '["}"]', "collect.sampling": '[" ","   "]', "dpo.probe_sampling": '["boxed"]'}
+    chosen = {
+        "warmup.sampling": '["}"]',
+        "collect.sampling": '[" ","   "]',
+        "dpo.probe_sampling": '["boxed"]',
+    }
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     shown = g2d("run", "--config", TINY, "--dry-run", *stops)
-    assert "warning: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:" in shown
-    assert "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space\n" in shown
-    assert "stages.collect.sampling.stop has '   ', which ends a response at its first 3 spaces in a row\n" in shown
-    assert "stages.dpo.probe_sampling.stop has 'boxed', which ends 80 of 80 right responses early:" in shown
+    assert (
+        "warning: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
+        in shown
+    )
+    assert (
+        "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space\n"
+        in shown
+    )
+    assert (
+        "stages.collect.sampling.stop has '   ', which ends a response at its first 3 spaces in "
+        "a row\n" in shown
+    )
+    assert (
+        "stages.dpo.probe_sampling.stop has 'boxed', which ends 80 of 80 right responses early:"
+        in shown
+    )
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
-    assert [row[2] for row in cells(shown)[:5]] == ["init", "sft", "warmup", "warmup, collect", "init, warmup@2"]
-    assert len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 2 and "warning" not in shown
+    assert [row[2] for row in cells(shown)[:5]] == [
+        "init",
+        "sft",
+        "warmup",
+        "warmup, collect",
+        "init, warmup@2",
+    ]
+    assert (
+        len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 2
+        and "warning" not in shown
+    )
     assert len(re.findall(r"\| wrong \| \S+ +\| +0.0 \| incorrect", shown)) == 2
     assert len(re.findall(r"reference answer: (-?\d+), read as the number \1\n", shown)) == 2
 
@@ -434,8 +563,14 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     ("changes", "message"),
     [
         (["--until", "foo"], "there is no stage 'foo' to stop after; the stages are sft, warmup"),
-        (["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"], "holds only pickled weights"),
-        (["--config.reward.function=model", "--config.reward.model.path=MODEL"], "holds only pickled weights"),
+        (
+            ["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"],
+            "holds only pickled weights",
+        ),
+        (
+            ["--config.reward.function=model", "--config.reward.model.path=MODEL"],
+            "holds only pickled weights",
+        ),
         (["--config.compute.row_length=8"], "compute.row_length is 8 but a group can need"),
         (["--config.mesh.tensor=3"], "mesh"),
         (["--config.compute.sampling_tensor=3"], "sampling_tensor"),
@@ -445,17 +580,36 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.stages.collect.rollouts=MODEL/single.jsonl"],
             "has one response to each of its 2 prompts, and a pref",
         ),
-        (["--config.stages.collect.num_generations=1"], "num_generations is 1, and a preference pair takes two respon"),
-        (["--config.stages.evaluate.num_generations=1"], "pass_at has 2, and num_generations is 1: pass@2 takes at"),
-        (["--config.stages.evaluate.pass_at=(1,64,8)"], "Set pass_at to (1,), or num_generations to 64 or more"),
-        (["--config.stages.evaluate.pass_at=(0,1)"], "pass_at has 0: pass@k is told of at least 1 answer"),
+        (
+            ["--config.stages.collect.num_generations=1"],
+            "num_generations is 1, and a preference pair takes two respon",
+        ),
+        (
+            ["--config.stages.evaluate.num_generations=1"],
+            "pass_at has 2, and num_generations is 1: pass@2 takes at",
+        ),
+        (
+            ["--config.stages.evaluate.pass_at=(1,64,8)"],
+            "Set pass_at to (1,), or num_generations to 64 or more",
+        ),
+        (
+            ["--config.stages.evaluate.pass_at=(0,1)"],
+            "pass_at has 0: pass@k is told of at least 1 answer",
+        ),
         (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
     ],
 )
-def test_dry_run_refuses_what_the_run_would(tmp_path: Path, g2d: G2D, changes: list[str], message: str) -> None:
+def test_dry_run_refuses_what_the_run_would(
+    tmp_path: Path, g2d: G2D, changes: list[str], message: str
+) -> None:
     model = tmp_path / "MODEL"
     model.mkdir()
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     heads = {"num_key_value_heads": 2, "vocab_size": 64, "model_type": "qwen2"}
     (model / "config.json").write_text(json.dumps(sizes | heads))
     (model / "pytorch_model.bin").touch()
@@ -471,7 +625,9 @@ def test_dry_run_looks_at_the_work_directory(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "01-sft").mkdir()
     before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     command = ("run", "--config", TINY, "--dry-run", tmp_path)
-    assert "was started with other settings:\n  seed: 0 -> 3" in g2d(*command, "--config.seed=3", refused=True)
+    assert "was started with other settings:\n  seed: 0 -> 3" in g2d(
+        *command, "--config.seed=3", refused=True
+    )
     (tmp_path / "config.json").rename(tmp_path / "notes.json")
     assert "is not empty and holds no run" in g2d(*command, refused=True)
     (tmp_path / "notes.json").rename(tmp_path / "config.json")
@@ -482,7 +638,9 @@ def broken(completions: list[str]) -> list[float]:
     raise LookupError("no such label")
 
 
-@pytest.mark.parametrize("command", ["run --config demo", "sweep --config demo", "status", "report", "sample"])
+@pytest.mark.parametrize(
+    "command", ["run --config demo", "sweep --config demo", "status", "report", "sample"]
+)
 def test_a_work_directory_needs_no_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for place in (["runs/a"], ["--workdir", "runs/a"], ["--workdir=runs/a"]):
         assert cli.parse([*command.split(), *place])[0].workdir == "runs/a"
@@ -501,7 +659,9 @@ def test_a_work_directory_needs_no_option(command: str, capsys: pytest.CaptureFi
 
 
 def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, overrides = cli.parse(["run", "--config", "demo", "--config.seed=3", "runs/a", "--config.name=x"])
+    arguments, overrides = cli.parse(
+        ["run", "--config", "demo", "--config.seed=3", "runs/a", "--config.name=x"]
+    )
     assert (arguments.workdir, overrides) == ("runs/a", ["config.seed=3", "config.name=x"])
     assert cli.parse(["run", "--config=demo", "--", "runs/a"])[0].workdir == "runs/a"
 
@@ -509,7 +669,11 @@ def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *(("report --workdir={}", "workdir"), ("run --config=demo {}", "workdir"), ("compare RUN {}", "runs")),
+        *(
+            ("report --workdir={}", "workdir"),
+            ("run --config=demo {}", "workdir"),
+            ("compare RUN {}", "runs"),
+        ),
         *(("export RUN --output={}", "output"), ("autopsy {} --output=x", "dumps")),
     ],
 )
@@ -518,12 +682,18 @@ def test_home_is_known_where_the_shell_leaves_it(command: str, name: str) -> Non
     assert (found if isinstance(found, str) else found[-1]) == str(Path.home() / "a")
 
 
-@given(value=st.text(), command=st.sampled_from(["run", "sweep", "plan", "forecast"]), before=st.booleans())
+@given(
+    value=st.text(),
+    command=st.sampled_from(["run", "sweep", "plan", "forecast"]),
+    before=st.booleans(),
+)
 @examples(100)
 def test_any_text_survives_the_command_line(value: str, command: str, before: bool) -> None:
     setting = f"--config.tokenizer.prompt_template={value}"
     place = {"plan": "--topology=v5e-1"}.get(command, "runs/a")
-    arguments, overrides = cli.parse([command, "--config", "demo", *([setting, place] if before else [place, setting])])
+    arguments, overrides = cli.parse(
+        [command, "--config", "demo", *([setting, place] if before else [place, setting])]
+    )
     assert overrides == [setting.removeprefix("--")]
     assert command == "plan" or arguments.workdir == "runs/a"
     if "://" not in value:  # a login in a URL is refused
@@ -533,16 +703,25 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config.stages.warmup.steps", "5"], 'lacks its "=": write --config.stages.warmup.steps=5,'),
+        (
+            ["--config.stages.warmup.steps", "5"],
+            'lacks its "=": write --config.stages.warmup.steps=5,',
+        ),
         (["--config.tokenizer.system", "You are"], "write '--config.tokenizer.system=You are',"),
         (["--config.seed", "=", "5"], "write --config.seed=5,"),
         (["--config.seed", "=5"], "write --config.seed=5,"),
         (["--config.seed", "--dry-run"], "write --config.seed=VALUE,"),
         (["--workdir=-x"], "'-x' is no work directory, for it begins with '-'"),
         (["--", "--config.seed=3"], "'--config.seed=3' is no work directory"),
-        (["--confg.tokenizer.system=You are"], "'--confg.tokenizer.system=You are' is no work directory"),
+        (
+            ["--confg.tokenizer.system=You are"],
+            "'--confg.tokenizer.system=You are' is no work directory",
+        ),
         (["-5"], "'-5' is no work directory"),
-        (["--stages.warmup.steps=5"], "'--stages.warmup.steps=5'; settings are written --config.field=value"),
+        (
+            ["--stages.warmup.steps=5"],
+            "'--stages.warmup.steps=5'; settings are written --config.field=value",
+        ),
     ],
 )
 def test_what_is_no_setting_becomes_no_work_directory(
@@ -557,8 +736,19 @@ def test_what_is_no_setting_becomes_no_work_directory(
 @pytest.mark.parametrize(
     "command",
     [
-        *("evaluate RUN --policy dpo", "sample RUN", "export RUN --output x", "push RUN --repo a/b", "report RUN"),
-        *("status RUN", "compare RUN RUN", "autopsy DUMP", "outputs RUN --format arena_hard --prompts a --output b"),
+        *(
+            "evaluate RUN --policy dpo",
+            "sample RUN",
+            "export RUN --output x",
+            "push RUN --repo a/b",
+            "report RUN",
+        ),
+        *(
+            "status RUN",
+            "compare RUN RUN",
+            "autopsy DUMP",
+            "outputs RUN --format arena_hard --prompts a --output b",
+        ),
     ],
 )
 @pytest.mark.parametrize("value", ["3", "You are", "(1, 2)"])
@@ -573,13 +763,18 @@ def test_settings_of_a_finished_run_are_refused_by_name(
 @pytest.mark.parametrize(
     ("command", "instead"),
     [
-        ("judge a.json b.json --url http://localhost:8000/v1 --model m", "g2d outputs writes the answers files"),
+        (
+            "judge a.json b.json --url http://localhost:8000/v1 --model m",
+            "g2d outputs writes the answers files",
+        ),
         ("judge", "AlpacaEval and Arena-Hard"),
         ("verify-dataset me/pairs --reward tiny:even", "settings of the dataset's g2d.json"),
         ("verify-dataset --help", "chooses its pairs anew"),
     ],
 )
-def test_a_command_that_is_gone_says_what_to_do(command: str, instead: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_gone_says_what_to_do(
+    command: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(command.split())
     printed = capsys.readouterr()
@@ -588,16 +783,25 @@ def test_a_command_that_is_gone_says_what_to_do(command: str, instead: str, caps
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "sweep"])
-def test_help_says_how_settings_are_written(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_how_settings_are_written(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         cli.parse([command, "--help"])
     shown = capsys.readouterr().out
-    assert "--config.FIELD=VALUE" in shown.splitlines()[0] and f"examples:\n  g2d {command} --config " in shown
+    assert (
+        "--config.FIELD=VALUE" in shown.splitlines()[0]
+        and f"examples:\n  g2d {command} --config " in shown
+    )
 
 
 @pytest.mark.parametrize("end", [[""], []], ids=["empty", "eof"])
-def test_problems_are_typed_until_an_empty_line_or_the_end(end: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in ["1+1=?", " 2+2=? ", *end])))
+def test_problems_are_typed_until_an_empty_line_or_the_end(
+    end: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO("".join(f"{line}\n" for line in ["1+1=?", " 2+2=? ", *end]))
+    )
     assert list(cli._typed()) == ["1+1=?", "2+2=?"]
 
 
@@ -619,9 +823,17 @@ def test_mistakes_stop_with_a_suggestion_before_any_work(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run"], ["fly"], ["run", "--config", TINY, "--seed=3"], ["status", "--workdir", "w", "--config.a=1"]]
+    "arguments",
+    [
+        ["run"],
+        ["fly"],
+        ["run", "--config", TINY, "--seed=3"],
+        ["status", "--workdir", "w", "--config.a=1"],
+    ],
 )
-def test_unknown_arguments_show_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_unknown_arguments_show_the_usage(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
@@ -635,14 +847,18 @@ def test_unknown_arguments_show_the_usage(capsys: pytest.CaptureFixture[str], ar
         *("sample --workdir {}", "evaluate --workdir {} --policy dpo"),
     ],
 )
-def test_a_folder_without_a_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D) -> None:
+def test_a_folder_without_a_run(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     reasons = {"gone": "there is no such folder", "file": "it is a file", "empty": "no config.json"}
     for name, reason in reasons.items():
         error = g2d(*command.format(name, "other").split(), refused=True)
-        assert f"{name} holds no run ({reason}): give the work directory that g2d run printed" in error
+        assert (
+            f"{name} holds no run ({reason}): give the work directory that g2d run printed" in error
+        )
     if not command.startswith(("report", "compare")):
         (tmp_path / "sweeps").mkdir()
         error = g2d(*command.format(".").split(), refused=True)
@@ -650,17 +866,26 @@ def test_a_folder_without_a_run(command: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_settings_of_another_version_are_named_with_their_file(tmp_path: Path, g2d: G2D) -> None:
-    storage.write_json(tmp_path / "config.json", {"config": {"learning": 1}, "own": {}, "version": "0.0.9"})
+    storage.write_json(
+        tmp_path / "config.json", {"config": {"learning": 1}, "own": {}, "version": "0.0.9"}
+    )
     error = g2d("status", tmp_path, refused=True)
-    assert f"{tmp_path / 'config.json'}, written by version 0.0.9: unknown field 'learning'" in error
+    assert (
+        f"{tmp_path / 'config.json'}, written by version 0.0.9: unknown field 'learning'" in error
+    )
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "file").touch()
     places = {
-        f"{tmp_path}/file": f"'{tmp_path}/file'; a folder is needed where a file is: choose another one",
-        "/sys/g2d": "'/sys/g2d'; .*choose a(nother)? folder",  # nobody makes a folder there, not even root
-        "/proc/g2d/work": "cannot lock: No such file or directory: '/proc/g2d/work'; check the path, or choose",
+        f"{tmp_path}/file": (
+            f"'{tmp_path}/file'; a folder is needed where a file is: choose another one"
+        ),
+        # nobody makes a folder there, not even root
+        "/sys/g2d": "'/sys/g2d'; .*choose a(nother)? folder",
+        "/proc/g2d/work": (
+            "cannot lock: No such file or directory: '/proc/g2d/work'; check the path, or choose"
+        ),
     }
     for place, message in places.items():
         if Path(place).parents[-2].is_dir():
@@ -670,16 +895,22 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
 
 @pytest.fixture
 def study(work: Path, tmp_path: Path) -> Path:
-    """A directory of a study with two points: the run's stages, and the same ones with an unfinished evaluation."""
+    """A directory of a study with two points: the run's stages, and the same ones with an
+    unfinished evaluation."""
     root = tmp_path / "study"
     config = storage.read_json(work / "config.json")["config"]
-    stages = {path.name.partition("-")[2]: os.path.relpath(path, root) for path in sorted(work.glob("0?-*"))}
+    stages = {
+        path.name.partition("-")[2]: os.path.relpath(path, root)
+        for path in sorted(work.glob("0?-*"))
+    }
     listed = []
     for label, last in (("K=1", stages["evaluate"]), ("K=2", "stages/evaluate-0")):
         folder = root / "points" / "mine" / label
         storage.write_json(folder / "config.json", {"config": config, "own": {}})
         links = {**stages, "evaluate": last}
-        storage.write_json(folder / "stages.json", [[name, f"../../../{path}"] for name, path in links.items()])
+        storage.write_json(
+            folder / "stages.json", [[name, f"../../../{path}"] for name, path in links.items()]
+        )
         listed.append({"label": label, "arm": "g2d", "seed": 0, "values": {}, "stages": {}})
     storage.write_json(root / "sweeps" / "mine.json", {"config": config, "points": listed})
     (root / "stages" / "evaluate-0").mkdir(parents=True)
@@ -703,28 +934,41 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
         assert g2d("report", folder).split() == [str(folder / name) for name in names]
     for arguments in ([], ["--study", "mine"]):
         printed = g2d("report", study, *arguments)
-        assert printed.split()[-3:] == [str(study / f"mine.{kind}") for kind in ("html", "md", "csv")]
+        assert printed.split()[-3:] == [
+            str(study / f"mine.{kind}") for kind in ("html", "md", "csv")
+        ]
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
     assert "holds no run" in g2d("report", study / "stages", refused=True)
 
 
-def test_compare(work: Path, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D) -> None:
+def test_compare(
+    work: Path, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D
+) -> None:
     monkeypatch.chdir(tmp_path)
     point = study / "points" / "mine" / "K=1"
     out = g2d("compare", work, point)
-    assert "16 problems are common to all, all there are." in out and "all settings as those of A" in out
+    assert (
+        "16 problems are common to all, all there are." in out
+        and "all settings as those of A" in out
+    )
     assert "| A: G2D (dpo) → B: G2D (dpo)" in out  # not B's sft, which is the same file
-    assert out.split()[-3:] == [str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")]
+    assert out.split()[-3:] == [
+        str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")
+    ]
     assert "A: warm-up" in g2d("compare", work, point, "--policies", "all")
-    assert "holds other things than a comparison" in g2d("compare", work, point, "--output", work, refused=True)
+    assert "holds other things than a comparison" in g2d(
+        "compare", work, point, "--output", work, refused=True
+    )
     unfinished = study / "points" / "mine" / "K=2"
     assert "has no finished evaluation" in g2d("compare", work, unfinished, refused=True)
 
 
 @pytest.mark.quick
 def test_sample(work: Path, folder: Path, forks: Forks) -> None:
-    done = forks.run("sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3", cwd=folder)
+    done = forks.run(
+        "sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3", cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     assert "policy dpo" in done.stdout
     assert done.stdout.count("1+2+3=?") == 3
@@ -732,14 +976,25 @@ def test_sample(work: Path, folder: Path, forks: Forks) -> None:
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"\| (1 correct|0 incorrect) +\|", done.stdout)) == 2
     done = forks.run("sample", "some/work", "--policy", "nope", cwd=folder)
-    assert done.returncode == 1 and "no such stage; this run has sft, warmup, dpo, and 'init'" in done.stderr
+    assert (
+        done.returncode == 1
+        and "no such stage; this run has sft, warmup, dpo, and 'init'" in done.stderr
+    )
 
 
 def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     problems = folder / "mine.jsonl"
     rows = [{"problem": f"{i}+2+3=?", "answer": str(i + 5)} for i in range(5)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["evaluate", "--workdir", "some/work", "--policy", "warmup@1", "--problems", "mine.jsonl"]
+    command = [
+        "evaluate",
+        "--workdir",
+        "some/work",
+        "--policy",
+        "warmup@1",
+        "--problems",
+        "mine.jsonl",
+    ]
     done = forks.run(*command, "--num-generations", "1", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "on 5 problems, 1 answer" in done.stdout
@@ -748,7 +1003,9 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     assert manifest is not None and manifest["result"]["policies"][0]["name"] == "warmup@1"
     before = {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")}
     assert forks.run(*command, "--num-generations", "1", cwd=folder).returncode == 0
-    assert {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")} == before  # asked again: reused
+    assert {
+        file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")
+    } == before  # asked again: reused
     done = forks.run(*command, "--num-generations", "1", "--limit", "2", cwd=folder)
     assert done.returncode == 0 and "on 2 problems, 1 answer" in done.stdout, done.stderr
     done = forks.run(*command[:4], "warmup@7", cwd=folder)
@@ -756,7 +1013,8 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
 
 
 def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Path) -> None:
-    """Not the training problems, nor held-out ones that are not asked for: they may be gone, or be those asked."""
+    """Not the training problems, nor held-out ones that are not asked for: they may be gone, or be
+    those asked."""
     from g2d_jax import commands
 
     copy = Path(shutil.copytree(work, tmp_path / "work"))
@@ -771,13 +1029,18 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
         storage.write_json(copy / "config.json", content)
         return copy
 
-    for split in ("dev", "test"):  # the file is the run's dev split, whichever split its evaluate stage is about
+    for split in (
+        "dev",
+        "test",
+    ):  # the file is the run's dev split, whichever split its evaluate stage is about
         run = changed(split, train=gone, dev={"path": str(dev)})
         manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
         assert manifest["result"]["problems"] == 3
     assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
     run = changed(test=gone)
-    assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1  # a given problem needs no others
+    assert (
+        len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
+    )  # a given problem needs no others
     with pytest.raises(ValueError, match=r"data\.test\.path: there is no .*gone\.jsonl"):
         commands.sample(run, policy="sft", count=1)
 
@@ -821,7 +1084,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     monkeypatch.chdir(tmp_path)
     g2d("export", "--workdir", work, "--output", "model")
     model = AutoModelForCausalLM.from_pretrained("model")
-    # AutoTokenizer puts Qwen2's own rules in place of this tokenizer's, as it goes by the model; see test_real_models.
+    # AutoTokenizer puts Qwen2's own rules in place of this tokenizer's, as it goes by the model;
+    # see test_real_models.
     tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
     ids = tokenizer("12+3*4=?;\\boxed{60}")["input_ids"]
     assert tokenizer.decode(ids) == "12+3*4=?;\\boxed{60}"
@@ -829,8 +1093,12 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert ours.encode_completion("12+3*4=?;\\boxed{60}").tolist()[:-1] == ids
     with commands.opened(work) as session:
         params = load_policy(session, "dpo")
-        assert ids == session.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
-        assert set(session.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
+        assert (
+            ids == session.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
+        )
+        assert set(session.tokenizer.eos_ids) <= set(
+            np.atleast_1d(model.generation_config.eos_token_id).tolist()
+        )
     np.testing.assert_allclose(*their_logits_and_ours(model, params, ids), atol=1e-4)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
@@ -839,15 +1107,29 @@ def test_export_loads_in_transformers_with_the_same_logits(
     made: dict[str, object] = {}
     exec(code, made)
     assert made["ids"] == ours.encode_prompt("1+1=?").tolist()
-    asked = {"temperature": 0.7, "top_k": 20, "do_sample": True, "custom_generate": "org/code"}  # as an owner may write
+    asked = {
+        "temperature": 0.7,
+        "top_k": 20,
+        "do_sample": True,
+        "custom_generate": "org/code",
+    }  # as an owner may write
     place = tmp_path / "model" / "generation_config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | asked))
     assert "holds a model already" in g2d("export", work, "--output", "model", refused=True)
-    assert "is a file: choose another --output" in g2d("export", work, "--output", "model/README.md", refused=True)
+    assert "is a file: choose another --output" in g2d(
+        "export", work, "--output", "model/README.md", refused=True
+    )
     elsewhere = commands.read_config(work)
-    elsewhere = replace(elsewhere, mesh=Mesh(data=2, fsdp=64), compute=replace(elsewhere.compute, sampling_tensor=64))
+    elsewhere = replace(
+        elsewhere,
+        mesh=Mesh(data=2, fsdp=64),
+        compute=replace(elsewhere.compute, sampling_tensor=64),
+    )
     with commands.opened(work, elsewhere) as session:  # the run had a mesh of 128 devices
-        assert session.mesh.size == jax.device_count() and load_policy(session, "dpo").config == params.config
+        assert (
+            session.mesh.size == jax.device_count()
+            and load_policy(session, "dpo").config == params.config
+        )
     g2d("export", work, "--output", "other", "--policy", "hf:model")  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
     assert first.read_bytes() == second.read_bytes()
@@ -859,7 +1141,9 @@ def test_export_loads_in_transformers_with_the_same_logits(
 def check_card(card: str) -> None:
     """It tells how dpo of tiny.py was made, and nothing that only other policies were made with."""
     front = card.split("---")[1]
-    assert "library_name: transformers" in front and "base_model" not in front  # it began with random parameters
+    assert (
+        "library_name: transformers" in front and "base_model" not in front
+    )  # it began with random parameters
     made = card.partition("## How it was made")[2].partition("\n## ")[0]
     did = {name: what for name, what, *_ in cells(made)}
     rate = "learning rate 0.00"
@@ -869,10 +1153,14 @@ def check_card(card: str) -> None:
         "collect": "collect from warmup: .*rollouts 32.*",
         "dpo": f"offline from warmup: .*{rate}1",
     }
-    assert list(did) == list(patterns) and all(re.fullmatch(patterns[name], did[name]) for name in did)
+    assert list(did) == list(patterns) and all(
+        re.fullmatch(patterns[name], did[name]) for name in did
+    )
     headings = re.findall(r"^## (\w+)", card, re.MULTILINE)
     assert headings == ["How", "Data", "Results", "Use", "Provenance", "Licence", "Settings"]
-    assert re.search(r"^Cold \(sft\) .* of 16 held-out problems", card, re.MULTILINE)  # the report's headline
+    assert re.search(
+        r"^Cold \(sft\) .* of 16 held-out problems", card, re.MULTILINE
+    )  # the report's headline
 
 
 def test_help_is_fast_and_light() -> None:
@@ -904,7 +1192,15 @@ def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
     problems = [json.dumps({"problem": f"{i}+1=?", "answer": str(i + 1)}) for i in range(64)]
     (folder / "problems.jsonl").write_text("\n".join(problems))
     place = folder / "work"
-    return g2d("run", "--config", str(folder / "my_config.py"), "--workdir", place, "--dry-run", refused=True)
+    return g2d(
+        "run",
+        "--config",
+        str(folder / "my_config.py"),
+        "--workdir",
+        place,
+        "--dry-run",
+        refused=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -912,8 +1208,16 @@ def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
     [
         (CONFIG + "import sys; sys.exit(0)", "", "my_config.py, line 12: SystemExit: 0"),
         (CONFIG, "raise SystemExit", "line 1, in <module>: it exits (SystemExit: )"),
-        (CONFIG, "def __getattr__(name):\n    raise SystemExit(0)", "line 2, in __getattr__: SystemExit: 0: code that"),
-        (CONFIG, "def graded(completions):\n    raise SystemExit(0)", "line 2, in graded: it exits (SystemExit: 0)"),
+        (
+            CONFIG,
+            "def __getattr__(name):\n    raise SystemExit(0)",
+            "line 2, in __getattr__: SystemExit: 0: code that",
+        ),
+        (
+            CONFIG,
+            "def graded(completions):\n    raise SystemExit(0)",
+            "line 2, in graded: it exits (SystemExit: 0)",
+        ),
         (
             CONFIG,
             "class Own(list):\n    def __len__(self): raise SystemExit(0)\n"
@@ -933,26 +1237,44 @@ STEERING = "\x1b[2J\x9b31m\r\u202e\u2066\ue000\x07"
 
 def is_harmless(text: str) -> bool:
     """Whether nothing in a text steers a terminal."""
-    return not any(unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in text.replace("\n", ""))
+    return not any(
+        unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in text.replace("\n", "")
+    )
 
 
-@pytest.mark.parametrize("text", [f"tensor {STEERING} of shape [{'1, ' * 200_000}]", "\ud800" * 10**6, "\x1b" * 10**5])
-def test_whatever_a_command_says_is_cleaned_and_has_an_end(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text", [f"tensor {STEERING} of shape [{'1, ' * 200_000}]", "\ud800" * 10**6, "\x1b" * 10**5]
+)
+def test_whatever_a_command_says_is_cleaned_and_has_an_end(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     processes.say(text)
     said = capsys.readouterr().err
-    assert said.startswith("g2d: ") and said.count("\n") == 1 and len(said) < 12_000 and is_harmless(said)
+    assert (
+        said.startswith("g2d: ")
+        and said.count("\n") == 1
+        and len(said) < 12_000
+        and is_harmless(said)
+    )
     assert "characters left out" in said
 
 
 def test_text_from_elsewhere_cannot_pass_for_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     processes.say("the server said: no\ng2d: all passed\n\ng2d: done")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "g2d: the server said: no" and said[1:] == ["  g2d: all passed", "", "  g2d: done"]
+    assert said[0] == "g2d: the server said: no" and said[1:] == [
+        "  g2d: all passed",
+        "",
+        "  g2d: done",
+    ]
 
 
 def test_what_a_reward_raises_is_printed_cleaned_and_with_an_end(g2d: G2D, tmp_path: Path) -> None:
     said = as_typed(
-        g2d, tmp_path, CONFIG, f"def graded(completions):\n    raise ValueError({STEERING!r} + 'long ' * 200_000)"
+        g2d,
+        tmp_path,
+        CONFIG,
+        f"def graded(completions):\n    raise ValueError({STEERING!r} + 'long ' * 200_000)",
     )
     assert "\\x1b[2J" in said and "\\u202e" in said and "characters left out" in said
     assert len(said) < 40_000 and is_harmless(said)
@@ -978,7 +1300,11 @@ fail()
 """.replace("STEERING", repr(STEERING))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.count("LookupError: \\x1b[2J") == 2
-    assert done.stderr.count("characters left out") == 2 and len(done.stderr) < 250_000 and is_harmless(done.stderr)
+    assert (
+        done.stderr.count("characters left out") == 2
+        and len(done.stderr) < 250_000
+        and is_harmless(done.stderr)
+    )
 
 
 @pytest.mark.parametrize(
@@ -990,7 +1316,11 @@ fail()
         ("{problem}\nAnswer:", False, []),
         ("Q: 1 + 1\nA: 2\n\nQ: {problem}", True, ["A: 2"]),
         ("Q: 1 + 1\nA: 2\n\nQ: {problem}", False, ["\nA: 2"]),
-        ("Solve.\n\nProblem: 8 + 6?\n8 + 6 = 14\n#### 14\n\nProblem: {problem} ", True, ["8 + 6 = 14\n#### 14"]),
+        (
+            "Solve.\n\nProblem: 8 + 6?\n8 + 6 = 14\n#### 14\n\nProblem: {problem} ",
+            True,
+            ["8 + 6 = 14\n#### 14"],
+        ),
         ("Q: 1 + 1\n\nQ: 2 + 2\n4\n\nQ: {problem}", True, ["4"]),
         ("Read an FAQ: it helps.\nQ: 1 + 1\n2\nQ: {problem}", True, ["2"]),
         ("Solve it. {problem}", True, []),

@@ -1,4 +1,5 @@
-"""Compiled programs are kept and taken again, whatever was left of a writer, and nothing but their time changes."""
+"""Compiled programs are kept and taken again, whatever was left of a writer, and nothing but their
+time changes."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def keep_all() -> Iterator[None]:
 
 
 def compiled() -> tuple[bytes, list[str]]:
-    """What a program gives when a new process would compile it, and what became of it in the cache."""
+    """What a program gives when a new process would compile it, and what became of it in the
+    cache."""
     seen: list[str] = []
     listener = lambda event, **_: seen.append(event) if event in (HITS, MISSES) else None  # noqa: E731
     jax.clear_caches()
@@ -57,7 +59,9 @@ def compiled() -> tuple[bytes, list[str]]:
 
 
 def entries(folder: epath.Path) -> list[epath.Path]:
-    return [path for part in folder.iterdir() for path in part.iterdir() if path.name.endswith("-cache")]
+    return [
+        path for part in folder.iterdir() for path in part.iterdir() if path.name.endswith("-cache")
+    ]
 
 
 def test_the_second_start_compiles_nothing(tmp_path: Path):
@@ -106,8 +110,13 @@ def replaced(folder: epath.Path, damage: Callable[[bytes], bytes]) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 31, 32, 33, 0.5, 0.99])
-def test_an_entry_that_is_cut_off_is_compiled_anew_and_replaced(tmp_path: Path, left: float, compression: None) -> None:
-    replaced(epath.Path(tmp_path), lambda data: data[: left if isinstance(left, int) else int(left * len(data))])
+def test_an_entry_that_is_cut_off_is_compiled_anew_and_replaced(
+    tmp_path: Path, left: float, compression: None
+) -> None:
+    replaced(
+        epath.Path(tmp_path),
+        lambda data: data[: left if isinstance(left, int) else int(left * len(data))],
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -156,7 +165,8 @@ def test_entries_without_a_digest_are_misses_that_stay(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_another_start_completes_meanwhile_stays(tmp_path: Path) -> None:
-    """One sees the part that the other has written so far; when it has compiled itself, the other one is through."""
+    """One sees the part that the other has written so far; when it has compiled itself, the other
+    one is through."""
     with program_cache.cached(str(tmp_path)):
         fresh, _ = compiled()
         (entry,) = entries(epath.Path(tmp_path))
@@ -191,10 +201,15 @@ def test_which_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     jax.config.update(program_cache.CACHE, None)
     assert base().compute.compilation_cache is None
     with program_cache.cached(None):
-        assert getattr(jax.config, program_cache.CACHE) == str(tmp_path / "home/g2d_jax/compiled" / part)
+        assert getattr(jax.config, program_cache.CACHE) == str(
+            tmp_path / "home/g2d_jax/compiled" / part
+        )
     assert getattr(jax.config, program_cache.CACHE) is None
     monkeypatch.setattr(jax, "process_count", lambda: 2)  # only a folder that they share is of use
-    for shared, expected in ((None, None), (epath.Path(tmp_path / "work"), str(tmp_path / "work" / part))):
+    for shared, expected in (
+        (None, None),
+        (epath.Path(tmp_path / "work"), str(tmp_path / "work" / part)),
+    ):
         with program_cache.cached(None, shared):
             assert getattr(jax.config, program_cache.CACHE) == expected
 
@@ -204,7 +219,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="file"), program_cache.cached(str(tmp_path / "file")):
         pass
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="compiled programs are not kept"), program_cache.cached(None):
+    with (
+        pytest.warns(UserWarning, match="compiled programs are not kept"),
+        program_cache.cached(None),
+    ):
         assert getattr(jax.config, program_cache.CACHE) is None
 
 
@@ -234,7 +252,9 @@ print(platforms())
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax_plugins") is not None, reason="plugins choose for themselves")
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is not None, reason="plugins choose for themselves"
+)
 def test_libtpu_that_is_there_for_plans_is_left_out_where_there_is_no_tpu(tmp_path: Path) -> None:
     (tmp_path / "libtpu").mkdir()
     (tmp_path / "libtpu" / "__init__.py").touch()

@@ -1,4 +1,5 @@
-"""Finding configs, choices, overrides, checks of names and types, and what counts as the same config."""
+"""Finding configs, choices, overrides, checks of names and types, and what counts as the same
+config."""
 
 from __future__ import annotations
 
@@ -84,8 +85,14 @@ def test_shipped_configs_are_valid_and_survive_json(name):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("demoo:preset=smoke", r"unknown config 'demoo', did you mean demo\?; shipped configs are .*demo"),
-        ("my_file", r"unknown config 'my_file'; a config file's name ends in \.py; shipped configs are"),
+        (
+            "demoo:preset=smoke",
+            r"unknown config 'demoo', did you mean demo\?; shipped configs are .*demo",
+        ),
+        (
+            "my_file",
+            r"unknown config 'my_file'; a config file's name ends in \.py; shipped configs are",
+        ),
         ("no/none.py", r"no config file .*/no/none\.py; shipped configs are "),
     ],
 )
@@ -94,15 +101,20 @@ def test_a_config_that_is_not_there(spec, message):
         config_load.resolve(spec)
 
 
-@pytest.mark.parametrize("name", ["chains", "sweep-k", "spectrum", "ablations", "sweep-k:preset=smoke"])
+@pytest.mark.parametrize(
+    "name", ["chains", "sweep-k", "spectrum", "ablations", "sweep-k:preset=smoke"]
+)
 def test_the_studies_are_about_chains(name):
     config = config_load.resolve(name)
-    paths = {config.data[split].path for split in ("train", "dev", "test")} | {config.stages.sft.data.path}
+    paths = {config.data[split].path for split in ("train", "dev", "test")} | {
+        config.stages.sft.data.path
+    }
     assert paths == {"procedural:chains"} and config.model.hidden_size == 96
 
 
 def test_the_settings_that_evidence_is_about():
-    """docs/evidence-chains.md and docs/spectrum.md were measured with these, whatever becomes of the demo."""
+    """docs/evidence-chains.md and docs/spectrum.md were measured with these, whatever becomes of
+    the demo."""
     config = config_load.resolve("chains")
     stages = config.stages.to_dict()
 
@@ -110,25 +122,42 @@ def test_the_settings_that_evidence_is_about():
         return [stages[stage][name] for name in names]
 
     assert settings("sft", "steps", "batch_size", "max_length") == [2000, 64, 64]
-    assert settings("warmup", "steps", "prompts_per_step", "num_generations", "keep") == [20, 32, 8, (0, 10)]
+    assert settings("warmup", "steps", "prompts_per_step", "num_generations", "keep") == [
+        20,
+        32,
+        8,
+        (0, 10),
+    ]
     assert settings("collect", "prompts", "num_generations", "pairs_per_prompt") == [1024, 8, 4]
     assert settings("dpo", "beta", "batch_size", "epochs", "loss_type") == [1.0, 64, 1, "sigmoid"]
     assert settings("evaluate", "num_generations", "split") == [4, "test"]
     rates = [stages[stage]["optimizer"]["learning_rate"] for stage in ("sft", "warmup", "dpo")]
     assert rates == [3e-3, 1e-4, 1e-4]
-    assert {stages[stage]["sampling"]["max_new_tokens"] for stage in ("warmup", "collect", "evaluate")} == {48}
+    assert {
+        stages[stage]["sampling"]["max_new_tokens"] for stage in ("warmup", "collect", "evaluate")
+    } == {48}
     assert [config.data[split].limit for split in ("train", "dev", "test")] == [20_000, 512, 1024]
 
 
 def test_the_installed_folder_comes_first(tmp_path):
     """An installed package carries configs/ inside it, and a folder beside it is not its own."""
     package = Path(shutil.copytree(ROOT / "g2d_jax", tmp_path / "g2d_jax"))
-    for file in (package / "configs/inside.py", package / "configs/_helper.py", tmp_path / "configs/beside.py"):
+    for file in (
+        package / "configs/inside.py",
+        package / "configs/_helper.py",
+        tmp_path / "configs/beside.py",
+    ):
         file.parent.mkdir(exist_ok=True)
         file.touch()
-    command = [sys.executable, "-c", "from g2d_jax import config_load; print(*config_load.shipped())"]
+    command = [
+        sys.executable,
+        "-c",
+        "from g2d_jax import config_load; print(*config_load.shipped())",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.split() == ["inside"], done.stderr
 
 
@@ -145,8 +174,15 @@ def test_choices_have_the_types_of_their_defaults():
 @pytest.mark.parametrize(
     ("arg", "message"),
     [
-        ("sed=3", r"line 6: unknown choice 'sed', did you mean seed\?; there are preset, seed, rate, fast, tag"),
-        ("preset=smok", r"choice 'preset' cannot be 'smok', did you mean smoke\?; there are full, smoke"),
+        (
+            "sed=3",
+            r"line 6: unknown choice 'sed', did you mean seed\?; there are preset, seed, rate, "
+            r"fast, tag",
+        ),
+        (
+            "preset=smok",
+            r"choice 'preset' cannot be 'smok', did you mean smoke\?; there are full, smoke",
+        ),
         ("seed=x", r"choice 'seed' must be an integer \(int\), got 'x'"),
         ("smoke", r"choice 'smoke' has no value: write key=value"),
     ],
@@ -162,7 +198,12 @@ def test_wrong_choices(write, arg, message):
 def test_a_get_config_without_choices(tmp_path):
     """As ml_collections has it: nothing is handed over where nothing follows the file's name."""
     file = tmp_path / "mine.py"
-    lines = ["from g2d_jax import config", "def get_config():", "    made = config.base()", "    made.name = 'own'"]
+    lines = [
+        "from g2d_jax import config",
+        "def get_config():",
+        "    made = config.base()",
+        "    made.name = 'own'",
+    ]
     file.write_text("\n".join([*lines, "    return made"]))
     assert config_load.resolve(str(file)).name == "own"
     with pytest.raises(ValueError, match="its get_config takes no choices: leave out ':k=3'"):
@@ -175,16 +216,31 @@ def test_a_get_config_without_choices(tmp_path):
         ("config.sede = 1", r"mine\.py: unknown field 'sede', did you mean seed\?"),
         ("config.data.trian = 1", r"unknown field 'data\.trian', did you mean data\.train\?"),
         ("config.stages.sft.stepz = 1", r'line 12: unknown field "stepz"\. Did you mean "steps"'),
-        ("config.stages.sft = schema.sft(stepz=1)", r'line 12: unknown field "stepz"\. Did you mean "steps"'),
+        (
+            "config.stages.sft = schema.sft(stepz=1)",
+            r'line 12: unknown field "stepz"\. Did you mean "steps"',
+        ),
         ("config.sede", r"line 12: .*Did you mean \"seed\""),
         ("config.seed = 'one'", r"line 12: seed must be an integer"),
         ("config.seed = True", r"seed must be an integer \(int\), got True"),
-        ("config.stages.x = {'kind': 'onlin'}", r"stages\.x\.kind must be one of .*sft.* 'onlin', did you mean online"),
+        (
+            "config.stages.x = {'kind': 'onlin'}",
+            r"stages\.x\.kind must be one of .*sft.* 'onlin', did you mean online",
+        ),
         ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of .*sft.*, got \[\]"),
-        ("config.stages.x = {'kind': 'select'}", r"stages\.x\.kind: 'select' is called best_checkpoint now"),
+        (
+            "config.stages.x = {'kind': 'select'}",
+            r"stages\.x\.kind: 'select' is called best_checkpoint now",
+        ),
         ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a name is made of letters"),
-        ("config.stages.x = {'kind': 'sft', 'data': 3}", r"stages\.x\.data is a section, got 3; its fields are "),
-        ("config.stages.x = {'kind': 'evaluate', 'pass_at': (1, 'b')}", r"stages\.x\.pass_at\[1\] must be an integer"),
+        (
+            "config.stages.x = {'kind': 'sft', 'data': 3}",
+            r"stages\.x\.data is a section, got 3; its fields are ",
+        ),
+        (
+            "config.stages.x = {'kind': 'evaluate', 'pass_at': (1, 'b')}",
+            r"stages\.x\.pass_at\[1\] must be an integer",
+        ),
         ("return 3", r"get_config must return a ConfigDict, got int"),
         ("(", r"mine\.py, line 12: '\(' was never closed"),
     ],
@@ -203,7 +259,11 @@ def test_a_file_without_get_config_and_one_that_fails(write, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("import torchx", r"line 12: No module named 'torchx': install it beside g2d_jax, or leave the import out"),
+        (
+            "import torchx",
+            r"line 12: No module named 'torchx': install it beside g2d_jax, or leave the import "
+            r"out",
+        ),
         ("from json import nothing", r"line 12: cannot import name 'nothing' from 'json'"),
         ("1 / 0", r"line 12: ZeroDivisionError: division by zero"),
         ("raise RuntimeError('no GPU')", r"line 12: RuntimeError: no GPU"),
@@ -220,17 +280,32 @@ def test_an_error_of_the_files_own_code_names_file_and_line(write, line, message
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("config.data.train = 'x.jsonl'", r"train is a section .*x\.jsonl: give it settings\.source\("),
+        (
+            "config.data.train = 'x.jsonl'",
+            r"train is a section .*x\.jsonl: give it settings\.source\(",
+        ),
         ("config.data.test = 3", r"test is a section .* 3: give it settings\.source\("),
         ("config.data = 'x.jsonl'", r"data is a section .*config\.data\.train, \.dev and \.test"),
-        ("config.model = 'Qwen/Qwen2.5-0.5B'", r"model is a section .*config\.model\.path = … \(of family, head_dim, "),
+        (
+            "config.model = 'Qwen/Qwen2.5-0.5B'",
+            r"model is a section .*config\.model\.path = … \(of family, head_dim, ",
+        ),
         ("config.reward = print", r"reward is a section .*settings\.reward\("),
         ("config.compute = 8", r"compute is a section .*set its fields one by one"),
-        ("config.stages = [schema.sft()]", r"stages is a section .*config\.stages\.NAME = settings\.online"),
+        (
+            "config.stages = [schema.sft()]",
+            r"stages is a section .*config\.stages\.NAME = settings\.online",
+        ),
         ("config.stages.sft = 'sft'", r"sft is a section .* a stage is what settings\.sft"),
         ("config.stages.sft.data = 'x.jsonl'", r"data is a section .*settings\.source\("),
-        ("config.stages.more = schema.sft(optimizer=3e-4)", r"optimizer is a section .* 0\.0003: .*LEARNING_RATE"),
-        ("config.stages.warmup.sampling = 512", r"sampling is a section .*settings\.sampling\(MAX_NEW_TOKENS\)"),
+        (
+            "config.stages.more = schema.sft(optimizer=3e-4)",
+            r"optimizer is a section .* 0\.0003: .*LEARNING_RATE",
+        ),
+        (
+            "config.stages.warmup.sampling = 512",
+            r"sampling is a section .*settings\.sampling\(MAX_NEW_TOKENS\)",
+        ),
         ("config.seed = 'x'", r"seed must be an integer \(int\), got 'x'"),
     ],
 )
@@ -325,7 +400,9 @@ def test_quoted_values_survive_whatever_they_hold(values):
 def test_a_list_without_items_takes_numbers(write):
     line = "config.stages.again = schema.online()"
     assert config_load.resolve(write(line), ["stages.again.keep=0,10"]).stages.again.keep == (0, 10)
-    with pytest.raises(ValueError, match=r"stages\.again\.keep: an item must be a number.*got .__import__"):
+    with pytest.raises(
+        ValueError, match=r"stages\.again\.keep: an item must be a number.*got .__import__"
+    ):
         config_load.resolve(write(line), ["stages.again.keep=__import__('os')"])
 
 
@@ -336,21 +413,45 @@ def test_the_last_override_wins(write):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stages.warmup.stepz=1", r"unknown field 'stages\.warmup\.stepz', did you mean stages\.warmup\.steps\?"),
+        (
+            "stages.warmup.stepz=1",
+            r"unknown field 'stages\.warmup\.stepz', did you mean stages\.warmup\.steps\?",
+        ),
         ("stages.warmup.refill=1", r"'stages\.warmup\.refill' is called dynamic_sampling now"),
-        ("reward.scalar=true", r"'reward\.scalar' is called verifiable now, and means the opposite"),
-        ("compute.responses_at_once=64", r"'compute\.responses_at_once' is called generation_batch_size now"),
-        ("stages.wramup.steps=1", r"unknown field 'stages\.wramup\.steps', did you mean stages\.warmup\.steps\?"),
+        (
+            "reward.scalar=true",
+            r"'reward\.scalar' is called verifiable now, and means the opposite",
+        ),
+        (
+            "compute.responses_at_once=64",
+            r"'compute\.responses_at_once' is called generation_batch_size now",
+        ),
+        (
+            "stages.wramup.steps=1",
+            r"unknown field 'stages\.wramup\.steps', did you mean stages\.warmup\.steps\?",
+        ),
         ("warmup.steps=1", r"unknown field 'warmup\.steps', did you mean stages\.warmup\.steps\?"),
-        ("steps=1", r"unknown field 'steps', did you mean stages\.sft\.steps or stages\.warmup\.steps\?"),
+        (
+            "steps=1",
+            r"unknown field 'steps', did you mean stages\.sft\.steps or stages\.warmup\.steps\?",
+        ),
         ("seed.x=1", r"unknown field 'seed\.x', did you mean seed\?"),
         ("nonsense=1", r"unknown field 'nonsense'; there are checkpoint, compute, data, "),
-        ("stages.warmup.steps=1.5", r"stages\.warmup\.steps must be an integer \(int\), got '1\.5'"),
-        ("stages.warmup.steps=true", r"stages\.warmup\.steps must be an integer \(int\), got 'true'"),
+        (
+            "stages.warmup.steps=1.5",
+            r"stages\.warmup\.steps must be an integer \(int\), got '1\.5'",
+        ),
+        (
+            "stages.warmup.steps=true",
+            r"stages\.warmup\.steps must be an integer \(int\), got 'true'",
+        ),
         ("stages.warmup.beta=high", r"stages\.warmup\.beta must be a number \(float\), got 'high'"),
         ("stages.warmup.keep=0,x", r"stages\.warmup\.keep must be an integer \(int\), got 'x'"),
         ("logging.tensorboard=1", r"logging\.tensorboard must be true or false \(bool\), got '1'"),
-        ("data.train.limit=all", r"data\.train\.limit must be an integer \(int\) or none, got 'all'"),
+        (
+            "data.train.limit=all",
+            r"data\.train\.limit must be an integer \(int\) or none, got 'all'",
+        ),
         ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: beta, "),
         ("stages.warmup.kind=sft", r"stages\.warmup\.kind decides which fields the stage has"),
         ("seed", r"override 'seed' has no value: write seed=value"),
@@ -378,11 +479,17 @@ def test_no_override_fails_otherwise(path, text):
 
 
 def test_a_config_survives_json(write):
-    overrides = ["stages.warmup.keep=0,10,20", "stages.warmup.epsilon_high=none", "reward.cpu_seconds=inf"]
+    overrides = [
+        "stages.warmup.keep=0,10,20",
+        "stages.warmup.epsilon_high=none",
+        "reward.cpu_seconds=inf",
+    ]
     made = config_load.resolve(write("config.data.train.fields.problem = 'q'"), overrides)
     again = config_io.from_dict(json.loads(json.dumps(config_io.to_dict(made), allow_nan=False)))
     assert again == made and again.stages.warmup.keep == (0, 10, 20)
-    assert math.isinf(again.reward.cpu_seconds) and again.data.train.fields.to_dict() == {"problem": "q"}
+    assert math.isinf(again.reward.cpu_seconds) and again.data.train.fields.to_dict() == {
+        "problem": "q"
+    }
     with pytest.raises(AttributeError):
         again.stages.warmup.stepz = 1
     again.stages.warmup.epsilon_high = 0.2  # an unset field still knows its type
@@ -393,14 +500,26 @@ def test_a_config_survives_json(write):
 def test_fields_not_named_have_their_defaults():
     made = config_io.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
     assert (made.seed, made.data.max_prompt_length) == (3, config.base().data.max_prompt_length)
-    assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (5, config.online().num_generations)
+    assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (
+        5,
+        config.online().num_generations,
+    )
 
 
 def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_disk(write, tmp_path):
     made = config_load.resolve(write())
-    session = ["mesh.data=2", "compute.max_num_seqs=8", "logging.samples=1", "checkpoint.every=1", "reward.workers=9"]
+    session = [
+        "mesh.data=2",
+        "compute.max_num_seqs=8",
+        "logging.samples=1",
+        "checkpoint.every=1",
+        "reward.workers=9",
+    ]
     storage.write_json(tmp_path / "config.json", config_io.to_dict(made))
-    for same in (config_load.resolve(write(), [*session, "name=other"]), storage.read_json(tmp_path / "config.json")):
+    for same in (
+        config_load.resolve(write(), [*session, "name=other"]),
+        storage.read_json(tmp_path / "config.json"),
+    ):
         assert config_io.identity(same) == config_io.identity(made)
         assert config_io.differences(same, made) == []
     identity = config_io.identity(made)
@@ -412,7 +531,12 @@ def test_differences_are_lines_of_fields(write):
     old = config_load.resolve(write("config.stages.old = schema.sft()"))
     new = config_load.resolve(
         write("config.data.train.fields.problem = 'q'"),
-        ["stages.warmup.steps=40", "stages.warmup.epsilon_high=none", "stages.warmup.keep=0", "mesh.data=4"],
+        [
+            "stages.warmup.steps=40",
+            "stages.warmup.epsilon_high=none",
+            "stages.warmup.keep=0",
+            "mesh.data=4",
+        ],
     )
     lines = config_io.differences(old, new)
     assert lines[:1] + lines[2:] == [
@@ -430,17 +554,25 @@ def test_differences_are_lines_of_fields(write):
 @pytest.mark.parametrize("name", config.RESERVED)
 def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
     stages = config_io.from_dict({"stages": {name: {"kind": "sft"}}})
-    with pytest.raises(ValueError, match=rf"stages\.{name}: '{name}' means something else.*{name}-1"):
+    with pytest.raises(
+        ValueError, match=rf"stages\.{name}: '{name}' means something else.*{name}-1"
+    ):
         pipeline.check(config.Config.of(stages))
     stages = {f"{name}-2": {"kind": "sft", "data": {"path": "procedural:slips"}}}
-    pipeline.check(config.Config.of(config_io.from_dict({"stages": stages, "tokenizer": {"path": "procedural:slips"}})))
+    pipeline.check(
+        config.Config.of(
+            config_io.from_dict({"stages": stages, "tokenizer": {"path": "procedural:slips"}})
+        )
+    )
     if name != "main":  # which is refused before
         tasks = config_io.from_dict({"stages": {"sft": {"kind": "sft"}}, "tasks": {name: {}}})
         with pytest.raises(ValueError, match=rf"tasks\.{name}: '{name}' means something else"):
             pipeline.check(config.Config.of(tasks))
 
 
-@pytest.mark.parametrize("read", [{"init": "init"}, {"a": "a"}, {"a": "b", "b": "a"}, {"a": "b@3", "b": "a@2"}])
+@pytest.mark.parametrize(
+    "read", [{"init": "init"}, {"a": "a"}, {"a": "b", "b": "a"}, {"a": "b@3", "b": "a@2"}]
+)
 def test_a_policy_made_from_itself_is_followed_to_an_end(read):
     stages = {name: {"kind": "sft", "policy": policy} for name, policy in read.items()}
     made = config.Config.of(config_io.from_dict({"stages": stages}))
@@ -456,7 +588,13 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
     assert few.told_at == (1, 2)
     stages = {"evaluate": few}
     test = config.Source(path="procedural:slips", split="test", limit=4)
-    made = config.Config(stages=stages, data=config.Data(test=test), tokenizer=config.Tokenizer(path=test.path))
+    made = config.Config(
+        stages=stages, data=config.Data(test=test), tokenizer=config.Tokenizer(path=test.path)
+    )
     pipeline.check(made)
-    with pytest.raises(ValueError, match=r"pass_at has 8, and num_generations is 2: .* Set pass_at to \(1,\)"):
-        pipeline.check(dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))}))
+    with pytest.raises(
+        ValueError, match=r"pass_at has 8, and num_generations is 2: .* Set pass_at to \(1,\)"
+    ):
+        pipeline.check(
+            dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))})
+        )

@@ -13,7 +13,18 @@ import pytest
 from hub_server import hub_server
 from safetensors.numpy import save_file
 
-from g2d_jax.contents import BLOCK, Content, content, difference, files, grown, records, rollouts, rows, weights
+from g2d_jax.contents import (
+    BLOCK,
+    Content,
+    content,
+    difference,
+    files,
+    grown,
+    records,
+    rollouts,
+    rows,
+    weights,
+)
 from g2d_jax.data.dumps import DumpRow, by_step
 from g2d_jax.records import Example, Problem
 
@@ -36,10 +47,22 @@ def named(**parts: str) -> Content:
         (named(a="1", b="2"), named(a="1", b="2"), ""),
         (named(a="1", b="2"), named(a="1", b="3"), "of 2 files 1 changed (b)"),
         (named(a="1", b="2"), named(b="2", a="1"), "the same 2 files in another order"),
-        (named(a="1", b="2"), named(a="3", c="2"), "of 2 files 1 changed (a), 1 added (c), 1 removed (b)"),
-        (named(**dict.fromkeys("abcde", "1")), named(**dict.fromkeys("abcde", "2")), "of 5 files 5 changed"),
+        (
+            named(a="1", b="2"),
+            named(a="3", c="2"),
+            "of 2 files 1 changed (a), 1 added (c), 1 removed (b)",
+        ),
+        (
+            named(**dict.fromkeys("abcde", "1")),
+            named(**dict.fromkeys("abcde", "2")),
+            "of 5 files 5 changed",
+        ),
         (Content("files", "1", 2), named(a="1"), "other files: there were 2, there are 1"),
-        (Content("x", "1", 2, commit="c"), Content("x", "2", 2, commit="d"), "the hub's commit was c, and is d"),
+        (
+            Content("x", "1", 2, commit="c"),
+            Content("x", "2", 2, commit="d"),
+            "the hub's commit was c, and is d",
+        ),
         (
             Content("weights", "1", 2, commit="c"),
             Content("weights", "1", 2, commit="d"),
@@ -73,8 +96,13 @@ def test_prompts_count_as_they_are_written() -> None:
 
 
 def test_rows_of_a_set_are_known_by_their_number() -> None:
-    old, new = (rows([{"chosen": "a", "rejected": "b"}, {"rejected": last, "chosen": "c"}]) for last in "de")
-    assert difference(old, rows([{"rejected": "b", "chosen": "a"}, {"chosen": "c", "rejected": "d"}])) == ""
+    old, new = (
+        rows([{"chosen": "a", "rejected": "b"}, {"rejected": last, "chosen": "c"}]) for last in "de"
+    )
+    assert (
+        difference(old, rows([{"rejected": "b", "chosen": "a"}, {"chosen": "c", "rejected": "d"}]))
+        == ""
+    )
     assert difference(old, new) == "of 2 rows 1 changed (row 2)"
 
 
@@ -95,7 +123,10 @@ def test_examples_of_one_prompt_are_told_apart() -> None:
         ("a0 a0 b0 b0 c0 c0 a1 a1", True),  # of a later step
         ("d1 d1 a0 a0 b0 b0 c0 c0", True),
         ("a0 b0 a0 b0 c0 c0 d0 d0", True),  # written in another order, taken in the same
-        ("a0 a0 b0 b0 c0 c0 a0 a0", False),  # trained on as the second group: b would be taken again
+        (
+            "a0 a0 b0 b0 c0 c0 a0 a0",
+            False,
+        ),  # trained on as the second group: b would be taken again
         ("a0 a0 b0 b0 c0 c0 b0 b0", False),
         ("a1 a1 b1 b1 a2 a2", True),
         ("a1 a1 b1 b1 a0 a0", False),
@@ -103,7 +134,9 @@ def test_examples_of_one_prompt_are_told_apart() -> None:
         ("a0 a0 b0 b0", False),
     ],
 )
-def test_a_dump_goes_on_only_behind_what_a_stage_has_taken(rows: str, goes_on: bool, keeps_parts: bool) -> None:
+def test_a_dump_goes_on_only_behind_what_a_stage_has_taken(
+    rows: str, goes_on: bool, keeps_parts: bool
+) -> None:
     def read(text: str) -> Content:
         return rollouts(by_step([row_of_dump(name) for name in text.split()]))
 
@@ -137,7 +170,9 @@ def save_weights(folder: Path, **changes: np.ndarray) -> Content:
     whole = {"a": np.arange(size, dtype=np.float32), "b": np.ones((3, 5), np.float32), **changes}
     folder.mkdir(exist_ok=True)
     save_file(whole, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"hidden_size": 1, "transformers_version": folder.name}))
+    (folder / "config.json").write_text(
+        json.dumps({"hidden_size": 1, "transformers_version": folder.name})
+    )
     return weights(folder)
 
 
@@ -148,7 +183,9 @@ def test_blocks_of_every_tensor_are_read_and_the_rest_is_not(tmp_path: Path) -> 
     for at in (0, size // 2, size - 1):
         edited = np.arange(size, dtype=np.float32)
         edited[at] = -1
-        assert difference(first, save_weights(tmp_path / "two", a=edited)).endswith("1 changed (a)"), at
+        assert difference(first, save_weights(tmp_path / "two", a=edited)).endswith(
+            "1 changed (a)"
+        ), at
     unseen = np.arange(size, dtype=np.float32)
     unseen[size // 4] = -1
     assert difference(first, save_weights(tmp_path / "two", a=unseen)) == ""
@@ -168,10 +205,22 @@ def test_shards_are_the_same_model_as_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_branch_of_the_hub_that_moved_is_known_by_its_commit(one_device: dict[str, str], tmp_path: Path) -> None:
+def test_a_branch_of_the_hub_that_moved_is_known_by_its_commit(
+    one_device: dict[str, str], tmp_path: Path
+) -> None:
     save_weights(tmp_path / "model")
     with hub_server("org/model", {"main": tmp_path / "model", "v1": tmp_path / "model"}, []) as url:
-        env = {**one_device, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
-        done = subprocess.run([sys.executable, "-c", HUB], env=env, capture_output=True, text=True, timeout=240)
+        env = {
+            **one_device,
+            "HF_ENDPOINT": url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "cache"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", HUB], env=env, capture_output=True, text=True, timeout=240
+        )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("the hub's commit was ") and "are the same: set revision=" in done.stdout
+    assert (
+        done.stdout.startswith("the hub's commit was ")
+        and "are the same: set revision=" in done.stdout
+    )

@@ -1,4 +1,5 @@
-"""The documents say what the code does: every setting is in the reference; what they name exists."""
+"""The documents say what the code does: every setting is in the reference; what they name
+exists."""
 
 import ast
 import re
@@ -48,20 +49,29 @@ def test_every_setting_is_in_the_reference() -> None:
 
 
 def test_defaults_in_the_reference_are_those_of_the_code() -> None:
-    """Every row has one; where there are as many as fields, and they are plain values, they are compared."""
+    """Every row has one; where there are as many as fields, and they are plain values, they are
+    compared."""
     run, stages = (ROOT / "docs" / "config.md").read_text().split("\n## ")[1:3]
-    rows = [(settings.base(), *row) for row in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", run, flags=re.MULTILINE)]
+    rows = [
+        (settings.base(), *row)
+        for row in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", run, flags=re.MULTILINE)
+    ]
     kind = ""
-    for kinds, *row in re.findall(r"^\| ([^|]*) ?\| (`[^|]*) \| ([^|]*) \|", stages, flags=re.MULTILINE):
+    for kinds, *row in re.findall(
+        r"^\| ([^|]*) ?\| (`[^|]*) \| ([^|]*) \|", stages, flags=re.MULTILINE
+    ):
         kind = next((name for name in STAGES if name in kinds), "online" if kinds else kind)
         rows.append((getattr(settings, kind)(), *row))
     compared = set()
     for config, fields, defaults in rows:
         assert defaults.strip(), f"{fields}: without a default"
-        names, values = re.findall("`([^`]+)`", fields), defaults.partition(";")[0].replace("`", "").split(", ")
+        names = re.findall("`([^`]+)`", fields)
+        values = defaults.partition(";")[0].replace("`", "").split(", ")
         if len(names) == len(values):
             for name, value in zip(names, values, strict=True):
-                actual = reduce(lambda section, part: getattr(section, part, ...), name.split("."), config)
+                actual = reduce(
+                    lambda section, part: getattr(section, part, ...), name.split("."), config
+                )
                 if isinstance(actual, float | int | bool | None) and ":" not in value:
                     plain = {"unset": None, "true": True, "false": False}
                     assert (plain[value] if value in plain else float(value)) == actual, name
@@ -69,20 +79,30 @@ def test_defaults_in_the_reference_are_those_of_the_code() -> None:
     assert len(compared) > 100
 
 
-@pytest.mark.parametrize("page", ["tutorial", "concepts", "howto", "rewards", "troubleshooting", "limits", "metrics"])
+@pytest.mark.parametrize(
+    "page", ["tutorial", "concepts", "howto", "rewards", "troubleshooting", "limits", "metrics"]
+)
 def test_settings_that_a_page_names_exist(page: str) -> None:
     known = all_settings()
     sections = {path.partition(".")[0] for path in known if "." in path}
-    named = re.findall(r"`(?:config\.)?(\w+\.[\w.]+)(?:=[^`]*)?`", (ROOT / "docs" / f"{page}.md").read_text())
-    named = [name for name in named if name.partition(".")[0] in sections and not name.endswith(".json")]
-    assert [name for name in named if not any(f"{path}.".startswith(f"{name}.") for path in known)] == []
+    named = re.findall(
+        r"`(?:config\.)?(\w+\.[\w.]+)(?:=[^`]*)?`", (ROOT / "docs" / f"{page}.md").read_text()
+    )
+    named = [
+        name for name in named if name.partition(".")[0] in sections and not name.endswith(".json")
+    ]
+    assert [
+        name for name in named if not any(f"{path}.".startswith(f"{name}.") for path in known)
+    ] == []
 
 
 def test_the_names_of_trl_and_verl_lead_to_settings() -> None:
     grpo, dpo = (ROOT / "docs" / "coming-from.md").read_text().split("\n## ")[1:3]
     tables = [re.findall(r"^\| .* \|$", part, flags=re.MULTILINE)[1:] for part in (grpo, dpo)]
     assert len(tables[0]) > 25 and len(tables[1]) > 5
-    ours = " ".join(row.split("|")[column] for rows, column in zip(tables, (3, 2), strict=True) for row in rows)
+    ours = " ".join(
+        row.split("|")[column] for rows, column in zip(tables, (3, 2), strict=True) for row in rows
+    )
     named = re.findall(r"`(?:config)?\.?([\w.]+\w)(?:=[^`]*)?`", re.sub(r"\(.*?\)", "", ours))
     known = [f".{path}" for path in all_settings()]
     assert [name for name in named if not any(path.endswith(f".{name}") for path in known)] == []
@@ -102,30 +122,49 @@ def test_links_and_named_files_exist() -> None:
             target = page.parent / link if link else page
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 missing.append((page.name, link, anchor))
-        files = re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []  # those are dated
+        files = (
+            re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []
+        )  # those are dated
         folders = (ROOT, ROOT / "g2d_jax", ROOT / "tests")
-        missing += [(page.name, file, "") for file in files if not any((folder / file).exists() for folder in folders)]
+        missing += [
+            (page.name, file, "")
+            for file in files
+            if not any((folder / file).exists() for folder in folders)
+        ]
     assert missing == []
 
 
 def test_every_equation_names_a_function_and_a_test_that_exist() -> None:
-    rows = re.findall(r"^\| .* \| (`.*) \| (`.*) \|$", (ROOT / "docs" / "equations.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| .* \| (`.*) \| (`.*) \|$",
+        (ROOT / "docs" / "equations.md").read_text(),
+        flags=re.MULTILINE,
+    )
     assert len(rows) > 20
     for functions, tests in rows:
         for module, name in re.findall(r"`([\w.]+)\.(\w+)", functions):
             file = ROOT / "g2d_jax" / f"{module.replace('.', '/')}.py"
             source = file.read_text() if file.exists() else ""
-            assert f"def {name}(" in source or (file.with_suffix("") / f"{name}.py").exists(), (module, name)
+            assert f"def {name}(" in source or (file.with_suffix("") / f"{name}.py").exists(), (
+                module,
+                name,
+            )
         (file, *more), names = re.findall(r"[\w/]+\.py", tests), re.findall(r"::(\w+)", tests)
         for name in names:
-            assert any(f"def {name}(" in (ROOT / "tests" / each).read_text() for each in (file, *more)), (tests, name)
+            assert any(
+                f"def {name}(" in (ROOT / "tests" / each).read_text() for each in (file, *more)
+            ), (tests, name)
 
 
 def slowness(file: Path) -> dict[str, str]:
     """How much of each test of a file is left to `-m slow`: "slow", "partly slow" or ""."""
     module = ast.parse(file.read_text())
     names = {"pytest.mark.slow", "slow"}
-    of_all = [ast.unparse(node.value) for node in module.body if "pytestmark" in ast.unparse(node).partition(" = ")[0]]
+    of_all = [
+        ast.unparse(node.value)
+        for node in module.body
+        if "pytestmark" in ast.unparse(node).partition(" = ")[0]
+    ]
     shares = {}
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -140,7 +179,11 @@ def test_every_promise_names_tests_that_exist() -> None:
     """And says of each how much of it is run by -m slow."""
     text = (ROOT / "docs" / "reliability.md").read_text()
     promises = text.partition("## Promises")[2].partition("\n## ")[0]
-    rows = [line for line in promises.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    rows = [
+        line
+        for line in promises.splitlines()
+        if line.startswith("| ") and not line.startswith("| promise")
+    ]
     assert len(rows) > 30
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`(?: \(((?:partly )?slow)\))?", row)
@@ -187,7 +230,9 @@ def test_the_tutorial_makes_the_problems_it_shows_and_a_config(tutorial: Path) -
     shown = (ROOT / "docs" / "tutorial.md").read_text().split("==> ")[1:]
     for name, *lines in (part.partition("```")[0].split("\n") for part in shown):
         rows = [line for line in lines if line]
-        assert len(rows) == 2 and Path(name.removesuffix(" <==")).read_text().startswith("\n".join(rows) + "\n")
+        assert len(rows) == 2 and Path(name.removesuffix(" <==")).read_text().startswith(
+            "\n".join(rows) + "\n"
+        )
     order = pipeline.check(Config.of(resolve("my_config.py"))).order
     assert order == ("sft", "warmup", "collect", "dpo", "evaluate")
 
@@ -198,9 +243,14 @@ def test_the_tutorial_ends_as_it_says(tutorial: Path, one_device: dict[str, str]
     text = (ROOT / "docs" / "tutorial.md").read_text()
     for command in re.findall(r"^g2d (.*?)(?: {2,}#.*)?$", text, flags=re.MULTILINE):
         python = [sys.executable, "-m", "g2d_jax", *shlex.split(command)]
-        subprocess.run(python, env={**one_device, "XLA_FLAGS": ""}, check=True)  # the suite's flags make slow programs
+        subprocess.run(
+            python, env={**one_device, "XLA_FLAGS": ""}, check=True
+        )  # the suite's flags make slow programs
     result = read_json(epath.Path("runs/first/05-evaluate/manifest.json"))["result"]
-    promised = [float(row) for row in re.findall(r"^\| .*? \| ([\d.]+) ± [\d.]+ \|", text, flags=re.MULTILINE)]
+    promised = [
+        float(row)
+        for row in re.findall(r"^\| .*? \| ([\d.]+) ± [\d.]+ \|", text, flags=re.MULTILINE)
+    ]
     reached = [100 * policy["pass_at"]["1"] for policy in result["policies"]]
     assert len(promised) == 3 and reached == pytest.approx(promised, abs=8)
 
@@ -209,7 +259,12 @@ def test_every_metric_of_a_run_is_explained(finished: Path) -> None:
     text = (ROOT / "docs" / "metrics.md").read_text()
     explained = set(re.findall(r"`([^`\s]+)`", text))
     starts = tuple(name.removesuffix("…") for name in explained if name.endswith("…"))
-    metrics = {name for row in read_metrics(finished) if "warning" not in row["kind"] for name in row["metrics"]}
+    metrics = {
+        name
+        for row in read_metrics(finished)
+        if "warning" not in row["kind"]
+        for name in row["metrics"]
+    }
     assert len(metrics) > 60
     assert {name for name in metrics - explained if not name.startswith(starts)} == set()
 
@@ -219,7 +274,8 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_the_package_is_installed_from_a_folder_or_a_url() -> None:
-    """No registry has its name, so no page, message, notebook or launcher may give the name alone."""
+    """No registry has its name, so no page, message, notebook or launcher may give the name
+    alone."""
     folders = ("docs", "g2d_jax", "notebooks", "launch", "configs", "benchmarks")
     suffixes = (".md", ".py", ".ipynb", ".sh", ".sbatch", ".yaml", ".cuda", ".tpu")
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -235,10 +291,16 @@ def test_the_package_is_installed_from_a_folder_or_a_url() -> None:
 
 
 def test_extras_that_pages_and_messages_name_are_those_of_pyproject() -> None:
-    known = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    known = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
     code = "".join(file.read_text() for file in (ROOT / "g2d_jax").rglob("*.py"))
-    pages = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    pages = "".join(
+        file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    )
     named = set(re.findall(r"extras\.missing\([^()]*\"(\w+)\"\)", code))
-    named |= {extra for group in re.findall(r"'\.\[([\w,]+)\]'", pages) for extra in group.split(",")}
+    named |= {
+        extra for group in re.findall(r"'\.\[([\w,]+)\]'", pages) for extra in group.split(",")
+    }
     named |= set(re.findall(r"\bextra `(\w+)`", pages))
     assert len(named) >= 8 and named <= known

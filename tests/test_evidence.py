@@ -18,7 +18,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, benchmarks = tmp_path_factory.mktemp("results"), ROOT / "benchmarks"
     for archive in (benchmarks / "results").glob("*.tar.xz"):
         target = folder / archive.name.removesuffix(".tar.xz")
-        subprocess.run([sys.executable, benchmarks / "results.py", "unpack", archive, target], check=True)
+        subprocess.run(
+            [sys.executable, benchmarks / "results.py", "unpack", archive, target], check=True
+        )
     return folder
 
 
@@ -26,16 +28,22 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_study_over_k_is_reported_as_its_page_says(results: Path) -> None:
     _, page, table = write_study(results / "study-demo", "sweep-k-demo")
     text = (ROOT / "docs" / "evidence.md").read_text("utf-8")
-    rows = [line.replace("\\", "").split(" | ") for line in Path(page).read_text("utf-8").splitlines()]
+    rows = [
+        line.replace("\\", "").split(" | ") for line in Path(page).read_text("utf-8").splitlines()
+    ]
     accuracies = {
-        row[0].removeprefix("| "): (row[3], row[5]) for row in rows if row[0].startswith("| g2d, K") and len(row) == 9
+        row[0].removeprefix("| "): (row[3], row[5])
+        for row in rows
+        if row[0].startswith("| g2d, K") and len(row) == 9
     }
     assert len(accuracies) == 7
     for row, figures in accuracies.items():
         for figure in figures:
             assert figure in text, row
     with open(table, encoding="utf-8", newline="") as file:
-        measured = {(row["measure"], row["K"]): row for row in csv.DictReader(file) if row["arm"] == "g2d"}
+        measured = {
+            (row["measure"], row["K"]): row for row in csv.DictReader(file) if row["arm"] == "g2d"
+        }
     for k in ("0", "5", "10", "20", "40", "80", "160"):
         mean, low, high = (
             100 * float(measured[f"advantage/grpo, learning rate 5e-05/flops/{name}", k]["value"])
@@ -53,7 +61,12 @@ def test_the_study_over_k_is_reported_as_its_page_says(results: Path) -> None:
         ("study-demo", "spectrum-demo", "spectrum.md", "accuracy"),
         ("fresh-demo", "sweep-k-demo", "evidence.md", "gain"),
         ("middle", "sweep-k-middle", "benchmarks/middle-scale.md", "gain"),
-        ("middle-dpo", "middle", "benchmarks/middle-scale.md", "offline_gain"),  # its page has no gains of warm-ups
+        (
+            "middle-dpo",
+            "middle",
+            "benchmarks/middle-scale.md",
+            "offline_gain",
+        ),  # its page has no gains of warm-ups
     ],
 )
 def test_the_other_studies_are_reported_as_their_pages_say(
@@ -64,11 +77,15 @@ def test_the_other_studies_are_reported_as_their_pages_say(
     intervals: dict[tuple[str, ...], dict[str, float]] = {}
     with open(table, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["seed"] == "all" and row["measure"] in (f"{measure}/{part}" for part in ("mean", "low", "high")):
+            if row["seed"] == "all" and row["measure"] in (
+                f"{measure}/{part}" for part in ("mean", "low", "high")
+            ):
                 point = intervals.setdefault((row["arm"], row["values"], row["K"]), {})
                 point[row["measure"]] = 100 * float(row["value"])
     sign = "" if measure == "accuracy" else "+"
     assert len(intervals) >= 5
     for row_of, parts in intervals.items():
-        mean, low, high = (f"{parts[f'{measure}/{part}']:{sign}.1f}" for part in ("mean", "low", "high"))
+        mean, low, high = (
+            f"{parts[f'{measure}/{part}']:{sign}.1f}" for part in ("mean", "low", "high")
+        )
         assert f"{mean} [{low}, {high}]" in text, row_of

@@ -1,7 +1,8 @@
-"""The recipes of docs/extending, followed to the letter: their files are written, their edits made, their tests run.
+"""The recipes of docs/extending, followed to the letter: their files are written, their edits made,
+their tests run.
 
-A python block that begins with "# FILE" is that file. A diff block has no line numbers: what an edit leaves and takes
-away stands once in its file.
+A python block that begins with "# FILE" is that file. A diff block has no line numbers: what an
+edit leaves and takes away stands once in its file.
 """
 
 from __future__ import annotations
@@ -49,16 +50,24 @@ def follow(page: str, folder: Path) -> None:
     """Write a page's files, and make its edits of the files that lie in the folder."""
     text = (ROOT / "docs" / "extending" / f"{page}.md").read_text()
     blocks = re.findall(r"```(python|diff)\n(.*?)```", text, flags=re.DOTALL)
-    for name, block in ((re.match(r"# (\S+\.py)\n", block), block) for kind, block in blocks if kind == "python"):
+    for name, block in (
+        (re.match(r"# (\S+\.py)\n", block), block) for kind, block in blocks if kind == "python"
+    ):
         if name:
             (folder / name[1]).write_text(block)
     diffs = "".join(block for kind, block in blocks if kind == "diff")
-    for name, edits in re.findall(r"^--- (\S+)\n(.*?)(?=^--- |\Z)", diffs, flags=re.DOTALL | re.MULTILINE):
+    for name, edits in re.findall(
+        r"^--- (\S+)\n(.*?)(?=^--- |\Z)", diffs, flags=re.DOTALL | re.MULTILINE
+    ):
         source = (folder / name).read_text()
         for edit in edits.split("@@\n"):
             lines = edit.splitlines(keepends=True)
-            before, after = ("".join(line[1:] for line in lines if line[0] != mark) for mark in "+-")
-            assert source.count(before) == 1, f"{page}.md, {name}: once, not {source.count(before)} times:\n{before}"
+            before, after = (
+                "".join(line[1:] for line in lines if line[0] != mark) for mark in "+-"
+            )
+            assert source.count(before) == 1, (
+                f"{page}.md, {name}: once, not {source.count(before)} times:\n{before}"
+            )
             source = source.replace(before, after)
         (folder / name).write_text(source)
 
@@ -76,7 +85,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", ["test_hinge", "test_my_rewards"])
 def test_the_tests_in_the_recipes_pass(files: Path, name: str) -> None:
-    (test,) = (value for key, value in runpy.run_path(str(files / f"{name}.py")).items() if key.startswith("test_"))
+    (test,) = (
+        value
+        for key, value in runpy.run_path(str(files / f"{name}.py")).items()
+        if key.startswith("test_")
+    )
     test()
 
 
@@ -105,7 +118,9 @@ def test_a_run_grades_with_the_reward_and_trains_with_the_loss(
     assert all((row.score.reward > 0) == any(map(str.isdigit, row.text)) for row in rollouts)
     first, *_, last = (row["metrics"] for row in read_metrics(work) if row["stage"] == "dpo")
     assert last["loss"] < first["loss"] and last["rewards/margins"] > first["rewards/margins"]
-    assert first["loss"] == pytest.approx(1.0, rel=1e-3)  # the policy is the reference yet, and all margins are 0
+    assert first["loss"] == pytest.approx(
+        1.0, rel=1e-3
+    )  # the policy is the reference yet, and all margins are 0
     assert read_json(epath.Path(work / "config.json"))["own"]["dpo"] == "hinge:hinge"
 
 
@@ -113,7 +128,11 @@ def test_a_run_grades_with_the_reward_and_trains_with_the_loss(
 def package(tmp_path: Path) -> Path:
     """A copy of the package and its tests, with the edits of both pages made in it."""
     for name in ("g2d_jax", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "object_store"))
+        shutil.copytree(
+            ROOT / name,
+            tmp_path / name,
+            ignore=shutil.ignore_patterns("__pycache__", "object_store"),
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for page in ("model-family", "stage"):
         follow(page, tmp_path)
@@ -130,8 +149,13 @@ def test_a_family_and_a_stage_are_edits_that_fit_the_package(package: Path) -> N
 @pytest.mark.timeout(600)
 def test_a_family_and_a_stage_in_the_package(package: Path, one_device: dict[str, str]) -> None:
     """Its tests run in a process of their own."""
-    tests = ["tests/models/test_hf.py", "tests/models/test_decoder.py", "tests/stages/test_rejection.py"]
-    chosen = "rejection or (ernie4_5 and (transformers or True-24) and not greedy)"  # logits, export, decoding
+    tests = [
+        "tests/models/test_hf.py",
+        "tests/models/test_decoder.py",
+        "tests/stages/test_rejection.py",
+    ]
+    # logits, export, decoding
+    chosen = "rejection or (ernie4_5 and (transformers or True-24) and not greedy)"
     done = subprocess.run(
         [
             sys.executable,
@@ -155,4 +179,6 @@ def test_a_family_and_a_stage_in_the_package(package: Path, one_device: dict[str
         timeout=590,
     )
     passed = 4 if find_spec("torch") else 2  # without it there is no parity with transformers
-    assert done.returncode == 0 and f"{passed} passed" in done.stdout, done.stdout[-5000:] + done.stderr[-2000:]
+    assert done.returncode == 0 and f"{passed} passed" in done.stdout, (
+        done.stdout[-5000:] + done.stderr[-2000:]
+    )

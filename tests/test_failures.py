@@ -1,4 +1,5 @@
-"""A machine that has no room, memory or threads left: told in one line, without the tracebacks of libraries."""
+"""A machine that has no room, memory or threads left: told in one line, without the tracebacks of
+libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 100 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", folder], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("this machine lets us mount nothing")
     yield folder
@@ -44,7 +47,9 @@ def test_a_checkpoint_on_a_full_disk_is_one_error_that_names_the_folder(
         checkpoints.wait()
         checkpoints.close()
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder))
-    assert failures.line(caught.value).startswith(f"No space left on device: '{folder}'; make room there")
+    assert failures.line(caught.value).startswith(
+        f"No space left on device: '{folder}'; make room there"
+    )
     assert "Traceback" not in capfd.readouterr().err
     log = storage.Segments(small_disk / "log")
     with pytest.raises(OSError, match=r"No space left.*00000\.jsonl"):
@@ -67,24 +72,54 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
     [
         (
             full("/w/metrics"),
-            "No space left on device: '/w/metrics'; make room there, then give the same command again",
+            "No space left on device: '/w/metrics'; make room there, then give the same command "
+            "again",
         ),
-        (full(None), "No space left on device: [Errno 28] No space left on device; make room there"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded", "/w/x"), "Disk quota exceeded: '/w/x'; make room there"),
-        (ValueError("RESOURCE_EXHAUSTED: write: No space left on device [local]"), "No space left on device: RESOURCE"),
-        (wrapped(RuntimeError("a thread failed"), full("/w/part")), "No space left on device: '/w/part'; make room"),
-        (MemoryError(), "this machine, or its limit for a process, has no more memory: end other programs"),
+        (
+            full(None),
+            "No space left on device: [Errno 28] No space left on device; make room there",
+        ),
+        (
+            OSError(errno.EDQUOT, "Disk quota exceeded", "/w/x"),
+            "Disk quota exceeded: '/w/x'; make room there",
+        ),
+        (
+            ValueError("RESOURCE_EXHAUSTED: write: No space left on device [local]"),
+            "No space left on device: RESOURCE",
+        ),
+        (
+            wrapped(RuntimeError("a thread failed"), full("/w/part")),
+            "No space left on device: '/w/part'; make room",
+        ),
+        (
+            MemoryError(),
+            "this machine, or its limit for a process, has no more memory: end other programs",
+        ),
         (
             MemoryError("Unable to allocate 7.45 TiB for an array"),
-            "this machine, or its limit for a process, has no more memory (Unable to allocate 7.45 TiB for an array): ",
+            "this machine, or its limit for a process, has no more memory (Unable to allocate "
+            "7.45 TiB for an array): ",
         ),
-        (RuntimeError("can't start new thread"), "the system starts no more threads: memory or the number"),
-        (PermissionError(errno.EACCES, "Permission denied", "/w"), "Permission denied: '/w'; give this user the right"),
         (
-            RuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue()\nmore"),
-            "what the processes compute together gave up: UNKNOWN: Gloo context initialization failed: DEADLINE_EXC",
+            RuntimeError("can't start new thread"),
+            "the system starts no more threads: memory or the number",
         ),
-        (RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"), "what the processes compute"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/w"),
+            "Permission denied: '/w'; give this user the right",
+        ),
+        (
+            RuntimeError(
+                "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: "
+                "GetKeyValue()\nmore"
+            ),
+            "what the processes compute together gave up: UNKNOWN: Gloo context initialization "
+            "failed: DEADLINE_EXC",
+        ),
+        (
+            RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"),
+            "what the processes compute",
+        ),
         (RuntimeError("a fault of ours"), ""),
         (ValueError("data.train is not set"), ""),
     ],
@@ -95,7 +130,9 @@ def test_a_line_for_each_failure_of_the_machine(error: Exception, told: str) -> 
 
 
 @pytest.mark.slow
-def test_threads_that_cannot_be_started_are_told_by_the_command(one_device: dict[str, str], tmp_path: Path) -> None:
+def test_threads_that_cannot_be_started_are_told_by_the_command(
+    one_device: dict[str, str], tmp_path: Path
+) -> None:
     code = """
 import sys, threading
 from g2d_jax import cli
@@ -109,11 +146,17 @@ sys.exit(cli.main(["run", "--config", "demo:preset=smoke", "--workdir", sys.argv
     python = [sys.executable, "-c", code, str(tmp_path / "run")]
     done = subprocess.run(python, env=one_device, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and line.startswith("g2d: the system starts no more threads") and "ulimit" in line
+    assert (
+        done.returncode == 1
+        and line.startswith("g2d: the system starts no more threads")
+        and "ulimit" in line
+    )
 
 
 @pytest.mark.parametrize(("hidden", "told"), [(True, False), (False, True)])
-def test_an_error_raised_from_none_has_nothing_to_do_with_the_one_before(hidden: bool, told: bool) -> None:
+def test_an_error_raised_from_none_has_nothing_to_do_with_the_one_before(
+    hidden: bool, told: bool
+) -> None:
     try:
         try:
             raise OSError(errno.ENOSPC, "No space left on device", "/a/file")

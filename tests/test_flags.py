@@ -21,12 +21,15 @@ def test_cpu_devices_start_collectives_in_one_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     assert flags.simulated() == 4
     with pytest.raises(
-        ValueError, match=f"collectives of 8 CPU devices may hang: .* add {flags.ORDER}=false to XLA_FLAGS"
+        ValueError,
+        match=f"collectives of 8 CPU devices may hang: .* add {flags.ORDER}=false to XLA_FLAGS",
     ):
         meshes.make_mesh()
     assert meshes.make_mesh(devices=DEVICES[:1]).size == 1
     processes.initialise()
-    assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=4 {flags.ORDER}=false"
+    assert (
+        os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=4 {flags.ORDER}=false"
+    )
     assert meshes.make_mesh().size == 8
 
 
@@ -50,8 +53,12 @@ def test_a_plugin_without_its_device_leaves_jax_on_the_cpu(
     assert (flags.ORDER in os.environ["XLA_FLAGS"]) is not driven
 
 
-@pytest.mark.parametrize("own", ["", "--xla_force_host_platform_device_count=1", f"{flags.ORDER}=true"])
-def test_flags_of_one_device_and_those_of_the_user_stay(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "own", ["", "--xla_force_host_platform_device_count=1", f"{flags.ORDER}=true"]
+)
+def test_flags_of_one_device_and_those_of_the_user_stay(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XLA_FLAGS", own)
     processes.initialise()
     assert os.environ["XLA_FLAGS"] == own
@@ -61,12 +68,19 @@ def test_flags_of_one_device_and_those_of_the_user_stay(own: str, monkeypatch: p
     ("told", "taken"),
     [
         ({}, {"XLA_CLIENT_MEM_FRACTION": "0.9"}),
-        *(({name: ".8"}, {name: ".8"}) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")),
+        *(
+            ({name: ".8"}, {name: ".8"})
+            for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+        ),
     ],
 )
-def test_memory_is_taken_as_the_user_says(told: dict, taken: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_taken_as_the_user_says(
+    told: dict, taken: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With both variables JAX would go on without the GPU."""
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.setenv(name, told.get(name, ""))
     flags.take_memory()
-    assert {name: value for name, value in os.environ.items() if "_MEM_FRACTION" in name and value} == taken
+    assert {
+        name: value for name, value in os.environ.items() if "_MEM_FRACTION" in name and value
+    } == taken

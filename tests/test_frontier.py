@@ -1,4 +1,5 @@
-"""Accuracy against compute: intervals by hand and by how often they cover, lines by hand, and nothing extrapolated."""
+"""Accuracy against compute: intervals by hand and by how often they cover, lines by hand, and
+nothing extrapolated."""
 
 import functools
 import math
@@ -40,24 +41,32 @@ def test_the_mean_is_that_of_the_runs_means():
 
 
 def test_an_interval_by_hand():
-    # Runs' means 0.2 and 0.6: error 0.2, t 12.706. Problems' means 0.2, 0.4, 0.6: error 0.2 / sqrt(3), t 4.3027.
+    # Runs' means 0.2 and 0.6: error 0.2, t 12.706. Problems' means 0.2, 0.4, 0.6: error 0.2 /
+    # sqrt(3), t 4.3027.
     got = mean_interval([[0.0, 0.2, 0.4], [0.4, 0.6, 0.8]])
     expected = math.hypot(12.7062 * 0.2, 4.30265 * 0.2 / math.sqrt(3))  # 2.5893
     assert ends(got) == pytest.approx((0.4, 0.4 - expected, 0.4 + expected), rel=1e-5)
 
 
 def test_an_interval_by_hand_where_a_problem_is_not_scored():
-    # Runs' means 1/2 and 1: error 1/4. Problems' shares of the error: (1/2) / (2 * 2), its opposite, and 0.
+    # Runs' means 1/2 and 1: error 1/4. Problems' shares of the error: (1/2) / (2 * 2), its
+    # opposite, and 0.
     got = mean_interval([[1, 0, NAN], [1, 1, 1]])
     between_problems = math.sqrt(3 / 2 * 2 * 0.125**2)
-    assert half(got) == pytest.approx(math.hypot(12.7062 * 0.25, 4.30265 * between_problems), rel=1e-5)
+    assert half(got) == pytest.approx(
+        math.hypot(12.7062 * 0.25, 4.30265 * between_problems), rel=1e-5
+    )
 
 
 def test_one_run_has_the_interval_of_its_problems():
     got = mean_interval([[0, 1, 1, 0]])
-    assert ends(got) == pytest.approx((0.5, 0.5 - 3.18245 / math.sqrt(12), 0.5 + 3.18245 / math.sqrt(12)), rel=1e-5)
+    assert ends(got) == pytest.approx(
+        (0.5, 0.5 - 3.18245 / math.sqrt(12), 0.5 + 3.18245 / math.sqrt(12)), rel=1e-5
+    )
     values = np.random.default_rng(0).random((1, 400))
-    assert half(mean_interval(values)) == pytest.approx(t_quantile(400) * accuracy(values.T).sem_clustered)
+    assert half(mean_interval(values)) == pytest.approx(
+        t_quantile(400) * accuracy(values.T).sem_clustered
+    )
 
 
 def test_copies_of_a_run_give_no_more_certainty():
@@ -114,7 +123,10 @@ def test_what_leaves_an_interval_alone_and_what_moves_it(values, random):
 @examples(60)
 @given(hnp.arrays(np.float64, (3, 4), elements=st.sampled_from([-0.5, 0.0, 0.25, 1.0])))
 def test_seeds_only_ever_widen_the_interval_over_problems(values):
-    assert half(mean_interval(values)) >= half(mean_interval(values.mean(axis=0, keepdims=True))) - 1e-12
+    assert (
+        half(mean_interval(values))
+        >= half(mean_interval(values.mean(axis=0, keepdims=True))) - 1e-12
+    )
 
 
 SPREAD = 2.0
@@ -129,8 +141,10 @@ def chance(mean, spread):
 
 
 def drawn(kind, rng, runs, problems, seed_spread):
-    """A table [runs, problems] of made-up accuracies or differences, and the mean that its interval is to cover."""
-    seeds, difficulty = rng.normal(0, seed_spread, (runs, 1)), rng.normal(0.5, SPREAD, (1, problems))
+    """A table [runs, problems] of made-up accuracies or differences, and the mean that its interval
+    is to cover."""
+    seeds = rng.normal(0, seed_spread, (runs, 1))
+    difficulty = rng.normal(0.5, SPREAD, (1, problems))
     after = rng.binomial(4, 1 / (1 + np.exp(-difficulty - seeds - 0.3))) / 4
     before = rng.binomial(4, 1 / (1 + np.exp(-difficulty)), (runs, problems)) / 4
     expected = chance(0.8, math.hypot(SPREAD, seed_spread))
@@ -152,21 +166,26 @@ def drawn(kind, rng, runs, problems, seed_spread):
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("problems", [20, 300])
 def test_how_often_an_interval_covers(runs, kind, spread, problems):
-    """Of 2,000 made-up studies whose seeds differ not at all, little or much: 0.93 is four errors below 0.95."""
+    """Of 2,000 made-up studies whose seeds differ not at all, little or much: 0.93 is four errors
+    below 0.95."""
     rng = np.random.default_rng([runs, problems, round(10 * spread)])
     covered = []
     for _ in range(2000):
         values, expected = drawn(kind, rng, runs, problems, spread)
         got = mean_interval(values)
         covered.append(got.low <= expected <= got.high)
-    print(f"coverage: {kind}, spread {spread}, {runs} runs, {problems} problems: {np.mean(covered):.3f}")
+    print(
+        f"coverage: {kind}, spread {spread}, {runs} runs, {problems} problems: "
+        f"{np.mean(covered):.3f}"
+    )
     assert np.mean(covered) >= 0.93
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "most"), [("answers", 1.25), ("noise alone", 1.75)])
 def test_how_wide_an_interval_is_where_seeds_do_not_differ(kind, most):
-    """Against the mean's true error: noise alone counts twice, and t of five seeds is 1.4 times the normal's."""
+    """Against the mean's true error: noise alone counts twice, and t of five seeds is 1.4 times the
+    normal's."""
     rng = np.random.default_rng(0)
     found = [mean_interval(drawn(kind, rng, 5, 300, 0.0)[0]) for _ in range(1000)]
     error = np.std([one.mean for one in found])
@@ -174,7 +193,9 @@ def test_how_wide_an_interval_is_where_seeds_do_not_differ(kind, most):
 
 
 def test_seed_spread_by_hand():
-    assert seed_spread([[1, 0, NAN], [1, 1, 1], [NAN, NAN, NAN], [0, 0, 0]]) == 0.5  # of 1/2, 1 and 0
+    assert (
+        seed_spread([[1, 0, NAN], [1, 1, 1], [NAN, NAN, NAN], [0, 0, 0]]) == 0.5
+    )  # of 1/2, 1 and 0
     assert math.isnan(seed_spread([[1, 0]]))
     assert math.isnan(seed_spread(np.zeros((2, 0))))
 
@@ -190,4 +211,6 @@ def test_lines_between_points_and_nothing_beyond():
         np.testing.assert_array_equal(interpolate(COSTS, VALUES, cost), values)
     assert interpolate(COSTS, VALUES, np.nextafter(1e18, 0)) is None
     assert interpolate(COSTS, VALUES, np.nextafter(7e18, 1e19)) is None
-    np.testing.assert_array_equal(interpolate(np.array([2.0]), np.array([[0.5, 1.0]]), 2.0), [0.5, 1.0])
+    np.testing.assert_array_equal(
+        interpolate(np.array([2.0]), np.array([[0.5, 1.0]]), 2.0), [0.5, 1.0]
+    )

@@ -1,4 +1,5 @@
-"""Settings of older versions: refused where they would run, with what to use now, and left out of what ran already."""
+"""Settings of older versions: refused where they would run, with what to use now, and left out of
+what ran already."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ USED: dict[str, Any] = {
     "engine.sync": "weights",
     "compute.flags": "overlap",
 }
-"""Settings that are gone, in stages of tiny.py, with a value that a run went by; some of every entry of GONE."""
+"""Settings that are gone, in stages of tiny.py, with a value that a run went by; some of every
+entry of GONE."""
 UNUSED: dict[str, Any] = {
     "stages.warmup.stop": "steps",
     "stages.warmup.adaptive.min_steps": 20,
@@ -77,13 +79,17 @@ def test_a_setting_that_is_gone_is_refused_with_what_to_use(path: str) -> None:
     instead = entry(path).instead
     with pytest.raises(ValueError) as error:
         config_io.from_dict(old({path: USED[path]}))
-    assert str(error.value).startswith(entry(path).path.split("*")[0]) and instead in str(error.value)
+    assert str(error.value).startswith(entry(path).path.split("*")[0]) and instead in str(
+        error.value
+    )
     with pytest.raises(ValueError) as error:
         resolve(TINY, [f"config.{path}={USED[path]}"])
     assert path in str(error.value) and instead in str(error.value)
 
 
-@pytest.mark.parametrize("path", [path for path in USED if path.startswith("stages.") and path.count(".") == 2])
+@pytest.mark.parametrize(
+    "path", [path for path in USED if path.startswith("stages.") and path.count(".") == 2]
+)
 def test_python_that_names_it_is_refused_too(path: str, tmp_path: Path) -> None:
     stage, field = path.split(".")[1:]
     value, instead = USED[path], entry(path).instead
@@ -109,7 +115,9 @@ def test_python_that_names_it_is_refused_too(path: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["loss", "stop", "sync", "flags"])
-def test_a_section_that_never_had_the_field_is_told_nothing_of_it(field: str, tmp_path: Path) -> None:
+def test_a_section_that_never_had_the_field_is_told_nothing_of_it(
+    field: str, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         f"import tiny\ndef get_config(arg=''):\n    config = tiny.get_config()\n"
@@ -138,15 +146,21 @@ def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: P
     assert set(read.stages) == set(resolve(TINY).stages)
     commands.export(work, tmp_path / "model", policy="init")
     assert (tmp_path / "model" / "model.safetensors").exists()
-    with pytest.raises(ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"):
+    with pytest.raises(
+        ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"
+    ):
         pipeline.run(resolve(TINY), work)
 
 
 @pytest.mark.parametrize("path", [path for path in USED if not entry(path).decides])
-def test_a_run_begun_with_what_decided_no_result_goes_on_without_it(path: str, tmp_path: Path) -> None:
+def test_a_run_begun_with_what_decided_no_result_goes_on_without_it(
+    path: str, tmp_path: Path
+) -> None:
     work = epath.Path(tmp_path / "work")
     (work / "01-sft").mkdir(parents=True)
-    storage.write_json(work / "config.json", {"config": old({path: USED[path]}), "own": {}, "version": "0"})
+    storage.write_json(
+        work / "config.json", {"config": old({path: USED[path]}), "own": {}, "version": "0"}
+    )
     assert check_claim(Config.of(resolve(TINY)), work) == []
     with pytest.raises(ValueError, match="was started with other settings"):
         check_claim(Config.of(resolve(TINY, ["stages.dpo.beta=0.7"])), work)
@@ -159,10 +173,15 @@ def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warni
     config = resolve(TINY, [f"tokenizer.path={tmp_path / 'tokenizer'}"])
     work = tmp_path / "work"
     (work / "01-sft").mkdir(parents=True)
-    storage.write_json(work / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"})
+    storage.write_json(
+        work / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"}
+    )
     commands.export(work, tmp_path / "model", policy="init")
     assert (tmp_path / "model" / "model.safetensors").exists()
-    assert capsys.readouterr().out.count("WARNING: the run's tokenizer: the chat template ignores") == 1
+    assert (
+        capsys.readouterr().out.count("WARNING: the run's tokenizer: the chat template ignores")
+        == 1
+    )
     with pytest.raises(ValueError, match="the chat template ignores add_generation_prompt"):
         pipeline.run(config, tmp_path / "another")
 
@@ -174,15 +193,21 @@ def test_the_numbers_of_a_stage_resume_from_a_checkpoint_with_fields_that_are_go
 
 
 @pytest.mark.parametrize(
-    "archive", sorted((ROOT / "benchmarks" / "results").glob("*.tar.xz")), ids=lambda file: file.name
+    "archive",
+    sorted((ROOT / "benchmarks" / "results").glob("*.tar.xz")),
+    ids=lambda file: file.name,
 )
 def test_packed_results_of_older_versions_are_read(archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     points = sorted(file.parent for file in tmp_path.glob("points/*/*/config.json"))
-    by_arm = {point.name.partition(",")[0]: point for point in points}  # of two archives one is "adaptive"
+    by_arm = {
+        point.name.partition(",")[0]: point for point in points
+    }  # of two archives one is "adaptive"
     for point in by_arm.values():
         assert commands.read_config(epath.Path(point)).stages
     ends = sorted(by_arm.values())[:1] + points[-1:]
     comparison = read_comparison(ends)
-    assert len(comparison.problems) > 100 and all(0 < row.accuracy.mean < 1 for row in comparison.last)
+    assert len(comparison.problems) > 100 and all(
+        0 < row.accuracy.mean < 1 for row in comparison.last
+    )

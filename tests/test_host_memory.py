@@ -1,4 +1,5 @@
-"""The dry run's estimate of memory on CPUs: what it adds up, and what it says where that is too much."""
+"""The dry run's estimate of memory on CPUs: what it adds up, and what it says where that is too
+much."""
 
 import re
 from pathlib import Path
@@ -35,11 +36,18 @@ def test_every_stage_is_estimated_and_a_tiny_model_is_the_process_alone(config, 
 
 
 def test_a_large_model_needs_its_state_and_gradients_and_is_warned_of(config, capsys):
-    config.model.update(hidden_size=8192, num_hidden_layers=96, num_attention_heads=64, num_key_value_heads=8)
+    config.model.update(
+        hidden_size=8192, num_hidden_layers=96, num_attention_heads=64, num_key_value_heads=8
+    )
     config.model.update(head_dim=128, intermediate_size=28672)
     found, said = told(config, capsys)
-    # 8192 * (8192 * 2 + 1024 * 2 + 3 * 28672) numbers a layer: 80 billion, and 20 bytes of each in a train step.
+    # 8192 * (8192 * 2 + 1024 * 2 + 3 * 28672) numbers a layer: 80 billion, and 20 bytes of each in
+    # a train step.
     weights = 96 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672)
     assert found["sft"] == pytest.approx(20 * weights / GIB, rel=0.02)
-    assert found["collect"] == pytest.approx(8 * weights / GIB, rel=0.02)  # parameters, and those that are sampled from
-    assert re.search(r"warning: the run needs about [\d.,]+ GiB of memory, and [\d.]+ are here", said)
+    assert found["collect"] == pytest.approx(
+        8 * weights / GIB, rel=0.02
+    )  # parameters, and those that are sampled from
+    assert re.search(
+        r"warning: the run needs about [\d.,]+ GiB of memory, and [\d.]+ are here", said
+    )

@@ -1,4 +1,5 @@
-"""Imports run one way: from the stages down to the records, never up, never in a circle; and light where it counts."""
+"""Imports run one way: from the stages down to the records, never up, never in a circle; and light
+where it counts."""
 
 from __future__ import annotations
 
@@ -18,18 +19,28 @@ ROOMS = [
     "rollouts",
     "stages",
     "run_stages",
-    "report sweep card dataset push outputs host_memory dryrun plan forecast pipeline commands cli __main__",
+    (
+        "report sweep card dataset push outputs host_memory dryrun plan forecast pipeline commands "
+        "cli __main__"
+    ),
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
 SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.study.stats")}
-"""What one part of level 1 may import of another: data the final answer of a solution, the bootstrap means of rows."""
+"""What one part of level 1 may import of another: data the final answer of a solution, the
+bootstrap means of rows."""
 
 
 def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "configs"}
+MODULES = {
+    module_name(path): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.parent.name != "configs"
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -39,7 +50,9 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}, line {node.lineno}: write the import with its full name"
+            assert node.level == 0, (
+                f"{path}, line {node.lineno}: write the import with its full name"
+            )
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else str(node.module) for name in names}
     return {name for name in found if name == "g2d_jax" or name.startswith("g2d_jax.")}
@@ -49,14 +62,20 @@ IMPORTS = {name: imports(path) for name, path in MODULES.items()}
 
 
 def part(module: str) -> str:
-    """The room a module is in: "g2d_jax.data.fields" is in data. The package itself is in "" and below all."""
+    """The room a module is in: "g2d_jax.data.fields" is in data. The package itself is in "" and
+    below all."""
     return [*module.split("."), ""][1]
 
 
 def test_imports_never_go_up():
     assert {name for names in IMPORTS.values() for name in names} <= MODULES.keys()
     level = {"": -1, **LEVELS}  # of every room
-    upward = {(name, other) for name in MODULES for other in IMPORTS[name] if level[part(other)] > level[part(name)]}
+    upward = {
+        (name, other)
+        for name in MODULES
+        for other in IMPORTS[name]
+        if level[part(other)] > level[part(name)]
+    }
     assert not upward
 
 
@@ -82,7 +101,9 @@ def test_no_circles():
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError with the circle
     rooms: dict[str, set[str]] = {}
     for module, found in IMPORTS.items():
-        rooms.setdefault(part(module), set()).update({part(other) for other in found} - {part(module)})
+        rooms.setdefault(part(module), set()).update(
+            {part(other) for other in found} - {part(module)}
+        )
     graphlib.TopologicalSorter(rooms).prepare()
 
 

@@ -21,10 +21,25 @@ from g2d_jax.study.informativeness import (
 )
 
 NAN = float("nan")
-REWARDS = {Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0}
+REWARDS = {
+    Verdict.CORRECT: 1.0,
+    Verdict.INCORRECT: 0.0,
+    Verdict.NO_ANSWER: 0.0,
+    Verdict.TIMEOUT: 0.0,
+}
 
 
-def response(verdict, logprobs, entropies, *, answer="2", sample=0, problem="aa", reward=NAN, stop_reason="stop"):
+def response(
+    verdict,
+    logprobs,
+    entropies,
+    *,
+    answer="2",
+    sample=0,
+    problem="aa",
+    reward=NAN,
+    stop_reason="stop",
+):
     """reward NaN: the verifier's own for this verdict."""
     tokens = np.arange(len(logprobs), dtype=np.int32)
     nats = [np.array(values, np.float32) for values in (logprobs, entropies)]
@@ -37,11 +52,15 @@ def example():
     """A mixed prompt with a timeout, and one that no answer of could be scored."""
     mixed = [
         response(Verdict.CORRECT, [-1.0, -1.0], [0.5, 1.5]),
-        response(Verdict.INCORRECT, [-2.0, -2.0, -2.0, -2.0], [2.0] * 4, answer="3", stop_reason="length"),
+        response(
+            Verdict.INCORRECT, [-2.0, -2.0, -2.0, -2.0], [2.0] * 4, answer="3", stop_reason="length"
+        ),
         response(Verdict.NO_ANSWER, [-4.0, -4.0], [1.0, 1.0], answer=None),
         response(Verdict.TIMEOUT, [0.0], [0.0], answer="3^{9^9}"),
     ]
-    unscored = [response(Verdict.UNSCORABLE, [-0.5, -1.5], [3.0, 3.0], problem="bb") for _ in range(2)]
+    unscored = [
+        response(Verdict.UNSCORABLE, [-0.5, -1.5], [3.0, 3.0], problem="bb") for _ in range(2)
+    ]
     return [mixed, unscored]
 
 
@@ -68,15 +87,36 @@ def test_prompts_by_hand():
     for name, values in expected.items():
         np.testing.assert_allclose(got[name], values, rtol=1e-12, err_msg=name)
     kinds = {name: got[name].dtype.kind for name in expected}
-    assert {name for name, kind in kinds.items() if kind == "i"} == {"visit", "samples", "scored", "distinct_answers"}
+    assert {name for name, kind in kinds.items() if kind == "i"} == {
+        "visit",
+        "samples",
+        "scored",
+        "distinct_answers",
+    }
     assert kinds["mixed"] == "b"
 
 
 def test_summary_by_hand():
     got = summary(example())
-    confidences = [math.exp(-1), math.exp(-2), math.exp(-4), 1]  # the first of a right answer; four bins
-    expected = {"prompts": 2, "responses": 6, "scored": 4, "pass_rate": 1 / 4, "reward_variance": 3 / 16}
-    expected |= {"frac_mixed": 1 / 2, "entropy": (12 + 12) / 13, "distinct_answers": 5 / 2, "mean_length": 13 / 6}
+    confidences = [
+        math.exp(-1),
+        math.exp(-2),
+        math.exp(-4),
+        1,
+    ]  # the first of a right answer; four bins
+    expected = {
+        "prompts": 2,
+        "responses": 6,
+        "scored": 4,
+        "pass_rate": 1 / 4,
+        "reward_variance": 3 / 16,
+    }
+    expected |= {
+        "frac_mixed": 1 / 2,
+        "entropy": (12 + 12) / 13,
+        "distinct_answers": 5 / 2,
+        "mean_length": 13 / 6,
+    }
     expected |= {"mean_length_correct": 2, "mean_length_incorrect": 7 / 3, "frac_truncated": 1 / 6}
     expected |= {"confidence": (sum(confidences) / 4 + math.exp(-1)) / 2, "logprob_gap": 10 / 3}
     expected |= {"ece": (1 - confidences[0] + sum(confidences[1:])) / 4, "auroc": 2 / 3}
@@ -87,18 +127,28 @@ def test_a_scalar_reward_is_neither_right_nor_wrong():
     rows = [response(Verdict.SCORED, [-1.0], [1.0], reward=reward) for reward in (1.0, 3.0)]
     found = summary([rows])
     assert (found["scored"], found["reward_variance"], found["frac_mixed"]) == (2, 1, 1)
-    assert all(math.isnan(found[name]) for name in ("pass_rate", "ece", "auroc", "mean_length_incorrect"))
+    assert all(
+        math.isnan(found[name]) for name in ("pass_rate", "ece", "auroc", "mean_length_incorrect")
+    )
     assert summary([[rows[0], rows[0]]])["frac_mixed"] == 0
 
 
 def test_what_is_not_defined_is_nan():
-    assert {name: len(values) for name, values in prompts([]).items()} == dict.fromkeys(prompts(example()), 0)
+    assert {name: len(values) for name, values in prompts([]).items()} == dict.fromkeys(
+        prompts(example()), 0
+    )
     nothing = summary([])
-    assert {name for name, value in nothing.items() if value == 0} == {"prompts", "responses", "scored"}
+    assert {name for name, value in nothing.items() if value == 0} == {
+        "prompts",
+        "responses",
+        "scored",
+    }
     assert sum(map(math.isnan, nothing.values())) == len(nothing) - 3
     right = summary([[response(Verdict.CORRECT, [-1.0], [1.0])]])
     assert (right["pass_rate"], right["reward_variance"], right["frac_mixed"]) == (1, 0, 0)
-    assert all(math.isnan(right[name]) for name in ("auroc", "logprob_gap", "mean_length_incorrect"))
+    assert all(
+        math.isnan(right[name]) for name in ("auroc", "logprob_gap", "mean_length_incorrect")
+    )
 
 
 def test_rewards_that_are_not_numbers_and_responses_without_tokens():
@@ -115,19 +165,31 @@ def test_rewards_that_are_not_numbers_and_responses_without_tokens():
 
 
 def test_rewards_and_log_probs_at_their_edges():
-    partial = prompts([[response(Verdict.INCORRECT, [-1.0], [1.0], reward=reward) for reward in (0.1, 0.3)]])
+    partial = prompts(
+        [[response(Verdict.INCORRECT, [-1.0], [1.0], reward=reward) for reward in (0.1, 0.3)]]
+    )
     assert partial["reward_variance"][0] == pytest.approx(0.01) and not partial["mixed"][0]
-    certain = [response(Verdict.CORRECT, [1e-7], [0.0]), response(Verdict.INCORRECT, [-1e-7], [0.0])]  # by rounding
+    certain = [
+        response(Verdict.CORRECT, [1e-7], [0.0]),
+        response(Verdict.INCORRECT, [-1e-7], [0.0]),
+    ]  # by rounding
     assert prompts([certain])["confidence"][0] == pytest.approx(1)
     assert summary([certain])["ece"] == pytest.approx(0.5)
-    late = prompts([[response(Verdict.CORRECT, [-1.0], [1.0]), response(Verdict.TIMEOUT, [-9.0], [1.0])]])
+    late = prompts(
+        [[response(Verdict.CORRECT, [-1.0], [1.0]), response(Verdict.TIMEOUT, [-9.0], [1.0])]]
+    )
     assert (late["pass_rate"][0], late["reward_mean"][0]) == (0.5, 0.5)  # a timeout is wrong,
     assert late["mixed"][0]  # and is rejected in a pair
 
 
-@given(st.lists(st.sampled_from(Verdict), min_size=1, max_size=8), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.sampled_from(Verdict), min_size=1, max_size=8), st.randoms(use_true_random=False)
+)
 def test_binary_variance_order_and_what_is_not_scored(verdicts, random):
-    group = [response(verdict, [-i - 0.5], [0.5 * i], answer=str(i % 3)) for i, verdict in enumerate(verdicts)]
+    group = [
+        response(verdict, [-i - 0.5], [0.5 * i], answer=str(i % 3))
+        for i, verdict in enumerate(verdicts)
+    ]
     got = prompts([group])
     rate = got["pass_rate"][0]
     assert got["reward_variance"][0] == pytest.approx(rate * (1 - rate), nan_ok=True)
@@ -137,7 +199,9 @@ def test_binary_variance_order_and_what_is_not_scored(verdicts, random):
     assert math.isnan(got["logprob_gap"][0]) == (not got["reward_variance"][0] > 0)
     random.shuffle(group)
     for name, values in prompts([group]).items():
-        assert values[0] == got[name][0] or values[0] == pytest.approx(got[name][0], nan_ok=True), name
+        assert values[0] == got[name][0] or values[0] == pytest.approx(got[name][0], nan_ok=True), (
+            name
+        )
     more = prompts([[*group, response(Verdict.UNSCORABLE, [-9.0], [1.0])]])
     for name in ("scored", "pass_rate", "reward_mean", "reward_variance", "mixed", "logprob_gap"):
         assert more[name][0] == pytest.approx(got[name][0], nan_ok=True)
@@ -151,9 +215,13 @@ def test_groups_of_several_prompts_or_policies_are_refused():
 
 
 def test_expected_calibration_error_by_hand():
-    got = expected_calibration_error([0.3, 0.3, 0.9, 0.95, 0.9], [0, 1, 1, 0, 1])  # upper ends belong to their bin
+    got = expected_calibration_error(
+        [0.3, 0.3, 0.9, 0.95, 0.9], [0, 1, 1, 0, 1]
+    )  # upper ends belong to their bin
     assert got == pytest.approx(2 / 5 * (0.5 - 0.3) + 2 / 5 * (1 - 0.9) + 1 / 5 * 0.95)
-    assert expected_calibration_error([0.3, 0.4], [1, 0]) == pytest.approx(0.55)  # 0.3 and 0.4 are in bins of their own
+    assert expected_calibration_error([0.3, 0.4], [1, 0]) == pytest.approx(
+        0.55
+    )  # 0.3 and 0.4 are in bins of their own
     assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == 0
     assert expected_calibration_error([1.0, 1.0], [False, False]) == 1
     assert math.isnan(expected_calibration_error([], []))
@@ -181,21 +249,39 @@ def test_auroc_against_all_pairs(pairs):
 
 
 def test_pair_summary_by_hand():
-    got = pair_summary([-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3])  # gaps 2, 0, -3
-    expected = {"pairs": 3, "gap_mean": -1 / 3, "gap_std": math.sqrt(13 / 3 - 1 / 9), "gap_p10": -2.4, "gap_p50": 0}
+    got = pair_summary(
+        [-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3]
+    )  # gaps 2, 0, -3
+    expected = {
+        "pairs": 3,
+        "gap_mean": -1 / 3,
+        "gap_std": math.sqrt(13 / 3 - 1 / 9),
+        "gap_p10": -2.4,
+        "gap_p50": 0,
+    }
     expected |= {"gap_p90": 1.6, "gap_per_token": (0 + 1 - 1) / 3, "frac_ranked": 1 / 3}
     assert got == pytest.approx({**expected, "chosen_length": 3, "rejected_length": 3}, abs=1e-15)
     nothing = pair_summary([], [], [], [])
     assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
     broken = pair_summary([NAN, 1.0], [0.0, 0.0], [1, 1], [1, 1])
-    assert math.isnan(broken["gap_mean"]) and math.isnan(broken["gap_p50"]) and math.isnan(broken["frac_ranked"])
+    assert (
+        math.isnan(broken["gap_mean"])
+        and math.isnan(broken["gap_p50"])
+        and math.isnan(broken["frac_ranked"])
+    )
 
 
 def test_prompts_of_pairs_by_hand():
-    table = {"pass_rate": [0.5, 0.25, NAN], "reward_variance": [0.25, 0.1875, NAN], "entropy": [0.1, 0.4, 9.0]}
+    table = {
+        "pass_rate": [0.5, 0.25, NAN],
+        "reward_variance": [0.25, 0.1875, NAN],
+        "entropy": [0.1, 0.4, 9.0],
+    }
     table["distinct_answers"] = [2, 5, 1]
     expected = {"prompts": 2, "pass_rate": 0.3125, "reward_variance": 0.203125, "entropy": 0.325}
-    assert prompts_of_pairs({**table, "pairs": [1, 3, 0]}) == pytest.approx({**expected, "distinct_answers": 4.25})
+    assert prompts_of_pairs({**table, "pairs": [1, 3, 0]}) == pytest.approx(
+        {**expected, "distinct_answers": 4.25}
+    )
     assert math.isnan(prompts_of_pairs({**table, "pairs": [0, 0, 0]})["entropy"])
 
 
@@ -220,7 +306,9 @@ def test_ties_count_one_half():
     assert margin_summary(0.1, ref[[0, 2]], (ref + moved)[[0, 2]])["accuracy"] == 0.75
 
 
-@given(hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.just(2)), elements=st.floats(-1e4, 0)))
+@given(
+    hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.just(2)), elements=st.floats(-1e4, 0))
+)
 def test_a_policy_that_is_its_reference_has_no_margins(ref):
     got = margin_summary(0.1, ref, ref)
     assert (got.pop("pairs"), got.pop("loss")) == (len(ref), pytest.approx(math.log(2), rel=1e-15))

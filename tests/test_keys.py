@@ -47,7 +47,14 @@ def test_different_names_give_different_keys(first, second):
 
 
 def test_seed_purpose_and_names_do_not_run_into_one_another():
-    lists = [(1, "a", "b"), (1, "ab"), (1, "", "ab"), (11, "a", "b"), (1, "b", "a"), (1, "a", "b", "")]
+    lists = [
+        (1, "a", "b"),
+        (1, "ab"),
+        (1, "", "ab"),
+        (11, "a", "b"),
+        (1, "b", "a"),
+        (1, "a", "b", ""),
+    ]
     assert len({tuple(keys.key_data(*names).tolist()) for names in lists}) == len(lists)
 
 
@@ -61,4 +68,6 @@ def test_text_that_is_not_valid_utf8_has_a_key():
 
 
 def test_key_is_the_typed_form_of_key_data():
-    np.testing.assert_array_equal(jax.random.key_data(keys.key(0, "init")), keys.key_data(0, "init"))
+    np.testing.assert_array_equal(
+        jax.random.key_data(keys.key(0, "init")), keys.key_data(0, "init")
+    )

@@ -1,4 +1,5 @@
-"""One process in a folder at a time: by a file lock on local disk, by leases on object stores. Timings are short."""
+"""One process in a folder at a time: by a file lock on local disk, by leases on object stores.
+Timings are short."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ lock.BEAT, lock.LEASE = 0.2, 4.0
 
 @pytest.fixture
 def start(forks: Forks) -> Iterator[Callable[..., Forked]]:
-    """Starts a process that runs some code with the environment of a store; none outlives the test."""
+    """Starts a process that runs some code with the environment of a store; none outlives the
+    test."""
     with contextlib.ExitStack() as stack:
 
         def begin(code: str, variables: dict[str, str], *arguments: object) -> Forked:
@@ -66,7 +68,10 @@ def test_a_local_folder_is_one_process_s(tmp_path):
     with locked(folder):
         with try_lock(folder) as got:
             assert not got
-        named = rf"work is in use by another process: it is locked by process {os.getpid()} on '.*'. Wait, or choose"
+        named = (
+            rf"work is in use by another process: it is locked by process {os.getpid()} on '.*'. "
+            r"Wait, or choose"
+        )
         with pytest.raises(ValueError, match=named), locked(folder):
             pass
     with locked(folder), try_lock(epath.Path(tmp_path) / "other") as got:
@@ -77,7 +82,9 @@ def test_a_local_folder_is_one_process_s(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["local", "store"])
-def test_who_holds_a_folder_can_be_seen_and_looking_takes_nothing(place, tmp_path, bucket, monkeypatch):
+def test_who_holds_a_folder_can_be_seen_and_looking_takes_nothing(
+    place, tmp_path, bucket, monkeypatch
+):
     folder = epath.Path(tmp_path / "run") if place == "local" else bucket
     assert lock.holder(folder) == "" and not (folder / LOCK).exists()
     with try_lock(folder) as got:
@@ -99,7 +106,9 @@ def test_a_lease_is_numbered_released_and_never_deleted(bucket):
             assert fields(bucket / "run", number)["pid"] == os.getpid()
             raise KeyError
         assert fields(bucket / "run", number)["state"] == "released"
-    assert sorted(path.name for path in (bucket / "run" / LOCK).iterdir()) == [f"00000{n}.json" for n in (1, 2, 3)]
+    assert sorted(path.name for path in (bucket / "run" / LOCK).iterdir()) == [
+        f"00000{n}.json" for n in (1, 2, 3)
+    ]
 
 
 def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
@@ -107,7 +116,10 @@ def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
         with try_lock(bucket / "run") as got:
             assert not got
         began = time.monotonic()
-        named = rf"run is in use by another process: it is locked by process {os.getpid()} on .*. Wait, or choose"
+        named = (
+            rf"run is in use by another process: it is locked by process {os.getpid()} on .*. "
+            r"Wait, or choose"
+        )
         with pytest.raises(ValueError, match=named), locked(bucket / "run"):
             pass
         assert time.monotonic() - began < lock.LEASE  # it is seen to live before the lease is over
@@ -116,7 +128,9 @@ def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
         assert fields(bucket / "run", 2)["state"] == "held"
 
 
-@pytest.mark.parametrize("left", [b'{"state": "held", "beat": 7, "host": "a\\u001b[2J"}', b"", b"[1]", b"\xff"])
+@pytest.mark.parametrize(
+    "left", [b'{"state": "held", "beat": 7, "host": "a\\u001b[2J"}', b"", b"[1]", b"\xff"]
+)
 def test_what_a_dead_owner_left_is_taken_over_when_it_has_stood_still(bucket, capsys, left):
     (bucket / "run" / LOCK / "000041.json").write_bytes(left)
     began = time.monotonic()
@@ -157,7 +171,9 @@ with try_lock(epath.Path(sys.argv[1])) as got:
     racers = [start(code, gs, folder, tmp_path / "go") for _ in range(4)]
     (tmp_path / "go").touch()
     while not all(racer.stdout for racer in racers):
-        assert all(racer.poll() in (None, 0) for racer in racers), [racer.stderr for racer in racers]
+        assert all(racer.poll() in (None, 0) for racer in racers), [
+            racer.stderr for racer in racers
+        ]
         time.sleep(0.01)
     assert sorted(racer.stdout for racer in racers) == ["False\n"] * 3 + ["True\n"]
 
@@ -169,7 +185,9 @@ def test_a_killed_owner_is_followed_and_a_replaced_one_ends(gs, start):
     first.kill()
     second = start(HOLD, gs, folder)
     assert printed(second, "in")
-    create = "import fsspec\nfsspec.filesystem('gcs').pipe_file(sys.argv[1], b'{}', mode='create')\n"
+    create = (
+        "import fsspec\nfsspec.filesystem('gcs').pipe_file(sys.argv[1], b'{}', mode='create')\n"
+    )
     third = start(create, gs, f"{folder}/{LOCK}/000003.json")
     assert third.wait(60) == 0, third.stderr
     assert second.wait(30) == 1
@@ -190,7 +208,10 @@ def test_a_store_that_ignores_the_condition_is_refused(start):
     with gs_server(conditional=False) as variables:
         done = start(HOLD, variables, f"gs://{BUCKET}/run")
         assert done.wait(60) == 1 and not done.stdout
-    refused = "ValueError: gs://g2d-bucket/run: this object store overwrites where it was asked to create only"
+    refused = (
+        "ValueError: gs://g2d-bucket/run: this object store overwrites where it was asked to "
+        "create only"
+    )
     assert refused in done.stderr
 
 

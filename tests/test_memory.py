@@ -67,7 +67,8 @@ def test_a_peak_is_not_that_of_the_program_that_started_it():
 
 
 def alone(program, *arguments):
-    """Run a program in a process of its own, which no other test's children and freed memory are in; what it prints."""
+    """Run a program in a process of its own, which no other test's children and freed memory are
+    in; what it prints."""
     command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [int(word) for word in done.stdout.split()]
@@ -148,7 +149,9 @@ def test_what_was_freed_is_given_back():
         ("0::/\n", {}, None),
     ],
 )
-def test_the_limit_is_the_least_of_machine_and_groups(tmp_path, monkeypatch, groups, files, expected):
+def test_the_limit_is_the_least_of_machine_and_groups(
+    tmp_path, monkeypatch, groups, files, expected
+):
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "cgroup").write_text(groups)
     for name, text in files.items():

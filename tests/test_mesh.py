@@ -17,7 +17,12 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [((1, -1, 1), (1, 8, 1)), ((2, -1, 2), (2, 2, 2)), ((-1, 1, 4), (2, 1, 4)), ((8, 1, 1), (8, 1, 1))],
+    [
+        ((1, -1, 1), (1, 8, 1)),
+        ((2, -1, 2), (2, 2, 2)),
+        ((-1, 1, 4), (2, 1, 4)),
+        ((8, 1, 1), (8, 1, 1)),
+    ],
 )
 def test_sizes(sizes, expected):
     mesh = meshes.make_mesh(*sizes)
@@ -48,8 +53,12 @@ def test_wrong_sizes(sizes, message):
 
 def test_spec_leaves_out_axes_of_one_device_and_those_that_do_not_divide():
     mesh = meshes.make_mesh(2, 2, 2)
-    assert meshes.spec(mesh, ("embed", "heads", "head_dim"), (8, 4, 3)) == PartitionSpec("fsdp", "tensor", None)
-    assert meshes.spec(mesh, ("embed", "kv_heads", "head_dim"), (8, 1, 3)) == PartitionSpec("fsdp", None, None)
+    assert meshes.spec(mesh, ("embed", "heads", "head_dim"), (8, 4, 3)) == PartitionSpec(
+        "fsdp", "tensor", None
+    )
+    assert meshes.spec(mesh, ("embed", "kv_heads", "head_dim"), (8, 1, 3)) == PartitionSpec(
+        "fsdp", None, None
+    )
     assert meshes.spec(mesh, ("rows", None), (4, 5)) == PartitionSpec(("data", "fsdp"), None)
     assert meshes.spec(mesh, ("rows", None), (6, 5)) == PartitionSpec(None, None)
     whole = meshes.make_mesh(1, 1, 8)
@@ -88,7 +97,8 @@ def test_sampling_splits_weights_over_a_part_of_the_devices():
 
 @dataclass(frozen=True)
 class Chip:
-    """A device as JAX tells of it: a TPU of a slice that has a place on its torus, or a GPU of a host."""
+    """A device as JAX tells of it: a TPU of a slice that has a place on its torus, or a GPU of a
+    host."""
 
     id: int
     slice_index: int
@@ -117,19 +127,33 @@ def gpus(hosts, each):
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v6 lite"])
 @pytest.mark.parametrize(
     ("count", "sizes"),
-    [(2, (2, 16, 1)), (2, (4, 8, 1)), (2, (2, 4, 4)), (2, (32, 1, 1)), (4, (4, 2, 8)), (1, (1, 8, 2)), (1, (16, 1, 1))],
+    [
+        (2, (2, 16, 1)),
+        (2, (4, 8, 1)),
+        (2, (2, 4, 4)),
+        (2, (32, 1, 1)),
+        (4, (4, 2, 8)),
+        (1, (1, 8, 2)),
+        (1, (16, 1, 1)),
+    ],
 )
 def test_only_data_goes_over_slices(count, sizes, kind):
     found = meshes.arranged(chips(count, (4, 4, 1), kind), sizes)
     assert found.shape == sizes and len({chip.id for chip in found.flat}) == 16 * count
-    assert [chip.slice_index for chip in found.flat] == [number // 16 for number in range(16 * count)]
+    assert [chip.slice_index for chip in found.flat] == [
+        number // 16 for number in range(16 * count)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("count", "sizes"), [(2, (1, 32, 1)), (2, (1, 16, 2)), (2, (1, 1, 32)), (3, (2, 24, 1)), (4, (2, 32, 1))]
+    ("count", "sizes"),
+    [(2, (1, 32, 1)), (2, (1, 16, 2)), (2, (1, 1, 32)), (3, (2, 24, 1)), (4, (2, 32, 1))],
 )
 def test_a_mesh_that_cannot_be_over_slices_is_refused_with_the_setting(count, sizes):
-    setting = rf"{16 * count} devices are {count} slices.*set mesh.data={count} or a multiple of it, and mesh.fsdp=-1"
+    setting = (
+        rf"{16 * count} devices are {count} slices.*set mesh.data={count} or a multiple of it, "
+        r"and mesh.fsdp=-1"
+    )
     with pytest.raises(ValueError, match=setting):
         meshes.arranged(chips(count, (4, 4, 1)), sizes)
 
@@ -148,7 +172,10 @@ def test_hosts_of_gpus_are_no_slices_and_follow_each_other(sizes):
 def test_what_is_near():
     axes = meshes.AXES
     assert meshes.near(meshes.make_mesh()) == 8 and meshes.slices(jax.devices()) == 1
-    for devices, sizes, near, slices in ((chips(2, (4, 4, 1)), (2, 16, 1), 16, 2), (gpus(4, 8), (1, 32, 1), 8, 1)):
+    for devices, sizes, near, slices in (
+        (chips(2, (4, 4, 1)), (2, 16, 1), 16, 2),
+        (gpus(4, 8), (1, 32, 1), 8, 1),
+    ):
         mesh = jax.sharding.Mesh(meshes.arranged(devices, sizes), axes)
         assert meshes.near(mesh) == near and meshes.slices(devices) == slices
 
@@ -157,12 +184,21 @@ def test_a_copy_of_the_weights_that_is_sampled_from_lies_in_a_slice():
     mesh = jax.sharding.Mesh(meshes.arranged(chips(2, (2, 2, 1)), (2, 4, 1)), meshes.AXES)
     for copy in meshes.sampling(mesh, 4, 2).devices:
         assert len({chip.slice_index for chip in copy.flat}) == 1
-    with pytest.raises(ValueError, match=r"over 8 devices .* beyond the 4 of a slice: set compute.sampling_tensor to"):
+    with pytest.raises(
+        ValueError,
+        match=r"over 8 devices .* beyond the 4 of a slice: set compute.sampling_tensor to",
+    ):
         meshes.sampling(mesh, 8, 2)
     hosts = jax.sharding.Mesh(meshes.arranged(gpus(2, 4), (1, 8, 1)), meshes.AXES)
-    assert meshes.sampling(hosts, 8, 2).devices.shape == (1, 4, 2)  # of several hosts, if one asks for it
+    assert meshes.sampling(hosts, 8, 2).devices.shape == (
+        1,
+        4,
+        2,
+    )  # of several hosts, if one asks for it
 
 
-@pytest.mark.parametrize(("platform", "bytes_"), [("tpu", 920), ("gpu", 930), ("cuda", 930), ("cpu", 1000)])
+@pytest.mark.parametrize(
+    ("platform", "bytes_"), [("tpu", 920), ("gpu", 930), ("cuda", 930), ("cpu", 1000)]
+)
 def test_the_share_of_a_limit_that_programs_may_use(platform, bytes_):
     assert meshes.usable(platform, 1000) == bytes_

@@ -1,4 +1,5 @@
-"""Problems, examples and tokenizers that no setting names: a run has none of them, and says so before any work."""
+"""Problems, examples and tokenizers that no setting names: a run has none of them, and says so
+before any work."""
 
 import re
 from collections.abc import Callable
@@ -48,7 +49,9 @@ def test_nothing_is_named_by_default() -> None:
     assert settings.sft().data.path == ""
 
 
-@pytest.mark.parametrize("name", ["demo", "chains", "middle", "sweep-k", "ablations", "spectrum", "cause"])
+@pytest.mark.parametrize(
+    "name", ["demo", "chains", "middle", "sweep-k", "ablations", "spectrum", "cause"]
+)
 def test_shipped_configs_name_their_own(name: str) -> None:
     assert name in shipped()
     config = resolve(f"{name}:preset=smoke")
@@ -111,7 +114,10 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
     save_rows(tmp_path / "mine.jsonl", NUMBERS)
     for split in ("train", "dev", "test"):
         config.data[split] = settings.source(str(tmp_path / "mine.jsonl"), split)
-    with pytest.raises(ValueError, match=r"tokenizer\.path is empty, and so is model\.path: random parameters come wi"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer\.path is empty, and so is model\.path: random parameters come wi",
+    ):
         pipeline.check(Config.of(config))
     config.tokenizer.path = "procedural:slips"
     pipeline.check(Config.of(config))
@@ -121,7 +127,8 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
 def test_the_dry_run_tries_the_problems_that_there_are(
     config: ConfigDict, split: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An evaluation of a model needs no problems of train: its reward and stop strings are tried all the same."""
+    """An evaluation of a model needs no problems of train: its reward and stop strings are tried
+    all the same."""
     only(config, "evaluate")
     config.stages.evaluate.update(policies=("init",), split=split)
     config.stages.evaluate.sampling.stop = ("}",)
@@ -156,7 +163,10 @@ def test_the_dry_run_and_the_run_list_every_split_of_every_task(
     ]
     config.lock()
     dryrun.show(config)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+    ]
     assert [row for row in rows if row[:1] in (["main"], ["chat"])] == expected
     pipeline.run(config, tmp_path / "work", until="warmup")
     said = capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""The notebooks: valid, without outputs; and the one that trains, run by a kernel with the smoke preset."""
+"""The notebooks: valid, without outputs; and the one that trains, run by a kernel with the smoke
+preset."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,9 @@ def cells(name: str) -> list[dict]:
 @pytest.mark.parametrize("name", ["g2d.ipynb", "study.ipynb"])
 def test_notebooks_are_kept_without_outputs(name: str) -> None:
     code = [cell for cell in cells(name) if cell["cell_type"] == "code"]
-    assert len(code) >= 5 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    assert len(code) >= 5 and all(
+        cell["outputs"] == [] and cell["execution_count"] is None for cell in code
+    )
 
 
 @pytest.mark.parametrize(
@@ -23,14 +26,19 @@ def test_notebooks_are_kept_without_outputs(name: str) -> None:
     [
         ({}, "..{extra}"),
         ({"G2D_REPOSITORY": "/kaggle/input/g2d"}, "/kaggle/input/g2d{extra}"),
-        ({"G2D_REPOSITORY": "git+https://host/repository"}, "g2d-jax{extra} @ git+https://host/repository"),
+        (
+            {"G2D_REPOSITORY": "git+https://host/repository"},
+            "g2d-jax{extra} @ git+https://host/repository",
+        ),
     ],
 )
 def test_the_first_cell_installs_from_a_folder_or_a_url(
     environment: dict, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No registry has the name. The line of pip is looked at, and not run."""
-    source = "".join(next(cell for cell in cells("g2d.ipynb") if cell["cell_type"] == "code")["source"])
+    source = "".join(
+        next(cell for cell in cells("g2d.ipynb") if cell["cell_type"] == "code")["source"]
+    )
     assert source.count("%pip install --quiet") == 1
     monkeypatch.delenv("G2D_REPOSITORY", raising=False)
     for name, value in environment.items():
@@ -50,17 +58,26 @@ def test_from_a_dataset_to_a_report_in_a_notebook(
     import nbclient  # here: a second Python, which runs the quick tests, has none of the extra test
     import nbformat
 
-    for name, value in {**one_device, "G2D_CONFIG": "demo:preset=smoke", "JAX_PLATFORMS": "cpu"}.items():
+    for name, value in {
+        **one_device,
+        "G2D_CONFIG": "demo:preset=smoke",
+        "JAX_PLATFORMS": "cpu",
+    }.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOKS / "g2d.ipynb", as_version=4)
     nbformat.validate(notebook)
-    nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=500, resources={"metadata": {"path": tmp_path}}
+    ).execute()
     *_, result, accuracies, _, paths = [
         cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs
     ]
     (shown,) = [output.data["text/html"] for output in result]
     assert shown.startswith("<iframe") and "pass@1 %" in shown and "&lt;svg" in shown
-    assert "warmup" in accuracies[0].data["text/html"] and "accuracy" in accuracies[0].data["text/html"]
+    assert (
+        "warmup" in accuracies[0].data["text/html"]
+        and "accuracy" in accuracies[0].data["text/html"]
+    )
     assert f"the whole report: {tmp_path / 'runs' / 'notebook' / 'report.html'}" in paths[0].text
 
 

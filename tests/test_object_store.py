@@ -1,4 +1,5 @@
-"""Runs and studies whose directory is on an object store: killed and continued, they give what local disk gives.
+"""Runs and studies whose directory is on an object store: killed and continued, they give what
+local disk gives.
 
 The store is a server of this process, the runs processes of their own that reach it over HTTP.
 """
@@ -62,7 +63,8 @@ from g2d_jax.runtime import lock
 lock.BEAT, lock.LEASE = 0.5, 8.0
 sys.exit(cli.main(sys.argv[1:]))"""
 COPY = (
-    "import fsspec, sys\nfiles, root = fsspec.core.url_to_fs(sys.argv[1])\nfiles.get(root, sys.argv[2], recursive=True)"
+    "import fsspec, sys\nfiles, root = fsspec.core.url_to_fs(sys.argv[1])\nfiles.get(root, "
+    "sys.argv[2], recursive=True)"
 )
 
 
@@ -72,7 +74,9 @@ Start = Callable[..., Forked]
 @pytest.fixture
 def start(forks: Forks, one_device: dict[str, str]) -> Start:
     """start(variables, code, *arguments): with these variables in the environment too."""
-    return lambda variables, code, *arguments: forks.start(*arguments, code=code, env={**one_device, **variables})
+    return lambda variables, code, *arguments: forks.start(
+        *arguments, code=code, env={**one_device, **variables}
+    )
 
 
 @pytest.fixture
@@ -97,11 +101,16 @@ def test_a_run_killed_and_continued_is_the_run_on_local_disk(gs, finished, start
             assert first.poll() is None, first.stderr
             time.sleep(0.02)
     done = call(*arguments)
-    assert "sft: done before, skipped" in done.stdout and f"report: {workdir}/report.html" in done.stdout
+    assert (
+        "sft: done before, skipped" in done.stdout
+        and f"report: {workdir}/report.html" in done.stdout
+    )
     assert "is locked by process" in done.stderr and "its lock is taken over" in done.stderr
     call(gs, COPY, workdir, tmp_path / "copy")
     assert differences(finished, tmp_path / "copy") == []
-    names = [{path.name for path in root.iterdir()} - {LOCK} for root in (finished, tmp_path / "copy")]
+    names = [
+        {path.name for path in root.iterdir()} - {LOCK} for root in (finished, tmp_path / "copy")
+    ]
     assert names[0] == names[1]
     call(gs, G2D, "export", "--workdir", workdir, "--policy", "dpo", "--output", tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").exists()
@@ -158,7 +167,12 @@ def test_two_processes_share_a_study(gs, start, call, tmp_path):
     values = ("--product", "stages.sft.steps=1,2")
     both = [start(gs, G2D, *arguments, *values) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0], [process.stderr for process in both]
-    taken = [line.split()[1] for process in both for line in process.stdout.splitlines() if line.startswith("[")]
+    taken = [
+        line.split()[1]
+        for process in both
+        for line in process.stdout.splitlines()
+        if line.startswith("[")
+    ]
     assert len(taken) == len(set(taken)) == 2, taken
     assert call(gs, G2D, "status", "--workdir", workdir).stdout
 
@@ -168,7 +182,12 @@ def test_two_processes_share_a_study(gs, start, call, tmp_path):
     [
         ("gcsfs", "gcs", ("run", "--config", TINY, "--workdir", "gs://b/run"), "gs://b/run"),
         ("gcsfs", "gcs", ("report", "gs://b/run"), "gs://b/run"),
-        ("s3fs", "s3", ("run", "--config", TINY, "--config.model.path=s3://b/model", "--dry-run"), "s3://b/model"),
+        (
+            "s3fs",
+            "s3",
+            ("run", "--config", TINY, "--config.model.path=s3://b/model", "--dry-run"),
+            "s3://b/model",
+        ),
     ],
     ids=("run", "report", "model"),
 )
@@ -176,7 +195,10 @@ def test_a_missing_driver_names_the_extra(package, extra, arguments, message, st
     hidden = f"import sys; sys.modules[{package!r}] = None\n" + G2D  # as if it were not installed
     process = start({}, hidden, *arguments)
     assert process.wait() == 1
-    assert f"{message} needs a driver, from an extra that is not installed: pip install '.[{extra}]'" in process.stderr
+    assert (
+        f"{message} needs a driver, from an extra that is not installed: pip install '.[{extra}]'"
+        in process.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,12 +217,17 @@ def test_a_missing_driver_names_the_extra(package, extra, arguments, message, st
     ids=lambda command: " ".join(command[:1] + command[3:]),
 )
 def test_a_work_directory_on_s3_is_refused_with_what_to_do(
-    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main([*command, "--workdir", "s3://bucket/run"]) == 1
     refused = capsys.readouterr().err
-    assert refused.startswith("g2d: s3://bucket/run: a work directory is on a local disk or on Google Cloud Storage")
+    assert refused.startswith(
+        "g2d: s3://bucket/run: a work directory is on a local disk or on Google Cloud Storage"
+    )
     assert "`aws s3 sync DIRECTORY s3://bucket/run`" in refused and refused.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,5 @@
-"""The graph of stages and the work directory: everything that is refused before any work. Runs: see tests/stages."""
+"""The graph of stages and the work directory: everything that is refused before any work. Runs: see
+tests/stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,16 +55,36 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ),
         ("warmup", "policy", "run:nowhere", "write run:WORKDIR#STAGE"),
         ("warmup", "policy", "hf:./nowhere", "there is no folder"),
-        ("sft", "optimizer", settings.optimizer(1e-3, warmup_steps=6), "stages.sft.optimizer.warmup_steps"),
+        (
+            "sft",
+            "optimizer",
+            settings.optimizer(1e-3, warmup_steps=6),
+            "stages.sft.optimizer.warmup_steps",
+        ),
         ("warmup", "optimizer", settings.optimizer(-1.0), "learning_rate must be at least 0"),
         ("warmup", "num_generations", 1, "num_generations must be at least 2"),
-        ("warmup", "sampling", settings.sampling(8, temperature=0.0), "temperature must be above 0"),
+        (
+            "warmup",
+            "sampling",
+            settings.sampling(8, temperature=0.0),
+            "temperature must be above 0",
+        ),
         ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p 1"),
         ("collect", "rollouts", "rollouts.jsonl", "path of a dump that exists"),
         ("collect", "min_pass_rate", 1.5, "no window"),
-        ("collect", "rollouts", "warmup", "'warmup', a stage that is no collect stage; .* rollouts=\"archive\""),
+        (
+            "collect",
+            "rollouts",
+            "warmup",
+            "'warmup', a stage that is no collect stage; .* rollouts=\"archive\"",
+        ),
         ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),
-        ("collect", "select", "uncertain", "stages.collect: select='uncertain' chooses among pairs: set max_pairs"),
+        (
+            "collect",
+            "select",
+            "uncertain",
+            "stages.collect: select='uncertain' chooses among pairs: set max_pairs",
+        ),
         (
             "dpo",
             "preferences",
@@ -94,15 +115,22 @@ def test_archived_rollouts_need_an_online_policy_of_some_steps(config: ConfigDic
         pipeline.check(Config.of(config))
 
 
-def test_collect_stages_share_the_rollouts_of_one_policy(config: ConfigDict, tmp_path: Path) -> None:
+def test_collect_stages_share_the_rollouts_of_one_policy(
+    config: ConfigDict, tmp_path: Path
+) -> None:
     with config.stages.unlocked():
         config.stages.again = settings.collect(rollouts="other")
         config.stages.other = settings.collect(rollouts="collect", select="confident", max_pairs=4)
     plan = pipeline.check(Config.of(config))
     assert plan.order == ("sft", "warmup", "collect", "dpo", "other", "again", "evaluate")
-    assert plan.inputs["other"] == ("warmup", "collect") and plan.inputs["again"] == ("warmup", "other")
+    assert plan.inputs["other"] == ("warmup", "collect") and plan.inputs["again"] == (
+        "warmup",
+        "other",
+    )
     config.stages.other.policy = "sft"
-    with pytest.raises(ValueError, match=r"stages\.other: rollouts of 'collect' are those of .*'warmup'.*got 'sft'"):
+    with pytest.raises(
+        ValueError, match=r"stages\.other: rollouts of 'collect' are those of .*'warmup'.*got 'sft'"
+    ):
         pipeline.check(Config.of(config))
     config.stages.other.policy = "warmup"
     config.stages.collect.rollouts = "again"
@@ -110,18 +138,26 @@ def test_collect_stages_share_the_rollouts_of_one_policy(config: ConfigDict, tmp
         pipeline.check(Config.of(config))
     (tmp_path / "mine.jsonl").touch()
     config.stages.collect.rollouts = str(tmp_path / "mine.jsonl")
-    with pytest.raises(ValueError, match=r"stages\.other: .* entropies, which the rollouts of .*mine\.jsonl lack"):
+    with pytest.raises(
+        ValueError, match=r"stages\.other: .* entropies, which the rollouts of .*mine\.jsonl lack"
+    ):
         pipeline.check(Config.of(config))
 
 
-def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(
+    config: ConfigDict, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="no stages: add some"):
         graph.plan(Config.of(settings.base()))
-    with pytest.raises(ValueError, match="no stage 'warm' to stop after; the stages are sft, warmup"):
+    with pytest.raises(
+        ValueError, match="no stage 'warm' to stop after; the stages are sft, warmup"
+    ):
         pipeline.run(config, tmp_path, until="warm")
 
 
-def begun(config: ConfigDict, folder: Path, *stages: str, own: Mapping[str, str] | None = None) -> epath.Path:
+def begun(
+    config: ConfigDict, folder: Path, *stages: str, own: Mapping[str, str] | None = None
+) -> epath.Path:
     """A work directory in which these stages are finished."""
     workdir = epath.Path(folder)
     claim(Config.of(config), workdir, own or {})
@@ -170,7 +206,9 @@ def test_of_a_longer_stage_nothing_else_may_change(
     assert storage.finished(workdir / "02-warmup")
 
 
-@pytest.mark.parametrize("setting", [{"optimizer.schedule": "cosine"}, {"sync_every": 3}, {"stop": "budget"}])
+@pytest.mark.parametrize(
+    "setting", [{"optimizer.schedule": "cosine"}, {"sync_every": 3}, {"stop": "budget"}]
+)
 def test_a_stage_that_depends_on_its_number_of_steps_keeps_it(
     config: ConfigDict, tmp_path: Path, setting: dict[str, object]
 ) -> None:
@@ -178,19 +216,29 @@ def test_a_stage_that_depends_on_its_number_of_steps_keeps_it(
     config.stages.warmup.update_from_flattened_dict(setting)
     workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup")
     config.stages.warmup.steps = 9
-    with pytest.raises(ValueError, match=r"stages\.warmup\.steps: 3 -> 9\nChoose another --workdir"):
+    with pytest.raises(
+        ValueError, match=r"stages\.warmup\.steps: 3 -> 9\nChoose another --workdir"
+    ):
         again(config, workdir)
 
 
-def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(
+    config: ConfigDict, tmp_path: Path
+) -> None:
     workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup", "03-collect", "04-dpo")
     config.stages.warmup.steps = 9
-    with pytest.raises(ValueError, match="warmup could go on, but collect, dpo began with the policy that it ended"):
+    with pytest.raises(
+        ValueError, match="warmup could go on, but collect, dpo began with the policy that it ended"
+    ):
         again(config, workdir)
-    config.reward.correct_above = 0.25  # then no folder that is moved away makes the settings those of the rest
+    config.reward.correct_above = (
+        0.25  # then no folder that is moved away makes the settings those of the rest
+    )
     with pytest.raises(ValueError, match=r"reward.correct_above: 0.5 -> 0.25") as error:
         again(config, workdir)
-    assert "move their folders away" not in str(error.value) and "start another run with policy" in str(error.value)
+    assert "move their folders away" not in str(
+        error.value
+    ) and "start another run with policy" in str(error.value)
     config.reward.correct_above = 0.5
     (workdir / "03-collect").rename(tmp_path / "old")
     with pytest.raises(ValueError, match="warmup could go on, but dpo began"):
@@ -209,10 +257,18 @@ def test_what_was_made_from_a_kept_step_stays(config: ConfigDict, tmp_path: Path
     assert storage.finished(workdir / "02-warmup") is None and storage.finished(workdir / "04-dpo")
 
 
-def test_runtime_settings_may_change_and_others_are_refused(config: ConfigDict, tmp_path: Path) -> None:
+def test_runtime_settings_may_change_and_others_are_refused(
+    config: ConfigDict, tmp_path: Path
+) -> None:
     workdir = begun(config, tmp_path, "01-sft")
     config.update_from_flattened_dict(
-        {"compute.microbatch_tokens": 128, "logging.every": 5, "mesh.tensor": 2, "reward.workers": 2, "name": "other"}
+        {
+            "compute.microbatch_tokens": 128,
+            "logging.every": 5,
+            "mesh.tensor": 2,
+            "reward.workers": 2,
+            "name": "other",
+        }
     )
     claim(Config.of(config), workdir)
     assert storage.read_json(tmp_path / "config.json")["config"]["mesh"]["tensor"] == 2
@@ -231,8 +287,12 @@ def test_a_mistake_in_the_first_try_costs_nothing(config: ConfigDict, tmp_path: 
     claim(Config.of(resolve(TINY)), epath.Path(tmp_path / "work"))  # no stage had begun
 
 
-@pytest.mark.parametrize(("name", "content"), [("notes.txt", "mine"), ("config.json", '{"model_type": "qwen2"}')])
-def test_a_folder_of_other_things_is_refused(config: ConfigDict, tmp_path: Path, name: str, content: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"), [("notes.txt", "mine"), ("config.json", '{"model_type": "qwen2"}')]
+)
+def test_a_folder_of_other_things_is_refused(
+    config: ConfigDict, tmp_path: Path, name: str, content: str
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match="choose another --workdir"):
         claim(Config.of(config), epath.Path(tmp_path))
@@ -250,7 +310,9 @@ def test_a_folder_of_other_things_is_refused(config: ConfigDict, tmp_path: Path,
         ("hf:no-such-folder", "neither an existing folder nor a hub id"),
     ],
 )
-def test_policies_that_are_not_there(config: ConfigDict, tmp_path: Path, policy: str, message: str) -> None:
+def test_policies_that_are_not_there(
+    config: ConfigDict, tmp_path: Path, policy: str, message: str
+) -> None:
     storage.write_json(tmp_path / "config.json", {})
     (tmp_path / "01-sft").mkdir()
     with Tracker(tmp_path, tensorboard=False) as tracker:
@@ -272,14 +334,19 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
             pipeline.run(config, tmp_path)
         assert not (tmp_path / "config.json").exists()
     with locked(epath.Path(tmp_path)):
-        claim(Config.of(config), epath.Path(tmp_path))  # the lock's own file does not make the folder a foreign one
+        claim(
+            Config.of(config), epath.Path(tmp_path)
+        )  # the lock's own file does not make the folder a foreign one
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("stages.dpo.optimizer.schedule=cosin", "stages.dpo.optimizer.schedule must be one of"),
-        ("stages.evaluate.sampling.max_new_tokens=0", "stages.evaluate.sampling.max_new_tokens must be at least 1"),
+        (
+            "stages.evaluate.sampling.max_new_tokens=0",
+            "stages.evaluate.sampling.max_new_tokens must be at least 1",
+        ),
         ("stages.warmup.steps=-5", "stages.warmup.steps must be at least 0, got -5"),
         ("dtype=bf16", "dtype must be one of float32, bfloat16"),
         ("compute.attention=cudnn", "computes in bfloat16 only: set dtype to bfloat16"),

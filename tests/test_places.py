@@ -1,4 +1,5 @@
-"""Paths: what they are relative to, what is a hub id, and work directories used from elsewhere or after they moved."""
+"""Paths: what they are relative to, what is a hub id, and work directories used from elsewhere or
+after they moved."""
 
 from __future__ import annotations
 
@@ -53,17 +54,41 @@ def get_config(arg=""):
     {line}
     return config
 """
-TEXTS = ["hf:", "run:#", "run:a#b@3", "hub:a:b", "x:y.jsonl", "gs://b/x.jsonl", "~x/y", "a/b", "~/a"]
+TEXTS = [
+    "hf:",
+    "run:#",
+    "run:a#b@3",
+    "hub:a:b",
+    "x:y.jsonl",
+    "gs://b/x.jsonl",
+    "~x/y",
+    "a/b",
+    "~/a",
+]
 KINDS = ("path", "model", "problems", "policy", "rollouts", "preferences")
 
 
 def save_model(folder: Path) -> None:
     """A tiny model with the embedded tasks' tokenizer."""
     words = PromptTokenizer(tokenizer())
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64}
-    shape = ModelConfig(family="qwen2", hidden_size=32, num_hidden_layers=1, vocab_size=words.vocab_size, **sizes)
+    sizes = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 64,
+    }
+    shape = ModelConfig(
+        family="qwen2", hidden_size=32, num_hidden_layers=1, vocab_size=words.vocab_size, **sizes
+    )
     params = decoder.init(shape, jax.random.key(0), 0.02)
-    hf.save(params, folder, dtype="float32", eos_ids=words.eos_ids, bos_id=words.bos_id, pad_id=words.pad_id)
+    hf.save(
+        params,
+        folder,
+        dtype="float32",
+        eos_ids=words.eos_ids,
+        bos_id=words.bos_id,
+        pad_id=words.pad_id,
+    )
     words.save(folder)
 
 
@@ -77,7 +102,9 @@ def make_project(folder: Path, line: str = "pass") -> Path:
     }
     (folder / "data").mkdir(parents=True)
     for name, lines in rows.items():
-        (folder / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+        (folder / "data" / f"{name}.jsonl").write_text(
+            "".join(f"{json.dumps(row)}\n" for row in lines)
+        )
     (folder / "mine.py").write_text(CONFIG.replace("{line}", line))
     return folder
 
@@ -113,13 +140,21 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
     """,
         )
     )
-    config = resolve(str(project / "mine.py"), ["tasks.other.train.path=mine.parquet", "stages.all.policy=hf:~/m"])
+    config = resolve(
+        str(project / "mine.py"),
+        ["tasks.other.train.path=mine.parquet", "stages.all.policy=hf:~/m"],
+    )
     here, home = Path.cwd(), Path.home()
-    assert config.model.path == str(project / "models" / "tiny")  # "models/tiny" is a folder: no hub id
+    assert config.model.path == str(
+        project / "models" / "tiny"
+    )  # "models/tiny" is a folder: no hub id
     assert config.data.train.path == str(project / "data" / "train.jsonl")
     assert config.data.dev.path == "" and config.tokenizer.path == str(project.parent / "tokenizer")
     assert config.reward.model.path == str(home / "rewards" / "model")
-    assert (config.reward.folder, config.engine.folder) == (str(project / "rewards"), str(project / "engine"))
+    assert (config.reward.folder, config.engine.folder) == (
+        str(project / "rewards"),
+        str(project / "engine"),
+    )
     assert config.compute.compilation_cache == str(project / "programs")
     other = config.tasks.other
     assert other.train.path == str(here / "mine.parquet")  # of the command line
@@ -128,7 +163,10 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
     assert config.stages.collect.rollouts == f"{project}/dumps/*/step*.jsonl"
     assert config.stages.dpo.policy == f"run:{project}/runs/a#warmup@3"
     assert config.stages.dpo.preferences == str(project / "pairs")
-    assert (config.stages["all"].preferences, config.stages["all"].policy) == ("collect", f"hf:{home}/m")
+    assert (config.stages["all"].preferences, config.stages["all"].policy) == (
+        "collect",
+        f"hf:{home}/m",
+    )
     assert tuple(config.stages.evaluate.policies) == ("init", "sft")
     again = resolve(str(project / "mine.py"), ["tasks.other.train.path=math500:mine.json"])
     assert again.tasks.other.train.path == f"math500:{here}/mine.json"
@@ -137,7 +175,12 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
 @pytest.mark.parametrize("name", ["demo", "qwen2.5-0.5b", "bridging-chat", "sweep-k"])
 def test_shipped_configs_name_no_local_path(name: str) -> None:
     config = resolve(name)
-    assert not [named.path for named in places.walk(config) for text in named.texts if "/" in text and is_local(text)]
+    assert not [
+        named.path
+        for named in places.walk(config)
+        for text in named.texts
+        if "/" in text and is_local(text)
+    ]
     assert resolve("qwen2.5-0.5b:path=./mine").model.path == str(Path.cwd() / "mine")
 
 
@@ -145,13 +188,18 @@ def is_local(text: str) -> bool:
     return os.path.isabs(text.rpartition(":")[2])
 
 
-def test_a_link_to_a_config_file_names_what_lies_beside_the_link(project: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_config_file_names_what_lies_beside_the_link(
+    project: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "linked"
     folder.mkdir()
     (folder / "link.py").symlink_to(project / "mine.py")
     assert resolve(str(folder / "link.py")).data.train.path == f"{folder}/data/train.jsonl"
     (tmp_path / "whole").symlink_to(project)  # a link to the folder has what is in it
-    assert resolve(str(tmp_path / "whole" / "mine.py")).data.train.path == f"{project}/data/train.jsonl"
+    assert (
+        resolve(str(tmp_path / "whole" / "mine.py")).data.train.path
+        == f"{project}/data/train.jsonl"
+    )
 
 
 def test_a_folder_of_a_hub_id_s_form_is_that_folder_where_it_exists(project: Path) -> None:
@@ -160,11 +208,16 @@ def test_a_folder_of_a_hub_id_s_form_is_that_folder_where_it_exists(project: Pat
     (Path.cwd() / "owner" / "name").mkdir(parents=True)
     assert places.decided("owner/name", "model", here) == str(here.folder / "owner" / "name")
     assert places.decided("hf:owner/name", "policy", here) == f"hf:{here.folder}/owner/name"
-    assert places.decided("hub:owner/name:test", "problems", here) == f"hub:{here.folder}/owner/name:test"
+    assert (
+        places.decided("hub:owner/name:test", "problems", here)
+        == f"hub:{here.folder}/owner/name:test"
+    )
     base = places.Base(project, "the folder of mine.py")
     assert places.decided("owner/name", "model", base) == "owner/name"
     config = from_dict({"model": {"path": "owner/name"}})  # decided elsewhere to be a hub id
-    with pytest.raises(ValueError, match=r"model\.path: owner/name is the name of a repository on the hub, but"):
+    with pytest.raises(
+        ValueError, match=r"model\.path: owner/name is the name of a repository on the hub, but"
+    ):
         places.require(config)
 
 
@@ -192,25 +245,42 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
             "data.train.path=math500:x/y.json",
             "there is no {here}/x/y.json (given as 'x/y.json', relative to the working",
         ),
-        ("data.test.path=hub:./rows:test", "data.test.path: there is no {here}/rows (given as './rows'"),
+        (
+            "data.test.path=hub:./rows:test",
+            "data.test.path: there is no {here}/rows (given as './rows'",
+        ),
         (
             "model.path=./gone",
-            "model.path: there is no {here}/gone (given as './gone', relative to the working directory",
+            "model.path: there is no {here}/gone (given as './gone', relative to the working "
+            "directory",
         ),
         ("model.path=/gone/a", "model.path: there is no /gone/a"),
         ("tokenizer.path=a/b/c", "tokenizer.path: there is no {here}/a/b/c"),
         ("stages.sft.policy=hf:./gone", "there is no folder {here}/gone"),
-        ("stages.sft.data.path=gone.parquet", "stages.sft.data.path: there is no {here}/gone.parquet"),
-        ("stages.sft.policy=run:./gone#dpo", "{here}/gone (given as './gone', relative to the working directory"),
+        (
+            "stages.sft.data.path=gone.parquet",
+            "stages.sft.data.path: there is no {here}/gone.parquet",
+        ),
+        (
+            "stages.sft.policy=run:./gone#dpo",
+            "{here}/gone (given as './gone', relative to the working directory",
+        ),
     ],
 )
 def test_a_path_that_is_not_there_is_an_error_that_names_it_whole_and_asks_nobody(
-    setting: str, message: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    setting: str,
+    message: str,
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket.socket, "connect", connected)
     (project / "models" / "tiny").mkdir(parents=True)
     for more in (["--dry-run"], ["--workdir=runs/a"]):
-        assert cli.main(["run", "--config", str(project / "mine.py"), f"--config.{setting}", *more]) == 1
+        assert (
+            cli.main(["run", "--config", str(project / "mine.py"), f"--config.{setting}", *more])
+            == 1
+        )
         said = capsys.readouterr().err
         assert message.format(here=Path.cwd()) in said and len(said.splitlines()) == 1
     assert not (Path.cwd() / "runs").exists()
@@ -220,7 +290,9 @@ def connected(*_: object) -> None:
     raise AssertionError("somebody was asked")
 
 
-def test_all_that_is_missing_is_told_at_once(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_is_missing_is_told_at_once(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(project / "data")
     (project / "models" / "tiny").mkdir(parents=True)
     assert cli.main(["run", "--config", str(project / "mine.py"), "--dry-run"]) == 1
@@ -228,7 +300,8 @@ def test_all_that_is_missing_is_told_at_once(project: Path, capsys: pytest.Captu
     assert lines[0] == "g2d: 3 settings name what is not there:" and len(lines) == 4
     base = f"relative to the folder of mine.py, {project})"
     assert lines[1] == (
-        f"  data.train.path: there is no {project}/data/train.jsonl (given as 'data/train.jsonl', {base}"
+        f"  data.train.path: there is no {project}/data/train.jsonl (given as "
+        f"'data/train.jsonl', {base}"
     )
 
 
@@ -237,15 +310,25 @@ def test_a_config_from_python_is_relative_to_the_working_directory(project: Path
     config.data.train.path = "rows.jsonl"
     config.tokenizer.path = "procedural:slips"
     config.stages.sft = settings.sft(steps=100, data=settings.source("procedural:slips"))
-    with pytest.raises(ValueError, match=rf"data\.train\.path: there is no {Path.cwd()}/rows\.jsonl \(given as"):
+    with pytest.raises(
+        ValueError, match=rf"data\.train\.path: there is no {Path.cwd()}/rows\.jsonl \(given as"
+    ):
         pipeline.run(config, "runs/a")
     assert config.data.train.path == "rows.jsonl"  # the caller's own is left alone
 
 
 @pytest.mark.parametrize(
-    "setting", ["data.train.path=a.jsonl", "model.path=./m", "reward.folder=here", "stages.sft.data.path=a/b/c.jsonl"]
+    "setting",
+    [
+        "data.train.path=a.jsonl",
+        "model.path=./m",
+        "reward.folder=here",
+        "stages.sft.data.path=a/b/c.jsonl",
+    ],
 )
-def test_a_relative_path_in_a_config_of_frozen_settings_is_refused(setting: str, tmp_path: Path) -> None:
+def test_a_relative_path_in_a_config_of_frozen_settings_is_refused(
+    setting: str, tmp_path: Path
+) -> None:
     config = settings.base()
     config.stages.sft = settings.sft(steps=100, data=settings.source("procedural:slips"))
     path, _, text = setting.partition("=")
@@ -254,7 +337,9 @@ def test_a_relative_path_in_a_config_of_frozen_settings_is_refused(setting: str,
     for name in parents:
         section = section[name]
     section[key] = text
-    with pytest.raises(ValueError, match=rf"{path}: {text} is relative, and a Config's paths are absolute"):
+    with pytest.raises(
+        ValueError, match=rf"{path}: {text} is relative, and a Config's paths are absolute"
+    ):
         places.require(to_dict(Config.of(config)))
 
 
@@ -262,14 +347,26 @@ def test_arms_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the_
     project: Path,
 ) -> None:
     arms = '"main": settings.arm(product=("data.train.path=data/train.jsonl,/a/b.jsonl",))'
-    (project / "mine.py").write_text(CONFIG.replace("{line}", f"config.sweep = settings.sweep(arms={{{arms}}})"))
+    (project / "mine.py").write_text(
+        CONFIG.replace("{line}", f"config.sweep = settings.sweep(arms={{{arms}}})")
+    )
     studied = points(resolve(str(project / "mine.py")))
-    assert [point.config.data.train.path for point in studied] == [f"{project}/data/train.jsonl", "/a/b.jsonl"]
+    assert [point.config.data.train.path for point in studied] == [
+        f"{project}/data/train.jsonl",
+        "/a/b.jsonl",
+    ]
     assert str(project) not in studied[0].label
-    (project / "mine.py").write_text(CONFIG.replace("{line}", "config.sweep = settings.sweep(seeds=(1,))"))
-    typed = with_axes(resolve(str(project / "mine.py")), ["data.train.path='a, b.jsonl',c.jsonl"], [], [])
+    (project / "mine.py").write_text(
+        CONFIG.replace("{line}", "config.sweep = settings.sweep(seeds=(1,))")
+    )
+    typed = with_axes(
+        resolve(str(project / "mine.py")), ["data.train.path='a, b.jsonl',c.jsonl"], [], []
+    )
     here = Path.cwd()
-    assert [point.config.data.train.path for point in points(typed)] == [f"{here}/a, b.jsonl", f"{here}/c.jsonl"]
+    assert [point.config.data.train.path for point in points(typed)] == [
+        f"{here}/a, b.jsonl",
+        f"{here}/c.jsonl",
+    ]
 
 
 def test_paths_that_moved_with_the_work_directory_are_found(tmp_path: Path) -> None:
@@ -289,17 +386,30 @@ def test_paths_that_moved_with_the_work_directory_are_found(tmp_path: Path) -> N
     values = {
         "model": {"path": f"{old}/model"},
         "tokenizer": {"path": f"{old}/kept/model"},  # it is still there
-        "data": {"train": {"path": f"math500:{old}/data/x.jsonl"}, "test": {"path": f"{old}/data/gone.jsonl"}},
+        "data": {
+            "train": {"path": f"math500:{old}/data/x.jsonl"},
+            "test": {"path": f"{old}/data/gone.jsonl"},
+        },
         "stages": {
-            "collect": {"kind": "collect", "policy": f"run:{old}/runs/b#dpo@3", "rollouts": f"{old}/dumps/*.jsonl"},
+            "collect": {
+                "kind": "collect",
+                "policy": f"run:{old}/runs/b#dpo@3",
+                "rollouts": f"{old}/dumps/*.jsonl",
+            },
             "evaluate": {"kind": "evaluate", "policies": ["init", f"hf:{old}/model"]},
         },
     }
     content = {"config": to_dict(from_dict(values)), "workdir": str(was)}
     config, lines = settings_of(now.parent / "a", content)
     new = tmp_path / "new"
-    assert config.model.path == f"{new}/model" and config.data.train.path == f"math500:{new}/data/x.jsonl"
-    assert (config.tokenizer.path, config.data.test.path) == (f"{old}/kept/model", f"{old}/data/gone.jsonl")
+    assert (
+        config.model.path == f"{new}/model"
+        and config.data.train.path == f"math500:{new}/data/x.jsonl"
+    )
+    assert (config.tokenizer.path, config.data.test.path) == (
+        f"{old}/kept/model",
+        f"{old}/data/gone.jsonl",
+    )
     assert config.stages.collect.policy == f"run:{new}/runs/b#dpo@3"
     assert config.stages.collect.rollouts == f"{new}/dumps/*.jsonl"
     assert tuple(config.stages.evaluate.policies) == ("init", f"hf:{new}/model")
@@ -310,10 +420,20 @@ def test_paths_that_moved_with_the_work_directory_are_found(tmp_path: Path) -> N
 def test_what_others_read_has_names_and_no_folders() -> None:
     values = {
         "model": {"path": "/home/me/models/tiny"},
-        "data": {"train": {"path": "math500:/home/me/a.jsonl"}, "test": {"path": "hub:openai/gsm8k"}},
+        "data": {
+            "train": {"path": "math500:/home/me/a.jsonl"},
+            "test": {"path": "hub:openai/gsm8k"},
+        },
         "stages": {
-            "dpo": {"kind": "offline", "policy": "run:/home/me/runs/a#warmup@3", "preferences": "/home/me/pairs"},
-            "evaluate": {"kind": "evaluate", "policies": ["dpo", "hf:/home/me/other", "hf:Qwen/Qwen3-8B"]},
+            "dpo": {
+                "kind": "offline",
+                "policy": "run:/home/me/runs/a#warmup@3",
+                "preferences": "/home/me/pairs",
+            },
+            "evaluate": {
+                "kind": "evaluate",
+                "policies": ["dpo", "hf:/home/me/other", "hf:Qwen/Qwen3-8B"],
+            },
         },
     }
     shown = places.without_folders(from_dict(values))
@@ -331,7 +451,10 @@ def test_settings_of_older_versions_are_relative_to_the_working_directory(projec
     (Path.cwd() / "models" / "tiny").mkdir(parents=True)
     content = {"config": {"model": {"path": "models/tiny"}, "data": {"train": {"path": "x.jsonl"}}}}
     config, _ = settings_of(project, content)
-    assert (config.model.path, config.data.train.path) == (f"{Path.cwd()}/models/tiny", f"{Path.cwd()}/x.jsonl")
+    assert (config.model.path, config.data.train.path) == (
+        f"{Path.cwd()}/models/tiny",
+        f"{Path.cwd()}/x.jsonl",
+    )
 
 
 def test_a_base_that_moved_is_that_of_the_settings(tmp_path: Path) -> None:
@@ -345,11 +468,19 @@ def test_a_base_that_moved_is_that_of_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_asks_nobody_for_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_asks_nobody_for_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket.socket, "connect", connected)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for path in ("models/private", "owner/not-downloaded", "/nowhere/model", "gs://bucket/model", "bare-name"):
+    for path in (
+        "models/private",
+        "owner/not-downloaded",
+        "/nowhere/model",
+        "gs://bucket/model",
+        "bare-name",
+    ):
         with pytest.raises(ValueError, match="tokenizer"):
             run_tokenizer({"model": {"path": path}})
     moved = tmp_path / "new"
@@ -361,7 +492,10 @@ def test_a_report_asks_nobody_for_the_tokenizer(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_work_directory_is_used_from_anywhere_and_after_it_moved(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save_model(project / "models" / "tiny")
 
@@ -383,14 +517,19 @@ def test_a_work_directory_is_used_from_anywhere_and_after_it_moved(
     said = use(g2d, work, tmp_path / "third", work)
     assert f"{work} has moved, and these with it:" in said
     assert f"model.path: {project}/models/tiny -> {moved}/models/tiny" in said
-    assert "sft: done before, skipped" in g2d("run", "--config", moved / "mine.py", "--workdir", work)
+    assert "sft: done before, skipped" in g2d(
+        "run", "--config", moved / "mine.py", "--workdir", work
+    )
     assert json.loads((work / "config.json").read_text())["workdir"] == str(work)
 
     shutil.rmtree(moved / "models")
     (moved / "data" / "test.jsonl").unlink()
     monkeypatch.setattr(socket.socket, "connect", connected)
     said = g2d("sample", work, status=1)
-    assert f"model.path: there is no {moved}/models/tiny" in said and f"there is no {moved}/data/test.jsonl" in said
+    assert (
+        f"model.path: there is no {moved}/models/tiny" in said
+        and f"there is no {moved}/data/test.jsonl" in said
+    )
     said = g2d("export", work, "--output", tmp_path / "fourth", status=1)
     assert said.startswith(f"g2d: model.path: there is no {moved}/models/tiny")
     assert "report.html" in g2d("report", work) and "done" in g2d("status", work)

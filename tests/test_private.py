@@ -18,7 +18,9 @@ def test_jax_has_a_record_of_its_processes_and_a_store() -> None:
     from jax._src.lib import _jax
 
     state = private.coordination()
-    assert state.client is None and state.num_processes in (None, 1) and state.process_id in (None, 0)
+    assert (
+        state.client is None and state.num_processes in (None, 1) and state.process_id in (None, 0)
+    )
     used = {"key_value_set", "key_value_dir_get", "key_value_delete", "blocking_key_value_get"}
     assert used <= set(dir(_jax.DistributedRuntimeClient))
 
@@ -28,7 +30,9 @@ def test_jax_executes_and_keeps_programs_through_what_is_named_here(tmp_path: Pa
     from jax._src.interpreters import pxla
 
     assert {"name", "device_list", "backend"} <= set(pxla.UnloadedMeshExecutable.__slots__)
-    assert callable(pxla.UnloadedMeshExecutable.build_unsafe_call) and compiler.compile_or_get_cached
+    assert (
+        callable(pxla.UnloadedMeshExecutable.build_unsafe_call) and compiler.compile_or_get_cached
+    )
     with private.programs_kept_by(lambda cache: [cache]):
         (kept,), folder = compilation_cache.get_file_cache(str(tmp_path))
     assert isinstance(kept, lru_cache.LRUCache) and os.fspath(kept._path) == folder == str(tmp_path)
@@ -48,7 +52,9 @@ def test_a_pod_of_its_own_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_sympy_tells_what_it_knows_of_a_float() -> None:
-    nothing = (sympy.sin(1) ** 2 + sympy.cos(1) ** 2 - 1).evalf(30)  # 0, of which no digit is certain
+    nothing = (sympy.sin(1) ** 2 + sympy.cos(1) ** 2 - 1).evalf(
+        30
+    )  # 0, of which no digit is certain
     assert private.precision(sympy.Float(1, 30)) > 90 and private.precision(nothing) == 1
 
 
@@ -59,7 +65,11 @@ def test_names_that_only_tests_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_other_file_reads_jaxs_own() -> None:
-    files = [file for folder in ("g2d_jax", "tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    files = [
+        file
+        for folder in ("g2d_jax", "tests", "benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
     wanted = "jax." + "_src"
     assert {file.name for file in files if wanted in file.read_text()} == {
         "private.py",

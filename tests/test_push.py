@@ -14,16 +14,23 @@ from g2d_jax import cli, commands
 from g2d_jax.push import push
 from g2d_jax.runtime.tables import read_preferences
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the hub's client
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Use 'content=:DeprecationWarning"
+)  # of the hub's client
 TOKEN = "hf_sentinelAAAA1111"
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """An empty hub, and its client logged in; large files go as to any LFS server, not in the client's own protocol."""
+    """An empty hub, and its client logged in; large files go as to any LFS server, not in the
+    client's own protocol."""
     with serving(Hub(token=TOKEN)) as served:
         template = f"{served.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        changes = {"ENDPOINT": served.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False}
+        changes = {
+            "ENDPOINT": served.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": template,
+            "HF_HUB_OFFLINE": False,
+        }
         changes |= {"HF_HUB_DISABLE_XET": True, "HF_TOKEN_PATH": str(tmp_path / "token")}
         for name, value in {**changes, "HF_HUB_CACHE": str(tmp_path / "cache")}.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
@@ -31,7 +38,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield served
 
 
-def test_a_dataset_is_pushed_in_one_commit(finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_is_pushed_in_one_commit(
+    finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["push", "--workdir", str(finished), "--repo", "me/pairs", "--what", "dataset"]
     assert cli.main([*command, "--dry-run"]) == 0 and hub.requests == []
     said = capsys.readouterr().out
@@ -62,11 +71,21 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
     card, known = ((tmp_path / "pairs" / name).read_text() for name in ("README.md", "g2d.json"))
     headline = (finished / "report.md").read_text().splitlines()[2]
     manifest = json.loads((finished / "03-collect" / "manifest.json").read_text())
-    assert headline in card and f"collect `{manifest['fingerprint']}`" in card and "seed 0" in card and "flax 0" in card
+    assert (
+        headline in card
+        and f"collect `{manifest['fingerprint']}`" in card
+        and "seed 0" in card
+        and "flax 0" in card
+    )
     assert str(finished) not in card + known
-    assert '```python\nfrom datasets import load_dataset\n\npairs = load_dataset("me/pairs", "preferences"' in card
+    assert (
+        '```python\nfrom datasets import load_dataset\n\npairs = load_dataset("me/pairs", '
+        '"preferences"' in card
+    )
     tables = {
-        name: datasets.load_dataset(str(tmp_path / "pairs"), name, split="train", cache_dir=str(tmp_path / "cache"))
+        name: datasets.load_dataset(
+            str(tmp_path / "pairs"), name, split="train", cache_dir=str(tmp_path / "cache")
+        )
         for name in ("preferences", "completions", "problems")
     }
     assert {name: len(table) for name, table in tables.items()} == {
@@ -74,13 +93,20 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
     }
     row = tables["completions"][0]
     assert (
-        row["prompt"] in tables["problems"]["prompt"] and isinstance(row["completion"], str) and row["reward"] in (0, 1)
+        row["prompt"] in tables["problems"]["prompt"]
+        and isinstance(row["completion"], str)
+        and row["reward"] in (0, 1)
     )
 
 
 @pytest.mark.parametrize("what", [*slow("model"), "dataset"])
 def test_output_writes_what_would_be_pushed_and_asks_no_hub(
-    what: str, finished: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    what: str,
+    finished: Path,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     push(finished, "me/it", what=what)
     (pushed,) = hub.repositories
@@ -90,21 +116,35 @@ def test_output_writes_what_would_be_pushed_and_asks_no_hub(
     command = ["push", str(finished), "--output", str(folder), "--what", what]
     assert cli.main([*command, "--dry-run"]) == 0 and not folder.exists()
     assert cli.main(command) == 0 and capsys.readouterr().out.endswith(f"{folder}\n")
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     theirs = hub.files(pushed)
     assert not theirs.pop(".gitattributes") and files.keys() == theirs.keys()
     assert b"me/it" not in b"".join(files.values())
-    assert all(files[name] == theirs[name] for name in files if what == "model" or name != "README.md")
-    assert [path.name for path in folder.parent.iterdir()] == ["folder"]  # nothing is left of what was put together
+    assert all(
+        files[name] == theirs[name] for name in files if what == "model" or name != "README.md"
+    )
+    assert [path.name for path in folder.parent.iterdir()] == [
+        "folder"
+    ]  # nothing is left of what was put together
     assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777
-    assert cli.main(command) == 1 and "is there already and not an empty folder" in capsys.readouterr().err
+    assert (
+        cli.main(command) == 1
+        and "is there already and not an empty folder" in capsys.readouterr().err
+    )
     for arguments in ([], ["--repo", "me/it", "--output", str(tmp_path / "other")]):
         assert cli.main(["push", str(finished), *arguments]) == 1
         assert "give --repo USER/NAME to upload, or --output FOLDER" in capsys.readouterr().err
 
 
-def test_output_goes_into_an_empty_folder_whatever_its_name_is(finished: Path, tmp_path: Path) -> None:
-    """As into a mount point, whose parent is on another file system, may not be written to, and which has its name."""
+def test_output_goes_into_an_empty_folder_whatever_its_name_is(
+    finished: Path, tmp_path: Path
+) -> None:
+    """As into a mount point, whose parent is on another file system, may not be written to, and
+    which has its name."""
     folder = tmp_path / "mounted" / "disk"
     folder.mkdir(parents=True)
     (tmp_path / "link").symlink_to(folder)
@@ -139,7 +179,9 @@ def test_a_model_is_pushed_as_it_is_exported(finished: Path, hub: Hub, tmp_path:
     with pytest.raises(ValueError, match="me/model is public"):
         hub.private.clear()
         push(finished, "me/model")
-    with pytest.raises(ValueError, match="me/adapters holds something other than this run's adapters"):
+    with pytest.raises(
+        ValueError, match="me/adapters holds something other than this run's adapters"
+    ):
         push(finished, "me/adapters", what="adapters", public=True)
 
 
@@ -184,7 +226,9 @@ def test_what_cannot_be_pushed_is_refused_and_nothing_is_written(
 def test_a_commit_in_between_is_not_lost(finished: Path, hub: Hub) -> None:
     push(finished, "me/pairs", what="dataset")
     hub.__class__ = Changing
-    with pytest.raises(ValueError, match="the repository was changed meanwhile: run the same command again"):
+    with pytest.raises(
+        ValueError, match="the repository was changed meanwhile: run the same command again"
+    ):
         push(finished, "me/pairs", what="dataset")
     hub.__class__ = Hub
     push(finished, "me/pairs", what="dataset")

@@ -1,4 +1,5 @@
-"""The recipes for real models: every hyper-parameter, every suite by name, and each method run at toy size."""
+"""The recipes for real models: every hyper-parameter, every suite by name, and each method run at
+toy size."""
 
 import itertools
 import math
@@ -25,7 +26,8 @@ from g2d_jax.sweep.points import points
 
 ROOT = Path(__file__).parents[1]
 
-# Model -> hub ids by variant, the default first; K; updates of GRPO alone; whether templates are told not to think.
+# Model -> hub ids by variant, the default first; K; updates of GRPO alone; whether templates are
+# told not to think.
 MODELS = {
     "qwen2.5-0.5b": ("base Qwen/Qwen2.5-0.5B, instruct Qwen/Qwen2.5-0.5B-Instruct", 150, 600, None),
     "qwen2.5-1.5b": ("base Qwen/Qwen2.5-1.5B, instruct Qwen/Qwen2.5-1.5B-Instruct", 150, 600, None),
@@ -33,9 +35,24 @@ MODELS = {
     "qwen3-0.6b": ("chat Qwen/Qwen3-0.6B, base Qwen/Qwen3-0.6B-Base", 150, 600, False),
     "qwen3-4b": ("chat Qwen/Qwen3-4B, base Qwen/Qwen3-4B-Base", 150, 600, False),
     "qwen3-8b": ("chat Qwen/Qwen3-8B, base Qwen/Qwen3-8B-Base", 150, 600, False),
-    "llama-3.2-1b": ("instruct meta-llama/Llama-3.2-1B-Instruct, base meta-llama/Llama-3.2-1B", 500, 2000, None),
-    "llama-3.1-8b": ("instruct meta-llama/Llama-3.1-8B-Instruct, base meta-llama/Llama-3.1-8B", 500, 2000, None),
-    "smollm3-3b": ("chat HuggingFaceTB/SmolLM3-3B, base HuggingFaceTB/SmolLM3-3B-Base", 150, 600, False),
+    "llama-3.2-1b": (
+        "instruct meta-llama/Llama-3.2-1B-Instruct, base meta-llama/Llama-3.2-1B",
+        500,
+        2000,
+        None,
+    ),
+    "llama-3.1-8b": (
+        "instruct meta-llama/Llama-3.1-8B-Instruct, base meta-llama/Llama-3.1-8B",
+        500,
+        2000,
+        None,
+    ),
+    "smollm3-3b": (
+        "chat HuggingFaceTB/SmolLM3-3B, base HuggingFaceTB/SmolLM3-3B-Base",
+        150,
+        600,
+        False,
+    ),
     "gemma-3-1b": ("instruct google/gemma-3-1b-it, base google/gemma-3-1b-pt", 150, 600, None),
 }
 METHODS = {"g2d": ("warmup", "collect", "dpo", "evaluate"), "grpo": ("grpo", "evaluate")}
@@ -64,31 +81,71 @@ def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> No
     assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
     assert (config.lora.targets, config.lora.rslora) == (("all-linear",), False)
     system = "default" if model == "smollm3-3b" else None
-    assert (config.dtype, config.tokenizer.prompt_template, config.tokenizer.system) == ("bfloat16", "paper", system)
+    assert (config.dtype, config.tokenizer.prompt_template, config.tokenizer.system) == (
+        "bfloat16",
+        "paper",
+        system,
+    )
     assert (config.data.max_prompt_length, config.reward.function) == (1024, "verify")
     assert (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (1, -1, 1)
     assert (config.compute.microbatch_tokens, config.compute.remat) == (65_536, "full")
 
     online = config.stages[METHODS[method][0]]
-    assert (online.policy, online.loss, online.loss_type, online.scale_rewards) == ("init", "grpo", "sum", "none")
-    assert (online.beta, online.prompts_per_step, online.num_generations, online.sync_every) == (0.001, 64, 8, 1)
-    assert (online.sampling.max_new_tokens, online.sampling.temperature, online.sampling.top_p) == (2048, 1.0, 1.0)
+    assert (online.policy, online.loss, online.loss_type, online.scale_rewards) == (
+        "init",
+        "grpo",
+        "sum",
+        "none",
+    )
+    assert (online.beta, online.prompts_per_step, online.num_generations, online.sync_every) == (
+        0.001,
+        64,
+        8,
+        1,
+    )
+    assert (online.sampling.max_new_tokens, online.sampling.temperature, online.sampling.top_p) == (
+        2048,
+        1.0,
+        1.0,
+    )
     trained = [online]
     if method == "g2d":
         pairs, dpo = config.stages.collect, config.stages.dpo
-        assert (pairs.policy, pairs.prompts, pairs.num_generations, pairs.pairs_per_prompt) == ("warmup", 8192, 8, 1)
+        assert (pairs.policy, pairs.prompts, pairs.num_generations, pairs.pairs_per_prompt) == (
+            "warmup",
+            8192,
+            8,
+            1,
+        )
         assert pairs.sampling == online.sampling
-        assert (dpo.policy, dpo.beta, dpo.loss_type, dpo.batch_size, dpo.epochs) == ("warmup", 0.1, "sigmoid", 64, 1)
+        assert (dpo.policy, dpo.beta, dpo.loss_type, dpo.batch_size, dpo.epochs) == (
+            "warmup",
+            0.1,
+            "sigmoid",
+            64,
+            1,
+        )
         trained.append(dpo)
     for stage in trained:
         adam = stage.optimizer
         assert (adam.kind, adam.schedule, adam.moment_dtype) == ("adamw", "constant", "float32")
         assert adam.learning_rate == rate
-        assert (adam.eps, adam.max_grad_norm, adam.weight_decay, adam.b1, adam.b2) == (1e-4, 1.0, 0.0, 0.9, 0.999)
+        assert (adam.eps, adam.max_grad_norm, adam.weight_decay, adam.b1, adam.b2) == (
+            1e-4,
+            1.0,
+            0.0,
+            0.9,
+            0.999,
+        )
     evaluate = config.stages.evaluate
     assert evaluate.policies == (("init", "warmup", "dpo") if method == "g2d" else ("init", "grpo"))
     drawn = evaluate.sampling
-    assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens, evaluate.num_generations) == (0.6, 0.9, 2048, 4)
+    assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens, evaluate.num_generations) == (
+        0.6,
+        0.9,
+        2048,
+        4,
+    )
 
 
 def test_what_else_may_be_chosen() -> None:
@@ -97,8 +154,12 @@ def test_what_else_may_be_chosen() -> None:
         assert resolve(f"qwen2.5-7b:k={k}").stages.warmup.steps == k
         assert resolve(f"qwen2.5-7b:method=grpo,k={k},steps=7").stages.grpo.steps == 7
     config = resolve("qwen2.5-7b:length=512,moments=bfloat16")
-    assert {stage.sampling.max_new_tokens for stage in config.stages.values() if "sampling" in stage} == {512}
-    assert {config.stages[name].optimizer.moment_dtype for name in ("warmup", "dpo")} == {"bfloat16"}
+    assert {
+        stage.sampling.max_new_tokens for stage in config.stages.values() if "sampling" in stage
+    } == {512}
+    assert {config.stages[name].optimizer.moment_dtype for name in ("warmup", "dpo")} == {
+        "bfloat16"
+    }
     names = [resolve(f"qwen3-8b:{arg}").name for arg in ("", "method=grpo,lora=8", "variant=base")]
     assert names == ["qwen3-8b-chat-g2d", "qwen3-8b-chat-grpo-lora8", "qwen3-8b-base-g2d"]
 
@@ -139,32 +200,44 @@ def test_choices_that_make_no_recipe(arg: str, message: str) -> None:
 def test_suites_by_name(name: str, train: str, test: tuple[str, str, int | None]) -> None:
     data = resolve(f"qwen2.5-7b:train={name},test={name}").data
     here = f"{Path.cwd()}/FILE.jsonl"  # of a file the whole path is kept
-    train, test = train.replace("FILE.jsonl", here), (test[0].replace("FILE.jsonl", here), *test[1:])
+    train = train.replace("FILE.jsonl", here)
+    test = (test[0].replace("FILE.jsonl", here), *test[1:])
     assert (data.train.path, data.train.split, data.train.limit) == (train, "train", None)
     assert (data.dev.path, data.dev.split, data.dev.limit) == (train, "dev", 500)
     assert (data.test.path, data.test.split, data.test.limit) == test
 
 
 @pytest.mark.parametrize(
-    "suite", ["math500", "amc23", "gsm8k", "math500:test", "gsm8k:test", "hub:HuggingFaceH4/MATH-500:test"]
+    "suite",
+    ["math500", "amc23", "gsm8k", "math500:test", "gsm8k:test", "hub:HuggingFaceH4/MATH-500:test"],
 )
 def test_test_problems_are_not_trained_on(suite: str) -> None:
     config = resolve("qwen2.5-7b", [f"data.train.path={suite}"])
-    with pytest.raises(ValueError, match=f"data.train.path is '{suite}', which are test problems: train on math"):
+    with pytest.raises(
+        ValueError, match=f"data.train.path is '{suite}', which are test problems: train on math"
+    ):
         pipeline.check(Config.of(config))
 
 
 # The study over K
 
 
-@pytest.mark.parametrize(("model", "steps"), [("qwen2.5-7b", (0, 150, 600)), ("llama-3.1-8b", (0, 500, 1000))])
+@pytest.mark.parametrize(
+    ("model", "steps"), [("qwen2.5-7b", (0, 150, 600)), ("llama-3.1-8b", (0, 500, 1000))]
+)
 def test_the_study_of_a_real_model(model: str, steps: tuple[int, ...]) -> None:
     study = resolve(f"sweep-k:preset={model},seeds=1")
     plain = resolve(model)
-    assert study.model == plain.model and study.compute == plain.compute and study.data == plain.data
+    assert (
+        study.model == plain.model and study.compute == plain.compute and study.data == plain.data
+    )
     made = [point.config for point in points(study)]
     assert {c.stages.warmup.steps for c in made if "collect" in c.stages} >= set(steps)
-    assert {c.stages.warmup.optimizer.learning_rate for c in made if "collect" not in c.stages} == {3e-7, 1e-6, 3e-6}
+    assert {c.stages.warmup.optimizer.learning_rate for c in made if "collect" not in c.stages} == {
+        3e-7,
+        1e-6,
+        3e-6,
+    }
 
 
 # Toys
@@ -184,20 +257,36 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     solved = toy.solved_problems(80)
     answers = [str(1 + k % 2) for k in range(80)]
     toy.save_rows(folder / "numinamath.jsonl", solved)
-    toy.save_rows(folder / "math.jsonl", [{**row, "answer": a} for row, a in zip(solved, answers, strict=True)])
+    toy.save_rows(
+        folder / "math.jsonl",
+        [{**row, "answer": a} for row, a in zip(solved, answers, strict=True)],
+    )
     asked = [row["problem"] for row in solved]
-    worked = [{"question": q, "answer": f"So.\n#### {a}"} for q, a in zip(asked, answers, strict=True)]
+    worked = [
+        {"question": q, "answer": f"So.\n#### {a}"} for q, a in zip(asked, answers, strict=True)
+    ]
     toy.save_rows(folder / "gsm8k.jsonl", worked)
-    toy.save_rows(folder / "gsm8k-test.jsonl", [{"question": f"Find {k}.", "answer": "So.\n#### 2"} for k in range(6)])
-    toy.save_rows(folder / "math500.jsonl", [{"problem": f"Find {k}.", "answer": "2", "level": 1} for k in range(5)])
-    toy.save_rows(folder / "amc23.jsonl", [{"id": k, "question": f"Find {k}.", "answer": "2.0"} for k in range(4)])
+    toy.save_rows(
+        folder / "gsm8k-test.jsonl",
+        [{"question": f"Find {k}.", "answer": "So.\n#### 2"} for k in range(6)],
+    )
+    toy.save_rows(
+        folder / "math500.jsonl",
+        [{"problem": f"Find {k}.", "answer": "2", "level": 1} for k in range(5)],
+    )
+    toy.save_rows(
+        folder / "amc23.jsonl",
+        [{"id": k, "question": f"Find {k}.", "answer": "2.0"} for k in range(4)],
+    )
     return folder
 
 
 def at_toy_size(spec: str, toys: Path, train: str, test: str) -> ConfigDict:
     """The recipe on files in the form of these suites, with a small model of its family."""
     suites = {"train": train, "test": test}
-    files = [f"{split}={name.partition('-')[0]}:{toys}/{name}.jsonl" for split, name in suites.items()]
+    files = [
+        f"{split}={name.partition('-')[0]}:{toys}/{name}.jsonl" for split, name in suites.items()
+    ]
     config = resolve(",".join([spec, f"path={toys}/{spec.partition('-')[0]}", *files]))
     config.logging.tensorboard = False
     return config
@@ -210,7 +299,12 @@ SPECS = [
     for i, (method, lora) in enumerate(itertools.product(METHODS, (0, 8)))
 ]
 SPECS += ["smollm3-3b:method=g2d,lora=8", "gemma-3-1b:method=g2d,lora=8"]
-SUITES = [("math", "math500", 5), ("gsm8k", "amc23", 4), ("numinamath", "gsm8k-test", 6), ("gsm8k", "numinamath", 6)]
+SUITES = [
+    ("math", "math500", 5),
+    ("gsm8k", "amc23", 4),
+    ("numinamath", "gsm8k-test", 6),
+    ("gsm8k", "numinamath", 6),
+]
 
 
 @pytest.mark.parametrize("spec", some(SPECS[::4], SPECS))
@@ -220,7 +314,10 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     pipeline.check(Config.of(config))
     dryrun.show(config)
     shown = capsys.readouterr().out
-    places = [shown.index(f" {name} ", shown.index("reads")) for name in graph.plan(Config.of(config)).order]
+    places = [
+        shown.index(f" {name} ", shown.index("reads"))
+        for name in graph.plan(Config.of(config)).order
+    ]
     assert places == sorted(places)
     assert "Given the following problem, reason and give a final answer" in shown
     assert (" of them trained" in shown) == bool(config.lora.rank)
@@ -240,7 +337,13 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_recipe_runs(
-    spec: str, train: str, test: str, steps: int, toys: Path, process: ProcessPoolExecutor, tmp_path: Path
+    spec: str,
+    train: str,
+    test: str,
+    steps: int,
+    toys: Path,
+    process: ProcessPoolExecutor,
+    tmp_path: Path,
 ) -> None:
     config = at_toy_size(f"{spec},length=8", toys, train, test)
     toy.shrink(config)
@@ -253,35 +356,57 @@ def test_a_recipe_runs(
         config.stages.dpo.update(batch_size=2)
         config.stages.dpo.optimizer.learning_rate = 1e-2
     manifests = process.submit(pipeline.run, config, str(tmp_path / "run")).result()
-    assert tuple(manifests) == (first, *others, "evaluate") and manifests[first]["counts"]["steps"] == steps
+    assert (
+        tuple(manifests) == (first, *others, "evaluate")
+        and manifests[first]["counts"]["steps"] == steps
+    )
     names = [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]]
     assert names == list(config.stages.evaluate.policies)
     updates = [row["metrics"] for row in read_metrics(tmp_path / "run") if "loss" in row["metrics"]]
-    assert all(math.isfinite(update["loss"]) for update in updates) and any(u["grad_norm"] > 0 for u in updates)
+    assert all(math.isfinite(update["loss"]) for update in updates) and any(
+        u["grad_norm"] > 0 for u in updates
+    )
     if others:
-        assert manifests["collect"]["counts"]["pairs"] > 0 and manifests["dpo"]["counts"]["steps"] > 0
-        check_in_transformers(tmp_path / "run", commands.export(tmp_path / "run", tmp_path / "trained"))
+        assert (
+            manifests["collect"]["counts"]["pairs"] > 0 and manifests["dpo"]["counts"]["steps"] > 0
+        )
+        check_in_transformers(
+            tmp_path / "run", commands.export(tmp_path / "run", tmp_path / "trained")
+        )
 
 
 def check_in_transformers(work: Path, exported: epath.Path) -> None:
-    """The exported policy reads and answers prompts there as it does here, with the tokenizer its model brought."""
+    """The exported policy reads and answers prompts there as it does here, with the tokenizer its
+    model brought."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer = AutoTokenizer.from_pretrained(exported)
     with commands.opened(work) as session:
         problem = session.problems["test"][0]
         ids = session.tokenizer.encode_prompt(problem).tolist()
         messages = [dict(message) for message in session.tokenizer.conversation(problem)]
         collected = session.folders["collect"]
-        assert set(session.tokenizer.eos_ids) == set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
-        before, after = (toy.their_logits_and_ours(model, load_policy(session, name), ids) for name in ("init", "dpo"))
+        assert set(session.tokenizer.eos_ids) == set(
+            np.atleast_1d(model.generation_config.eos_token_id).tolist()
+        )
+        before, after = (
+            toy.their_logits_and_ours(model, load_policy(session, name), ids)
+            for name in ("init", "dpo")
+        )
     options = {"add_generation_prompt": True, "return_dict": False}
     asked = [message for message in messages if message["role"] != "system"]
-    assert tokenizer.apply_chat_template(messages, **options) == ids == tokenizer.apply_chat_template(asked, **options)
+    assert (
+        tokenizer.apply_chat_template(messages, **options)
+        == ids
+        == tokenizer.apply_chat_template(asked, **options)
+    )
     # And the pairs' messages with the template beside them are the ids that the policy saw.
     tokenizer.chat_template = (collected / "chat_template.jinja").read_text()
     for pair in pandas.read_parquet(collected / "preferences").itertuples():
-        assert tokenizer.apply_chat_template(list(pair.prompt), **options) == pair.prompt_ids.tolist()
+        assert (
+            tokenizer.apply_chat_template(list(pair.prompt), **options) == pair.prompt_ids.tolist()
+        )
     np.testing.assert_allclose(*after, atol=1e-4)
     assert np.abs(after[1] - before[1]).max() > 1e-3  # it was trained
 
@@ -300,25 +425,37 @@ def test_plans_that_are_written_are_those_compiled() -> None:
         assert PLANS.with_plan(text, PLANS.docstring_lines(model, results)) == text
         assert f"g2d run --config {model} " in text and f"g2d run --config {model}:lora=32 " in text
     written = [line for line in PLANS.TABLE.read_text().splitlines() if line.startswith("| `")]
-    assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(written)  # none is lost in reading
+    assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(
+        written
+    )  # none is lost in reading
 
 
 def test_how_a_plan_is_written() -> None:
     def stage(name: str, peak: float, hours: float, **misfits: str) -> dict[str, Any]:
-        return {"stage": name, "peak": peak, "program": "decode", "misfits": misfits, "hours": hours}
+        return {
+            "stage": name,
+            "peak": peak,
+            "program": "decode",
+            "misfits": misfits,
+            "hours": hours,
+        }
 
     g2d = [stage("warmup", 13.64, 30.0), stage("dpo", 14.1, 4.0), stage("evaluate", 3.0, 0.5)]
     grpo = [stage("grpo", 15.9, 120.0, decode="needs 15.90 GiB")]
     cells = PLANS.cells_of(
-        PLANS.Row("qwen2.5-7b", "", "v5e-16"), {"memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
+        PLANS.Row("qwen2.5-7b", "", "v5e-16"),
+        {"memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}},
     )
     lines = PLANS.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
     assert [line.split() for line in lines[:2]] == [
         ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO"],
         ["v5e-16", "15.90", "of", "15.75", "34.5", "-"],
     ]
-    assert PLANS.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
-        f'"""A.\n\n{lines[0]}\n\nResult: x"""\n'
-    )
+    assert PLANS.with_plan(
+        '"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]
+    ) == (f'"""A.\n\n{lines[0]}\n\nResult: x"""\n')
     assert cells[2:4] == ("15.90 (grpo, decode)", "15.75")
-    assert cells[4:6] == ("**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5", "no: grpo, decode, needs 15.90 GiB")
+    assert cells[4:6] == (
+        "**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5",
+        "no: grpo, decode, needs 15.90 GiB",
+    )

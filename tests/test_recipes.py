@@ -1,7 +1,8 @@
-"""The rows of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495): their numbers, and each of them run.
+"""The rows of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495): their numbers, and each
+of them run.
 
-At toy size the model, prompts, batch, group and lengths are small; the objective, the optimiser, the synchronisation,
-the rewards and the templates are those of the config (tests/toys.py).
+At toy size the model, prompts, batch, group and lengths are small; the objective, the optimiser,
+the synchronisation, the rewards and the templates are those of the config (tests/toys.py).
 """
 
 import json
@@ -16,7 +17,17 @@ import pytest
 from etils import epath
 from matrix import some
 from ml_collections import ConfigDict
-from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, shrink, solved_problems
+from toys import (
+    LLAMA,
+    PAPER,
+    QWEN,
+    SIZES,
+    make_tokenizer,
+    save_policy,
+    save_rows,
+    shrink,
+    solved_problems,
+)
 
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
@@ -26,8 +37,8 @@ from g2d_jax.session.session import Session
 
 Run = tuple[Path, dict[str, Any]]
 
-# Table 4, in its columns: beta, learning rate, Adam's epsilon, gradient clip, reference sync, max length, batch; with
-# the loss and s before them. beta is DPO's or the weight of GRPO's KL term.
+# Table 4, in its columns: beta, learning rate, Adam's epsilon, gradient clip, reference sync, max
+# length, batch; with the loss and s before them. beta is DPO's or the weight of GRPO's KL term.
 ROWS = {
     "bridging-math:method=offline": ("dpo", 0, 0.1, 1e-6, 1e-4, 1.0, False, 2048, 64),
     "bridging-math:method=s100": ("dpo", 100, 0.1, 1e-6, 1e-4, 1.0, True, 2048, 64),
@@ -49,8 +60,28 @@ ROWS = {
     "bridging-chat:method=s1": ("dpo", 1, 0.01, 1e-6, 1e-8, 0.1, False, 1024, 32),
     "bridging-chat:method=grpo": ("grpo", 1, 0.001, 1e-6, 1e-8, 0.1, False, 1024, 32),
     "bridging-mixed:row=both": ("dpo", 1, 0.01, 1e-6, 1e-5, 0.1, False, 2048, 32),
-    "bridging-mixed:row=chat-to-math,start=hf:x/y": ("dpo", 1, 0.1, 1e-6, 1e-4, 1.0, True, 2048, 32),
-    "bridging-mixed:row=math-to-chat,start=hf:x/y": ("dpo", 1, 0.01, 1e-6, 1e-8, 0.1, False, 2048, 32),
+    "bridging-mixed:row=chat-to-math,start=hf:x/y": (
+        "dpo",
+        1,
+        0.1,
+        1e-6,
+        1e-4,
+        1.0,
+        True,
+        2048,
+        32,
+    ),
+    "bridging-mixed:row=math-to-chat,start=hf:x/y": (
+        "dpo",
+        1,
+        0.01,
+        1e-6,
+        1e-8,
+        0.1,
+        False,
+        2048,
+        32,
+    ),
 }
 
 
@@ -71,30 +102,59 @@ def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
     numbers = (beta, adam.learning_rate, adam.eps, adam.max_grad_norm, stage.reference_sync)
     size = (stage.sampling.max_new_tokens, stage.prompts_per_step)
     assert (stage.loss, stage.sync_every, *numbers, *size) == ROWS[spec]
-    assert published(stage) == ("prompts", "seq-mean-token-sum", "group", 1e-6, 0.9, 0.95, 0.1, "cosine", 0.2)
-    assert (stage.num_iterations, stage.importance_cap, adam.warmup_steps, adam.learning_rate) == (1, 0.0, 0, 1e-6)
+    assert published(stage) == (
+        "prompts",
+        "seq-mean-token-sum",
+        "group",
+        1e-6,
+        0.9,
+        0.95,
+        0.1,
+        "cosine",
+        0.2,
+    )
+    assert (stage.num_iterations, stage.importance_cap, adam.warmup_steps, adam.learning_rate) == (
+        1,
+        0.0,
+        0,
+        1e-6,
+    )
     printed = resolve(f"{spec},model={model},recipe=paper").stages.train
     assert published(printed) == ("pairs", "sum", "none", 1e-4, 0.9, 0.999, 0.0, "constant", 0.0)
-    assert (printed.optimizer.eps, printed.optimizer.max_grad_norm) == (adam.eps, adam.max_grad_norm)
+    assert (printed.optimizer.eps, printed.optimizer.max_grad_norm) == (
+        adam.eps,
+        adam.max_grad_norm,
+    )
     assert (stage.sampling.temperature, stage.sampling.top_p) == (1.0, 1.0)
     assert stage.dynamic_sampling == stage.drop_solved.after == 0
     for name in ("best", "evaluate"):
         drawn = config.stages[name].sampling
         assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens) == (0.6, 0.9, size[0])
     assert stage.steps == (15_000 if "mixed" in spec else 1500)
-    assert config.model.path == {"l": "meta-llama/Llama-3.1-8B-Instruct", "q": "Qwen/Qwen2.5-7B"}[model[0]]
+    assert (
+        config.model.path
+        == {"l": "meta-llama/Llama-3.1-8B-Instruct", "q": "Qwen/Qwen2.5-7B"}[model[0]]
+    )
 
 
 def test_what_else_sets_the_rows_apart() -> None:
     def train(spec: str) -> ConfigDict:
         return resolve(spec).stages.train
 
-    assert [train(f"bridging-math:method=grpo{n}").num_generations for n in (",n=4", "", ",n=12")] == [4, 8, 12]
+    assert [
+        train(f"bridging-math:method=grpo{n}").num_generations for n in (",n=4", "", ",n=12")
+    ] == [4, 8, 12]
     combined = train("bridging-math:method=combined,alpha=0.001")
-    assert (combined.grpo_coef, combined.beta, train("bridging-math:method=combined").grpo_coef) == (0.001, 0.001, 0.01)
+    assert (
+        combined.grpo_coef,
+        combined.beta,
+        train("bridging-math:method=combined").grpo_coef,
+    ) == (0.001, 0.001, 0.01)
     nll = train("bridging-math:method=nll").dpo
     assert (nll.nll_coef, nll.nll_length_normalization) == (1.0, True)
-    found = [train(f"bridging-math:method=entropy{more}").entropy_coef for more in ("", ",entropy=1e-4")]
+    found = [
+        train(f"bridging-math:method=entropy{more}").entropy_coef for more in ("", ",entropy=1e-4")
+    ]
     assert found == [3e-4, 1e-4]
     plain = train("bridging-math:method=s1")
     assert plain.grpo_coef == plain.beta == plain.entropy_coef == plain.dpo.nll_coef == 0.0
@@ -104,7 +164,10 @@ def test_what_else_sets_the_rows_apart() -> None:
 
 def test_data_of_the_rows() -> None:
     maths, chat, both = map(resolve, ("bridging-math", "bridging-chat", "bridging-mixed"))
-    read = [(maths.data[split].path, maths.data[split].split, maths.data[split].limit) for split in ("train", "dev")]
+    read = [
+        (maths.data[split].path, maths.data[split].split, maths.data[split].limit)
+        for split in ("train", "dev")
+    ]
     assert read == [("numinamath", "train", None), ("numinamath", "dev", 1980)]
     assert (maths.data.test.path, maths.reward.function) == ("math500", "verify")
     assert maths.tokenizer.prompt_template == "paper"
@@ -114,15 +177,31 @@ def test_data_of_the_rows() -> None:
     assert read == [("train", 1000), ("dev", 470)] and chat.data.train.path == "wildchat"
     assert (chat.reward.function, chat.reward.model.path) == ("model", "Nexusflow/Athene-RM-8B")
     assert not Config.of(chat).reward.is_verifiable
-    assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == str(Path.cwd() / "held-out.jsonl")
+    assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == str(
+        Path.cwd() / "held-out.jsonl"
+    )
 
-    assert (both.data.train.path, both.data.train.limit, both.data.weight) == ("numinamath", 100_000, 2.0)
+    assert (both.data.train.path, both.data.train.limit, both.data.weight) == (
+        "numinamath",
+        100_000,
+        2.0,
+    )
     other = both.tasks.chat
     assert (other.train.path, other.train.limit, other.weight) == ("wildchat", 50_000, 1.0)
-    verifiable = {name: task.reward.is_verifiable for name, task in Config.of(both).all_tasks.items()}
-    assert verifiable == {"main": True, "chat": False} and other.reward.model.path == "Nexusflow/Athene-RM-8B"
-    alone = {row: resolve(f"bridging-mixed:row={row},start=hf:x/y") for row in ("chat-to-math", "math-to-chat")}
-    assert {row: (c.data.train.path, c.data.train.limit, len(c.tasks)) for row, c in alone.items()} == {
+    verifiable = {
+        name: task.reward.is_verifiable for name, task in Config.of(both).all_tasks.items()
+    }
+    assert (
+        verifiable == {"main": True, "chat": False}
+        and other.reward.model.path == "Nexusflow/Athene-RM-8B"
+    )
+    alone = {
+        row: resolve(f"bridging-mixed:row={row},start=hf:x/y")
+        for row in ("chat-to-math", "math-to-chat")
+    }
+    assert {
+        row: (c.data.train.path, c.data.train.limit, len(c.tasks)) for row, c in alone.items()
+    } == {
         "chat-to-math": ("numinamath", 100_000, 0),
         "math-to-chat": ("wildchat", 100_000, 0),
     }
@@ -155,8 +234,12 @@ def save_athene(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(1)
-    config = LlamaConfig(**{**SIZES, "hidden_size": 8, "num_attention_heads": 2}, vocab_size=128_256)
-    tensors = {f"model.{name}": value.numpy() for name, value in LlamaModel(config).state_dict().items()}
+    config = LlamaConfig(
+        **{**SIZES, "hidden_size": 8, "num_attention_heads": 2}, vocab_size=128_256
+    )
+    tensors = {
+        f"model.{name}": value.numpy() for name, value in LlamaModel(config).state_dict().items()
+    }
     tensors["v_head.weight"] = torch.randn(1, 8).numpy()
     make_tokenizer(LLAMA, cls_id=128_003).save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors")
@@ -166,26 +249,38 @@ def save_athene(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small models, and of data in the forms of NuminaMath-CoT, MATH-500 and WildChat-1M."""
+    """A folder of small models, and of data in the forms of NuminaMath-CoT, MATH-500 and
+    WildChat-1M."""
     folder = tmp_path_factory.mktemp("toys")
     save_policy(folder / "llama", "Llama", make_tokenizer(LLAMA))
     save_policy(folder / "qwen", "Qwen2", make_tokenizer(QWEN))
     save_athene(folder / "athene")
     solved = solved_problems(80)
-    left_out = [{**solved[0], "problem": "Prove it."}, {**solved[1], "problem": "What?", "source": "orca_math"}]
+    left_out = [
+        {**solved[0], "problem": "Prove it."},
+        {**solved[1], "problem": "What?", "source": "orca_math"},
+    ]
     save_rows(folder / "numina.jsonl", [*left_out, *solved])
-    test = [{"problem": f"Find {k}.", "answer": "2", "subject": "Algebra", "level": 1} for k in range(5)]
+    test = [
+        {"problem": f"Find {k}.", "answer": "2", "subject": "Algebra", "level": 1} for k in range(5)
+    ]
     save_rows(folder / "math500.jsonl", test)
-    turns = [[{"role": "user", "content": f"{CHAT}{k}"}, {"role": "assistant", "content": "No."}] for k in range(80)]
+    turns = [
+        [{"role": "user", "content": f"{CHAT}{k}"}, {"role": "assistant", "content": "No."}]
+        for k in range(80)
+    ]
     blank = {"conversation": [{"role": "user", "content": " "}], "toxic": False, "redacted": False}
-    said = [{"conversation": turn, "toxic": k == 3, "redacted": False} for k, turn in enumerate(turns)]
+    said = [
+        {"conversation": turn, "toxic": k == 3, "redacted": False} for k, turn in enumerate(turns)
+    ]
     save_rows(folder / "wildchat.jsonl", [blank, *said])
     return folder
 
 
 @pytest.fixture(scope="module")
 def run(toys: Path, process: ProcessPoolExecutor) -> Callable[[str], Run]:
-    """run("bridging-math:method=s1"): its folder and manifests, at toy size; each run is made once."""
+    """run("bridging-math:method=s1"): its folder and manifests, at toy size; each run is made
+    once."""
     done: dict[str, Run] = {}
 
     def run(spec: str) -> Run:
@@ -225,11 +320,14 @@ def shrunk(spec: str, toys: Path, family: str = "llama") -> ConfigDict:
 
 def updates(workdir: Path) -> list[dict[str, float]]:
     """Metrics of the updates, in order."""
-    rows = [row for row in read_metrics(workdir) if row["stage"] == "train" and "loss" in row["metrics"]]
+    rows = [
+        row for row in read_metrics(workdir) if row["stage"] == "train" and "loss" in row["metrics"]
+    ]
     return [row["metrics"] for row in rows]
 
 
-# Each row that differs from the others in more than a number, with the model's family; in SOME those with which a
+# Each row that differs from the others in more than a number, with the model's family; in SOME
+# those with which a
 # change is tried: either objective, a verifier and a reward model.
 RUNS = {
     **{f"bridging-math:method={m}": "llama" for m in ("offline", "s5", "s1", "grpo", "group_dpo")},
@@ -248,7 +346,10 @@ def test_a_row_runs(spec: str, run: Callable[[str], Run]) -> None:
     workdir, manifests = run(spec)
     assert list(manifests) == ["train", "best", "evaluate"]
     loss, every, *_ = ROWS[re.sub("start=.*", "start=hf:x/y", spec)]
-    assert manifests["train"]["counts"]["steps"] == 3 and manifests["train"]["counts"]["rollouts"] == 3 * 3 * 4
+    assert (
+        manifests["train"]["counts"]["steps"] == 3
+        and manifests["train"]["counts"]["rollouts"] == 3 * 3 * 4
+    )
     assert manifests["train"]["generation"]["calls"] == {0: 1, 1: 3}.get(every, 2)
     assert manifests["best"]["result"]["policy"] in ("train@2", "train@3")
     assert [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]][-1] == "best"
@@ -270,14 +371,19 @@ def test_a_row_runs(spec: str, run: Callable[[str], Run]) -> None:
 
 
 def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
-    """While the policy is the reference the loss of a pair is log 2, of those of three prompts a third of each."""
-    same = [step for step in (steps if every == 1 and "math:" in spec else steps[:1]) if step["pairs"]]
+    """While the policy is the reference the loss of a pair is log 2, of those of three prompts a
+    third of each."""
+    same = [
+        step for step in (steps if every == 1 and "math:" in spec else steps[:1]) if step["pairs"]
+    ]
     for step in same:
         extra = step["loss"] - math.log(2) * step["pairs"] / 3
         if "nll" in spec:
             assert extra > 0.1  # of the chosen response: the tokens of a random model are unlikely
         elif "entropy" in spec:
-            assert -3e-4 * math.log(500) < extra < -3e-5  # 3e-4 times the entropy of some 400 tokens
+            assert (
+                -3e-4 * math.log(500) < extra < -3e-5
+            )  # 3e-4 times the entropy of some 400 tokens
         else:
             assert abs(extra) < 1e-4
 
@@ -285,25 +391,43 @@ def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ("bridging-math:method=s1", f"<|bos|><|start|>user<|end|>\n\n{PAPER}<|eot|><|start|>assistant<|end|>\n\n"),
+        (
+            "bridging-math:method=s1",
+            f"<|bos|><|start|>user<|end|>\n\n{PAPER}<|eot|><|start|>assistant<|end|>\n\n",
+        ),
         ("bridging-math:method=nll", f"<|start|>user\n{PAPER}<|eot|>\n<|start|>assistant\n"),
-        ("bridging-chat:method=s1", "<|bos|><|start|>user<|end|>\n\n{}<|eot|><|start|>assistant<|end|>\n\n"),
+        (
+            "bridging-chat:method=s1",
+            "<|bos|><|start|>user<|end|>\n\n{}<|eot|><|start|>assistant<|end|>\n\n",
+        ),
     ],
 )
-def test_prompts_are_those_of_the_papers_figures(spec: str, text: str, toys: Path, tmp_path: Path) -> None:
+def test_prompts_are_those_of_the_papers_figures(
+    spec: str, text: str, toys: Path, tmp_path: Path
+) -> None:
     with Tracker(None, tensorboard=False) as tracker:
-        session = Session(Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {})
+        session = Session(
+            Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {}
+        )
         for problem in session.problems["train"]:
-            said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
+            said = (
+                problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
+            )
             assert session.tokenizer.render(problem) == text.format(said)
 
 
-def test_other_test_sets(run: Callable[[str], Run], toys: Path, process: ProcessPoolExecutor) -> None:
+def test_other_test_sets(
+    run: Callable[[str], Run], toys: Path, process: ProcessPoolExecutor
+) -> None:
     """Whole suites, and the held-out part of the training data."""
     workdir, _ = run("bridging-math:method=s1")
     suite = f"amc23:{toys}/math500.jsonl"
-    found = process.submit(commands.evaluate, str(workdir), "best", problems=suite, num_generations=3).result()
+    found = process.submit(
+        commands.evaluate, str(workdir), "best", problems=suite, num_generations=3
+    ).result()
     assert (found["result"]["samples"], found["result"]["problems"]) == (3, 5)
     held_out = {"problems": f"numinamath:{toys}/numina.jsonl", "split": "test", "limit": 2}
-    found = process.submit(commands.evaluate, str(workdir), "best", **held_out, num_generations=1).result()
+    found = process.submit(
+        commands.evaluate, str(workdir), "best", **held_out, num_generations=1
+    ).result()
     assert 1 <= found["result"]["problems"] <= 2

@@ -1,4 +1,5 @@
-"""Settings as records: what is checked where one is made, and the way to and from a user's ConfigDict."""
+"""Settings as records: what is checked where one is made, and the way to and from a user's
+ConfigDict."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ class Outer(Section):
 def test_a_record_becomes_editable_and_a_record_again():
     outer = Outer(names=("x",), words={"a": "b"}, inner=Inner(limit=3))
     assert record(Outer, editable(outer)) == outer
-    assert outer.to_dict() == {"kind": "a", "names": ("x",), "words": {"a": "b"}, "inner": {"rate": 0.5, "limit": 3}}
+    assert outer.to_dict() == {
+        "kind": "a",
+        "names": ("x",),
+        "words": {"a": "b"},
+        "inner": {"rate": 0.5, "limit": 3},
+    }
 
 
 def test_an_editable_field_keeps_its_type_and_an_optional_one_may_be_unset():
@@ -98,12 +104,17 @@ def test_factories_tell_editors_the_fields(name: str) -> None:
     factory = getattr(settings, name)
     parameters = inspect.signature(factory).parameters
     made = factory(*{"sampling": (8,), "optimizer": (0.5,)}.get(name, ()))
-    assert set(parameters) == set(made) and next(iter(parameters.values())).default is not inspect.Parameter.empty
+    assert (
+        set(parameters) == set(made)
+        and next(iter(parameters.values())).default is not inspect.Parameter.empty
+    )
 
 
 def test_every_setting_that_may_name_a_file_is_found():
     config = settings.base()
-    config.tasks.other = settings.task(settings.source("a"), settings.source(""), settings.source("c"))
+    config.tasks.other = settings.task(
+        settings.source("a"), settings.source(""), settings.source("c")
+    )
     with config.unlocked():
         config.stages.sft = settings.sft()
         config.stages.online = settings.online()
@@ -111,15 +122,32 @@ def test_every_setting_that_may_name_a_file_is_found():
         config.stages.dpo = settings.offline()
         config.stages.eval = settings.evaluate(policies=("init", "dpo"))
     found = {named.path: (named.place.kind, named.texts) for named in walk(config)}
-    assert found == {named.path: (named.place.kind, named.texts) for named in walk(config.to_dict())}
+    assert found == {
+        named.path: (named.place.kind, named.texts) for named in walk(config.to_dict())
+    }
     assert found["model.path"] == ("model", ())
     assert found["tasks.other.test.path"] == ("problems", ("c",))
     assert found["stages.eval.policies"] == ("policy", ("init", "dpo"))
-    reward = {f"{prefix}reward.{name}" for prefix in ("", "tasks.other.") for name in ("folder", "model.path")}
+    reward = {
+        f"{prefix}reward.{name}"
+        for prefix in ("", "tasks.other.")
+        for name in ("folder", "model.path")
+    }
     reward |= {f"{prefix}reward.model.tokenizer" for prefix in ("", "tasks.other.")}
-    sources = {f"{prefix}.{split}.path" for prefix in ("data", "tasks.other") for split in ("train", "dev", "test")}
-    stages = {f"stages.{name}.policy" for name in ("sft", "online", "collect", "dpo")} | {"stages.eval.policies"}
-    stages |= {"stages.sft.data.path", "stages.online.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
+    sources = {
+        f"{prefix}.{split}.path"
+        for prefix in ("data", "tasks.other")
+        for split in ("train", "dev", "test")
+    }
+    stages = {f"stages.{name}.policy" for name in ("sft", "online", "collect", "dpo")} | {
+        "stages.eval.policies"
+    }
+    stages |= {
+        "stages.sft.data.path",
+        "stages.online.rollouts",
+        "stages.collect.rollouts",
+        "stages.dpo.preferences",
+    }
     single = {"model.path", "tokenizer.path", "engine.folder", "compute.compilation_cache"}
     assert set(found) == reward | sources | stages | single
 
@@ -128,7 +156,10 @@ def test_a_rule_of_reading_is_a_known_one_and_of_a_reward_that_reads_answers() -
     config = settings.base()
     apply(config, "reward.answers=last_line")
     assert Config.of(config).reward.answers == "last_line"
-    for changes, why in ((["reward.answers=box"], "boxed"), (["reward.function=judge"], "reads whole responses")):
+    for changes, why in (
+        (["reward.answers=box"], "boxed"),
+        (["reward.function=judge"], "reads whole responses"),
+    ):
         for change in changes:
             apply(config, change)
         with pytest.raises(ValueError, match=rf"^reward.answers .*{why}"):
@@ -161,11 +192,16 @@ NO_MACHINE_HAS = {
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name in NO_MACHINE_HAS for value in NO_MACHINE_HAS[name]]
 )
-def test_a_setting_that_no_machine_can_hold_is_refused_with_the_bound_and_why(name: str, value: str) -> None:
+def test_a_setting_that_no_machine_can_hold_is_refused_with_the_bound_and_why(
+    name: str, value: str
+) -> None:
     config = settings.base()
-    config.tasks.other = settings.task(settings.source(""), settings.source(""), settings.source(""))
+    config.tasks.other = settings.task(
+        settings.source(""), settings.source(""), settings.source("")
+    )
     apply(config, f"{name}={value}")
     with pytest.raises(
-        FieldError, match=rf"^{name} must be (at least|more than) .* and at most [^:]*, got [^:]+: \w+,? "
+        FieldError,
+        match=rf"^{name} must be (at least|more than) .* and at most [^:]*, got [^:]+: \w+,? ",
     ):
         Config.of(config)

@@ -1,5 +1,5 @@
-"""What SECURITY.md promises, beside what tests/rewards says of the verifier: hostile files run nothing, and no secret
-of the environment or the command line gets into what a run writes."""
+"""What SECURITY.md promises, beside what tests/rewards says of the verifier: hostile files run
+nothing, and no secret of the environment or the command line gets into what a run writes."""
 
 from __future__ import annotations
 
@@ -43,15 +43,37 @@ TINY = str(Path(__file__).with_name("tiny.py"))
 
 
 FORBIDDEN_MODULES = {
-    *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "yaml", "code")
+    *(
+        "pickle",
+        "cPickle",
+        "_pickle",
+        "dill",
+        "cloudpickle",
+        "shelve",
+        "marshal",
+        "joblib",
+        "yaml",
+        "code",
+    )
 }
 FORBIDDEN_BUILTINS = {"eval", "exec", "compile", "__import__"}
-FORBIDDEN_CALLS = {"system", "popen", "import_module", "exec_module", "load_module", "run_path", "run_module"}
+FORBIDDEN_CALLS = {
+    "system",
+    "popen",
+    "import_module",
+    "exec_module",
+    "load_module",
+    "run_path",
+    "run_module",
+}
 EXCEPTIONS = {
     ("stages/__init__.py", "import_module"),  # of the kinds of stages alone
     ("config_load.py", "exec_module"),  # a config file is the user's own program
     ("rewards/functions.py", "exec_module"),  # … and the reward file beside it that it names
-    ("rewards/functions.py", "import_module"),  # reward.function = "package.module:function" names the user's own code
+    (
+        "rewards/functions.py",
+        "import_module",
+    ),  # reward.function = "package.module:function" names the user's own code
 }
 
 
@@ -59,7 +81,11 @@ def violations(tree: ast.AST) -> Iterator[str]:
     """What a file does that could run code from data."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [str(node.module)]
+            )
             yield from (name for name in names if name.split(".")[0] in FORBIDDEN_MODULES)
         if not isinstance(node, ast.Call):
             continue
@@ -72,7 +98,9 @@ def violations(tree: ast.AST) -> Iterator[str]:
         if (owner, name) in {("torch", "load"), ("np", "load"), ("numpy", "load")}:
             yield f"{owner}.{name}"
         for risky in ("allow_pickle", "shell", "trust_remote_code"):
-            if risky in keywords and not (isinstance(keywords[risky], ast.Constant) and keywords[risky].value is False):
+            if risky in keywords and not (
+                isinstance(keywords[risky], ast.Constant) and keywords[risky].value is False
+            ):
                 yield risky
         if name == "from_pretrained" and "trust_remote_code" not in keywords:
             yield "from_pretrained without trust_remote_code=False"
@@ -125,7 +153,11 @@ def evil(tmp_path: Path, marker: Path) -> Path:
 
 
 CODE = {
-    "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil", "AutoTokenizer": ["evil.Evil"] * 2}
+    "auto_map": {
+        "AutoConfig": "evil.Evil",
+        "AutoModelForCausalLM": "evil.Evil",
+        "AutoTokenizer": ["evil.Evil"] * 2,
+    }
 }
 MODEL = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
 
@@ -137,8 +169,12 @@ def test_the_bomb_is_live(tmp_path: Path) -> None:
 
 def test_a_models_own_code_is_not_run(evil: Path) -> None:
     hf.save(decoder.init(MODEL, jax.random.key(0)), evil)
-    (evil / "config.json").write_text(json.dumps(json.loads((evil / "config.json").read_text()) | CODE))
-    jax.tree.map(np.testing.assert_array_equal, hf.load(evil), decoder.init(MODEL, jax.random.key(0)))
+    (evil / "config.json").write_text(
+        json.dumps(json.loads((evil / "config.json").read_text()) | CODE)
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, hf.load(evil), decoder.init(MODEL, jax.random.key(0))
+    )
     (evil / "model.safetensors").write_bytes(pickle.dumps(Bomb(evil.parent / "ran")))
     with pytest.raises(ValueError, match="not a readable safetensors file"):
         hf.load(evil)
@@ -177,7 +213,8 @@ def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
         "{% include PATH %}",
         *slow(
             "{{ messages.__class__.__mro__ }}",
-            "{{ self._TemplateReference__context.parent }}{{ raise_exception.__globals__['os'].mkdir(PATH) }}",
+            "{{ self._TemplateReference__context.parent }}{{ "
+            "raise_exception.__globals__['os'].mkdir(PATH) }}",
             "{{ messages | attr('__class__') }}",
             "{{ messages | map(attribute='__class__') | join }}",
             "{% set _ = messages.append({}) %}",
@@ -186,9 +223,13 @@ def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
 )
 def test_a_chat_template_stays_in_its_sandbox(template: str, tmp_path: Path, marker: Path) -> None:
     load_tokenizer("procedural:slips").save(tmp_path / "tokenizer")
-    (tmp_path / "tokenizer/chat_template.jinja").write_text(template.replace("PATH", repr(str(marker))))
+    (tmp_path / "tokenizer/chat_template.jinja").write_text(
+        template.replace("PATH", repr(str(marker)))
+    )
     with pytest.raises(ValueError, match=r"chat template failed|leaves out the user's text"):
-        load_tokenizer(tmp_path / "tokenizer", TemplateSettings(chat=True, system="Be brief.")).encode_prompt("1+1=?")
+        load_tokenizer(
+            tmp_path / "tokenizer", TemplateSettings(chat=True, system="Be brief.")
+        ).encode_prompt("1+1=?")
 
 
 @pytest.mark.parametrize(
@@ -209,17 +250,23 @@ def test_a_pickle_among_the_data_is_not_read(
 def test_a_pickle_in_a_checkpoint_is_not_read(tmp_path: Path, marker: Path) -> None:
     params = {"weight": jnp.arange(6.0)}
     like = {"params": jax.eval_shape(lambda: params)}
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=params["weight"].sharding), like)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=params["weight"].sharding), like
+    )
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, {"params": params}, {"step": 1})
     bomb, replaced = pickle.dumps(Bomb(marker)), set()
     for file in (tmp_path / "checkpoints/1").rglob("*"):
-        if not file.is_file() or "ocdbt" in str(file) or file.parent.name == "d":  # read by TensorStore, not in Python
+        if (
+            not file.is_file() or "ocdbt" in str(file) or file.parent.name == "d"
+        ):  # read by TensorStore, not in Python
             continue
         replaced.add(file.name)
         kept = file.read_bytes()
         file.write_bytes(bomb)
-        with contextlib.suppress(DamagedCheckpoint):  # some of Orbax' files are not needed for reading
+        with contextlib.suppress(
+            DamagedCheckpoint
+        ):  # some of Orbax' files are not needed for reading
             restored, _ = Checkpoints(tmp_path / "checkpoints").restore(1, like)
             np.testing.assert_array_equal(restored["params"]["weight"], params["weight"])
         file.write_bytes(kept)
@@ -274,7 +321,9 @@ def test_the_command_is_kept_without_secrets(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("field", ["reward.judge.url", "model.path", "data.train.path", "name"])
 def test_a_login_in_the_settings_is_refused_and_not_repeated(field: str) -> None:
     override = f"config.{field}=https://someone:{PASSWORD}@host.example/v1"
-    with pytest.raises(ValueError, match=f"{field} holds a URL with a user name or password") as caught:
+    with pytest.raises(
+        ValueError, match=f"{field} holds a URL with a user name or password"
+    ) as caught:
         resolve(TINY, [override])
     assert "reward.judge.api_key_env" in str(caught.value) and PASSWORD not in str(caught.value)
 
@@ -288,7 +337,12 @@ def test_a_login_in_a_config_made_in_python_is_not_written(tmp_path: Path) -> No
 
 
 def test_usual_paths_are_no_logins() -> None:
-    for value in ("s3://bucket/runs/a@b", "hub:owner/name@config:split", "http://localhost:8000/v1", "warmup@10"):
+    for value in (
+        "s3://bucket/runs/a@b",
+        "hub:owner/name@config:split",
+        "http://localhost:8000/v1",
+        "warmup@10",
+    ):
         config = settings.base()
         config.name = value
         assert to_dict(config)["name"] == value
@@ -317,14 +371,32 @@ if AUDIT.exists():  # not in the source distribution
     @pytest.mark.parametrize(
         ("packages", "errors", "status", "text"),
         [
-            ([CLEAN, SKIPPED], "", 0, "1 packages audited, no known vulnerabilities; not known there: g2d-jax"),
+            (
+                [CLEAN, SKIPPED],
+                "",
+                0,
+                "1 packages audited, no known vulnerabilities; not known there: g2d-jax",
+            ),
             ([FLAWED, CLEAN], "", 1, "in 2 packages\njinja2 3.1.5: CVE-2025-27516, fixed in 3.1.6"),
-            ([SKIPPED], "", 0, "NOT AUDITED: the package index here has no vulnerability data for any of 1 packages"),
+            (
+                [SKIPPED],
+                "",
+                0,
+                "NOT AUDITED: the package index here has no vulnerability data for any of 1 "
+                "packages",
+            ),
             ([], OFFLINE, 0, "NOT AUDITED: the database of vulnerabilities cannot be reached"),
-            ([], "usage: pip-audit\nerror: no such option", 1, "pip-audit failed: error: no such option"),
+            (
+                [],
+                "usage: pip-audit\nerror: no such option",
+                1,
+                "pip-audit failed: error: no such option",
+            ),
         ],
     )
-    def test_what_the_audit_found(audit: Any, packages: list[Any], errors: str, status: int, text: str) -> None:
+    def test_what_the_audit_found(
+        audit: Any, packages: list[Any], errors: str, status: int, text: str
+    ) -> None:
         output = json.dumps({"dependencies": packages, "fixes": []}) if packages else ""
         judged, said = audit.judge(output, errors)
         assert judged == status and text in said

@@ -1,4 +1,5 @@
-"""The arithmetic of accuracy: by hand, against enumeration, and under changes that must not matter."""
+"""The arithmetic of accuracy: by hand, against enumeration, and under changes that must not
+matter."""
 
 import itertools
 import math
@@ -80,7 +81,9 @@ def test_neither_order_nor_what_is_not_scored_matters_and_right_mirrors_wrong(co
         assert getattr(got, name) == pytest.approx(getattr(expected, name), abs=1e-12, nan_ok=True)
     assert expected.mean == pytest.approx(1 - mirrored.mean, nan_ok=True)
     for name in SPREADS:
-        assert getattr(mirrored, name) == pytest.approx(getattr(expected, name), abs=1e-12, nan_ok=True)
+        assert getattr(mirrored, name) == pytest.approx(
+            getattr(expected, name), abs=1e-12, nan_ok=True
+        )
 
 
 def test_paired_by_hand():
@@ -115,10 +118,14 @@ def test_pass_at_k_against_enumeration_and_literals():
         for c in range(n + 1):
             for k in range(1, n + 1):
                 draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
-                assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-14)
+                assert pass_at_k(n, c, k) == pytest.approx(
+                    sum(map(any, draws)) / len(draws), abs=1e-14
+                )
     np.testing.assert_allclose(pass_at_k(4, [0, 1, 2, 4], 2), [0, 1 / 2, 5 / 6, 1], atol=1e-15)
     np.testing.assert_allclose(pass_at_k([5, 10], [1, 1], 1), [0.2, 0.1], atol=1e-15)
-    assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5)  # no overflow, where binomials have thousands of digits
+    assert pass_at_k(10_000, 1, 5_000) == pytest.approx(
+        0.5
+    )  # no overflow, where binomials have thousands of digits
 
 
 def test_mean_pass_at():

@@ -1,4 +1,5 @@
-"""Files, manifests, fingerprints and log segments, on local disk and on an object store held in memory."""
+"""Files, manifests, fingerprints and log segments, on local disk and on an object store held in
+memory."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def folder(request, tmp_path):
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -46,11 +51,16 @@ def test_json_round_trip_in_a_new_folder(folder):
     value = {"b": [1, 2.5, None, True], "a": "naïve \ud800 \x00"}
     storage.write_json(folder / "new" / "config.json", value)
     assert storage.read_json(folder / "new" / "config.json") == value
-    assert [path.name for path in (folder / "new").iterdir()] == ["config.json"]  # no temporary left
+    assert [path.name for path in (folder / "new").iterdir()] == [
+        "config.json"
+    ]  # no temporary left
 
 
 def test_json_text_is_stable_and_standard(folder):
-    storage.write_json(folder / "a.json", {"b": (1, np.float32(0.5)), "a": [float("nan"), float("inf"), -float("inf")]})
+    storage.write_json(
+        folder / "a.json",
+        {"b": (1, np.float32(0.5)), "a": [float("nan"), float("inf"), -float("inf")]},
+    )
     expected = '{"a":["NaN","Infinity","-Infinity"],"b":[1,0.5]}'
     text = (folder / "a.json").read_bytes().decode()
     assert "".join(text.split()) == expected and text.endswith("}\n")
@@ -79,17 +89,28 @@ def test_a_failed_write_keeps_the_old_file_and_names_it(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_named():
     device = Path("/dev/full")
-    with pytest.raises(OSError, match=r"No space left.*the_file") as caught, storage.naming("write", "the_file"):
+    with (
+        pytest.raises(OSError, match=r"No space left.*the_file") as caught,
+        storage.naming("write", "the_file"),
+    ):
         device.write_bytes(b"x")
     assert caught.value.filename == "the_file"
 
 
 @pytest.mark.parametrize("number", [errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH])
 def test_a_store_that_cannot_be_reached_may_be_there_next_time(number):
-    lost = aiohttp.ClientOSError(number, os.strerror(number))  # an OSError with a number, as for a file
-    with pytest.raises(storage.StoreUnavailable, match=r"cannot read gs://b/x: "), storage.naming("read", "gs://b/x"):
+    lost = aiohttp.ClientOSError(
+        number, os.strerror(number)
+    )  # an OSError with a number, as for a file
+    with (
+        pytest.raises(storage.StoreUnavailable, match=r"cannot read gs://b/x: "),
+        storage.naming("read", "gs://b/x"),
+    ):
         raise lost
-    with pytest.raises(OSError, match="No space left") as caught, storage.naming("write", "gs://b/x"):
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        storage.naming("write", "gs://b/x"),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")  # of the disk here
     assert not isinstance(caught.value, storage.StoreUnavailable)
 
@@ -98,7 +119,8 @@ def test_a_store_that_cannot_be_reached_may_be_there_next_time(number):
 
 
 def test_fingerprint_is_the_same_everywhere():
-    """Literal values: they name reference caches and work directories on disk, so they must never change."""
+    """Literal values: they name reference caches and work directories on disk, so they must never
+    change."""
     assert storage.fingerprint({}) == "01e7b720ff566d53"  # printf '{}' | b2sum -l 64
     value = {"seed": 1, "lr": 1e-6, "mesh": (8, 1), "name": "é", "none": None}
     assert storage.fingerprint(value) == "5354c680f5f0ce3c"
@@ -107,9 +129,32 @@ def test_fingerprint_is_the_same_everywhere():
 def test_fingerprint_sees_values_not_containers():
     same = storage.fingerprint({"a": [1, 2], "b": 0.5, "c": "stop"})
     kind = enum.StrEnum("kind", {"STOP": "stop"})
-    assert storage.fingerprint({"c": kind.STOP, "b": np.float64(0.5), "a": (np.int32(1), 2)}) == same
-    assert storage.fingerprint({"a": np.array([1, 2], np.int32), "b": np.float32(0.5), "c": np.str_("stop")}) == same
-    different = [1, 1.0, True, "1", None, 0.1, np.float32(0.1), 0.0, -0.0, float("nan"), "NaN", [], {}, [[]], [1]]
+    assert (
+        storage.fingerprint({"c": kind.STOP, "b": np.float64(0.5), "a": (np.int32(1), 2)}) == same
+    )
+    assert (
+        storage.fingerprint(
+            {"a": np.array([1, 2], np.int32), "b": np.float32(0.5), "c": np.str_("stop")}
+        )
+        == same
+    )
+    different = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        0.1,
+        np.float32(0.1),
+        0.0,
+        -0.0,
+        float("nan"),
+        "NaN",
+        [],
+        {},
+        [[]],
+        [1],
+    ]
     assert len({storage.fingerprint(value) for value in different}) == len(different)
 
 
@@ -136,7 +181,9 @@ def test_fingerprint_ignores_the_order_of_keys(value):
 
 def test_a_stage_is_finished_by_its_manifest(folder):
     assert storage.finished(folder / "02-warmup") is None
-    storage.finish(folder / "02-warmup", {"tokens": np.int64(12), "inputs": {"sft": "01e7b720ff566d53"}})
+    storage.finish(
+        folder / "02-warmup", {"tokens": np.int64(12), "inputs": {"sft": "01e7b720ff566d53"}}
+    )
     expected = {"tokens": 12, "inputs": {"sft": "01e7b720ff566d53"}, "done": True}
     assert storage.finished(folder / "02-warmup") == expected
     storage.write_json(folder / "manifest.json", {"done": False})
@@ -151,7 +198,9 @@ def test_a_manifest_s_checksum_is_that_of_its_content_and_hidden_from_readers(va
     with tempfile.TemporaryDirectory() as place:
         storage.finish(place, value)
         written = storage.read_json(f"{place}/manifest.json")
-        assert storage.finished(place) == {name: x for name, x in written.items() if name != storage.CHECKSUM}
+        assert storage.finished(place) == {
+            name: x for name, x in written.items() if name != storage.CHECKSUM
+        }
 
 
 CHANGES = {
@@ -168,14 +217,20 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_manifest_that_was_changed_is_named_with_what_to_do(tmp_path, change):
-    how = {"reward": 0.125, "accuracy": 0.1 + 0.2, "steps": 40, "result": [{"policy": "warmup@20", "x": math.nan}]}
+    how = {
+        "reward": 0.125,
+        "accuracy": 0.1 + 0.2,
+        "steps": 40,
+        "result": [{"policy": "warmup@20", "x": math.nan}],
+    }
     storage.finish(tmp_path, how)
     file = tmp_path / "manifest.json"
     before, after = CHANGES[change]
     assert before in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(before, after))
     with pytest.raises(
-        ValueError, match=r"manifest.json is not what its stage wrote .* Put back a copy of it, or delete"
+        ValueError,
+        match=r"manifest.json is not what its stage wrote .* Put back a copy of it, or delete",
     ):
         storage.finished(tmp_path)
 
@@ -185,11 +240,15 @@ def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path):
     storage.write_json(tmp_path / "manifest.json", earlier)
     assert storage.finished(tmp_path) == earlier
     storage.write_json(tmp_path / "manifest.json", {"steps": 40, "done": True})  # of none
-    with pytest.raises(ValueError, match=r"manifest\.json has no kind and no seconds: it was edited or damaged"):
+    with pytest.raises(
+        ValueError, match=r"manifest\.json has no kind and no seconds: it was edited or damaged"
+    ):
         storage.finished(tmp_path)
     storage.finish(tmp_path, {"steps": 40})
     file = tmp_path / "manifest.json"
-    file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items()))))  # laid out in another way
+    file.write_text(
+        json.dumps(dict(reversed(json.loads(file.read_text()).items())))
+    )  # laid out in another way
     assert storage.finished(tmp_path) == {"steps": 40, "done": True}
 
 
@@ -203,7 +262,10 @@ def test_what_only_informs_is_left_out_whatever_is_wrong_with_it(tmp_path):
     damaged = []
     assert storage.read_segments(tmp_path / "log", damaged.append) == [{"a": 1}]
     assert len(damaged) == 1 and "00000.jsonl" in damaged[0]
-    assert storage.read_segments(tmp_path / "log" / "00001.jsonl", damaged.append) == [] and len(damaged) == 2
+    assert (
+        storage.read_segments(tmp_path / "log" / "00001.jsonl", damaged.append) == []
+        and len(damaged) == 2
+    )
     with pytest.raises(OSError, match=r"00000\.jsonl"):
         storage.read_segments(tmp_path / "log")
     (tmp_path / "manifest.json").mkdir()
@@ -245,8 +307,12 @@ def test_each_start_opens_a_new_segment(folder):
             log.append({"step": 2 * start + i})
         log.close()
     storage.Segments(folder / "metrics").close()  # logged nothing: no file
-    assert sorted(path.name for path in (folder / "metrics").iterdir()) == [f"0000{i}.jsonl" for i in range(3)]
-    assert [record["step"] for record in storage.read_segments(folder / "metrics")] == list(range(6))
+    assert sorted(path.name for path in (folder / "metrics").iterdir()) == [
+        f"0000{i}.jsonl" for i in range(3)
+    ]
+    assert [record["step"] for record in storage.read_segments(folder / "metrics")] == list(
+        range(6)
+    )
 
 
 def test_segments_are_bounded_and_ordered_by_number(folder):
@@ -286,7 +352,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @examples(50)
-@given(records=st.lists(st.dictionaries(st.text(max_size=4), json_values, max_size=3), min_size=1), data=st.data())
+@given(
+    records=st.lists(st.dictionaries(st.text(max_size=4), json_values, max_size=3), min_size=1),
+    data=st.data(),
+)
 def test_a_log_cut_anywhere_loses_only_its_last_record(records, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     log = storage.Segments(folder)
@@ -308,12 +377,18 @@ def test_other_damage_names_file_and_line(damage, tmp_path):
     with pytest.raises(ValueError, match=r"00000\.jsonl, line [23]:"):
         storage.read_segments(tmp_path)
     said: list[str] = []  # of a log that only informs it is left out and told
-    assert {"ok": 1} in storage.read_segments(tmp_path, said.append) and "00000.jsonl, line " in said[0]
-    (tmp_path / "00000.jsonl").write_bytes(b'{"ok": 1}\n' + bytes(100))  # as a power cut leaves it: torn
+    assert {"ok": 1} in storage.read_segments(
+        tmp_path, said.append
+    ) and "00000.jsonl, line " in said[0]
+    (tmp_path / "00000.jsonl").write_bytes(
+        b'{"ok": 1}\n' + bytes(100)
+    )  # as a power cut leaves it: torn
     assert storage.read_segments(tmp_path) == [{"ok": 1}]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of a file, with SIGXFSZ ignored by Python")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="limits the size of a file, with SIGXFSZ ignored by Python"
+)
 def test_a_torn_write_is_followed_by_a_new_segment(tmp_path):
     import resource
 
@@ -332,10 +407,13 @@ def test_a_torn_write_is_followed_by_a_new_segment(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "log in with `hf auth login`"), (403, "accept its licence"), (404, "check the name")]
+    ("status", "said"),
+    [(401, "log in with `hf auth login`"), (403, "accept its licence"), (404, "check the name")],
 )
 def test_what_the_hub_answers_is_said_in_a_line(status: int, said: str) -> None:
-    class Answered(Exception):  # requests' and httpx's errors, on which huggingface_hub's are built, have this
+    class Answered(
+        Exception
+    ):  # requests' and httpx's errors, on which huggingface_hub's are built, have this
         response = SimpleNamespace(status_code=status)
 
     outer = ValueError("what a library makes of it")
@@ -346,7 +424,11 @@ def test_what_the_hub_answers_is_said_in_a_line(status: int, said: str) -> None:
 def test_a_hub_that_is_silent_is_said_in_a_line() -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    for error in (LocalEntryNotFoundError("pages of\nadvice"), ConnectionError("reset"), TimeoutError("slow")):
+    for error in (
+        LocalEntryNotFoundError("pages of\nadvice"),
+        ConnectionError("reset"),
+        TimeoutError("slow"),
+    ):
         assert storage.hub_reason(error).startswith("the hub cannot be reached from here")
     assert storage.hub_reason(KeyError("one\ntwo")) == "KeyError: 'one\\ntwo'"
     assert storage.hub_reason(ValueError("one\ntwo")) == "ValueError: one"

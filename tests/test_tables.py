@@ -24,22 +24,38 @@ def ids(*values):
     return np.array(values, np.int32)
 
 
-def rollout(text="2", reward=1.0, answer="2", *, sample=0, stop_reason="stop", tokens=(7, 2), logprobs=(-0.1, -1e-30)):
+def rollout(
+    text="2",
+    reward=1.0,
+    answer="2",
+    *,
+    sample=0,
+    stop_reason="stop",
+    tokens=(7, 2),
+    logprobs=(-0.1, -1e-30),
+):
     verdict = Verdict.UNSCORABLE if reward is None else Verdict.CORRECT
     nats = np.array(logprobs, np.float32)
-    inner = Rollout("00ff00ff00ff00ff", 3, sample, ids(1, 5), ids(*tokens), nats, -nats, stop_reason)
+    inner = Rollout(
+        "00ff00ff00ff00ff", 3, sample, ids(1, 5), ids(*tokens), nats, -nats, stop_reason
+    )
     return ScoredRollout(inner, text, Score(reward, verdict, answer), "warmup@20")
 
 
 def preference(prompt="1+1?", chosen="2", rejected="3", rewards=(1.0, 0.0)):
-    return Preference("00ff00ff00ff00ff", prompt, chosen, rejected, ids(1, 5), ids(7, 2), ids(2**31 - 1), *rewards)
+    return Preference(
+        "00ff00ff00ff00ff", prompt, chosen, rejected, ids(1, 5), ids(7, 2), ids(2**31 - 1), *rewards
+    )
 
 
 def same(a, b):
-    """Equal field by field; arrays and floats bit for bit (a NaN equals itself, 0.0 is not -0.0)."""
+    """Equal field by field; arrays and floats bit for bit (a NaN equals itself, 0.0 is not
+    -0.0)."""
     assert type(a) is type(b)
     if dataclasses.is_dataclass(a):
-        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a))
+        return all(
+            same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a)
+        )
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     return repr(a) == repr(b)
@@ -82,18 +98,37 @@ def test_completions_stand_beside_their_prompts(prompt, tmp_path):
     tables.write_completions(tmp_path / "0.parquet", rows, [prompt, prompt])
     row = pq.read_table(tmp_path / "0.parquet").to_pylist()[1]
     reply = "no" if isinstance(prompt, str) else [{"role": "assistant", "content": "no"}]
-    assert row["prompt"] == (prompt if isinstance(prompt, str) else list(prompt)) and row["completion"] == reply
+    assert (
+        row["prompt"] == (prompt if isinstance(prompt, str) else list(prompt))
+        and row["completion"] == reply
+    )
     with pytest.raises(ValueError, match=r"1\.parquet: 1 of 2 prompts are conversations"):
-        tables.write_completions(tmp_path / "1.parquet", rows, ["1+1=?", ({"role": "user", "content": "1+1=?"},)])
+        tables.write_completions(
+            tmp_path / "1.parquet", rows, ["1+1=?", ({"role": "user", "content": "1+1=?"},)]
+        )
 
 
 def test_pandas_reads_rollouts(tmp_path):
-    long = rollout("x\x00y", None, None, sample=1, stop_reason="length", tokens=(7, 7, 7), logprobs=(-1.0, -2.0, -3.0))
+    long = rollout(
+        "x\x00y",
+        None,
+        None,
+        sample=1,
+        stop_reason="length",
+        tokens=(7, 7, 7),
+        logprobs=(-1.0, -2.0, -3.0),
+    )
     tables.write_rollouts(tmp_path / "0.parquet", [rollout(), long])
     frame = pd.read_parquet(tmp_path / "0.parquet")
     assert list(frame.columns) == tables.ROLLOUTS.names
-    assert frame["reward"].isna().tolist() == [False, True] and frame["answer"].isna().tolist() == [False, True]
-    assert frame["truncated"].tolist() == [False, True] and frame["verdict"].tolist() == ["correct", "unscorable"]
+    assert frame["reward"].isna().tolist() == [False, True] and frame["answer"].isna().tolist() == [
+        False,
+        True,
+    ]
+    assert frame["truncated"].tolist() == [False, True] and frame["verdict"].tolist() == [
+        "correct",
+        "unscorable",
+    ]
     assert frame["text"].tolist() == ["2", "x\x00y"]
     assert frame["token_ids"][1].tolist() == [7, 7, 7] and frame["logprobs"][0].dtype == np.float32
 
@@ -119,7 +154,9 @@ def test_read_arrays_are_writable_and_own_their_memory(tmp_path):
 
 
 def test_lone_surrogates_become_replacement_characters(tmp_path):
-    tables.write_rollouts(tmp_path / "0.parquet", [rollout("a\ud800\udc00b\udfff", answer="\udcff")])
+    tables.write_rollouts(
+        tmp_path / "0.parquet", [rollout("a\ud800\udc00b\udfff", answer="\udcff")]
+    )
     [row] = tables.read_rollouts(tmp_path)
     assert (row.text, row.score.answer) == ("a\ufffd\ufffdb\ufffd", "\ufffd")
     assert tables.safe_text("plain \x00 \U0001f600") == "plain \x00 \U0001f600"
@@ -127,8 +164,12 @@ def test_lone_surrogates_become_replacement_characters(tmp_path):
 
 def test_arrays_of_another_dtype_are_refused(tmp_path):
     row = rollout()
-    wide = dataclasses.replace(row, rollout=dataclasses.replace(row.rollout, token_ids=np.array([1, 2])))
-    with pytest.raises(ValueError, match=r"token_ids must be one-dimensional int32, got int64 \[2\]"):
+    wide = dataclasses.replace(
+        row, rollout=dataclasses.replace(row.rollout, token_ids=np.array([1, 2]))
+    )
+    with pytest.raises(
+        ValueError, match=r"token_ids must be one-dimensional int32, got int64 \[2\]"
+    ):
         tables.write_rollouts(tmp_path / "0.parquet", [wide])
     assert not list(tmp_path.iterdir())
 
@@ -150,8 +191,14 @@ def test_any_flipped_or_missing_byte_names_the_file(tmp_path):
     ("change", "message"),
     [
         (lambda t: t.drop_columns(["logprobs"]), "no column logprobs"),
-        (lambda t: t.set_column(0, "problem_id", pa.array([None], pa.string())), "field 'problem_id' with null"),
-        (lambda t: t.set_column(4, "prompt_ids", pa.array([[1, None]], pa.list_(pa.int32()))), "null"),
+        (
+            lambda t: t.set_column(0, "problem_id", pa.array([None], pa.string())),
+            "field 'problem_id' with null",
+        ),
+        (
+            lambda t: t.set_column(4, "prompt_ids", pa.array([[1, None]], pa.list_(pa.int32()))),
+            "null",
+        ),
         (lambda t: t.set_column(10, "verdict", pa.array(["perhaps"])), "perhaps"),
         (lambda t: t.set_column(12, "stop_reason", pa.array(["tired"])), "tired"),
         (lambda t: t.set_column(1, "visit", pa.array([2**40])), "not in range"),
@@ -177,7 +224,8 @@ def replied(text):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "expected"), [("1+1?", ["1+1?", "2", "3"]), (CHAT, [list(CHAT), replied("2"), replied("3")])]
+    ("prompt", "expected"),
+    [("1+1?", ["1+1?", "2", "3"]), (CHAT, [list(CHAT), replied("2"), replied("3")])],
 )
 def test_pandas_reads_and_writes_preferences_as_trl_wants_them(prompt, expected, tmp_path):
     tables.write_preferences(tmp_path / "0.parquet", [preference(prompt)])
@@ -186,7 +234,11 @@ def test_pandas_reads_and_writes_preferences_as_trl_wants_them(prompt, expected,
     shown = [row[name] for name in ("prompt", "chosen", "rejected")]
     assert [text if isinstance(text, str) else list(text) for text in shown] == expected
     assert row["chosen_ids"].tolist() == [7, 2] and row["rejected_ids"].tolist() == [2**31 - 1]
-    assert (row["problem_id"], row["chosen_reward"], row["rejected_reward"]) == ("00ff00ff00ff00ff", 1.0, 0.0)
+    assert (row["problem_id"], row["chosen_reward"], row["rejected_reward"]) == (
+        "00ff00ff00ff00ff",
+        1.0,
+        0.0,
+    )
     frame.to_parquet(tmp_path / "0.parquet")
     assert all(map(same, tables.read_preferences(tmp_path), [preference(prompt)]))
 
@@ -194,12 +246,16 @@ def test_pandas_reads_and_writes_preferences_as_trl_wants_them(prompt, expected,
 @pytest.mark.parametrize("prompt", ["1+1?", CHAT])
 def test_pairs_with_a_truncated_response_can_be_left_out(prompt, tmp_path):
     cut = dataclasses.replace(preference(prompt), chosen_truncated=False, rejected_truncated=True)
-    whole = dataclasses.replace(preference(prompt), chosen_truncated=False, rejected_truncated=False)
+    whole = dataclasses.replace(
+        preference(prompt), chosen_truncated=False, rejected_truncated=False
+    )
     tables.write_preferences(tmp_path / "0.parquet", [cut, whole, preference(prompt)])
     assert all(map(same, tables.read_preferences(tmp_path), [cut, whole, preference(prompt)]))
     frame = pd.read_parquet(tmp_path / "0.parquet")
     assert frame["rejected_truncated"].tolist() == [True, False, None]
-    frame[:2].drop(columns=["chosen_truncated", "rejected_truncated"]).to_parquet(tmp_path / "0.parquet")
+    frame[:2].drop(columns=["chosen_truncated", "rejected_truncated"]).to_parquet(
+        tmp_path / "0.parquet"
+    )
     read = tables.read_preferences(tmp_path)  # as other programs write pairs
     assert [(row.chosen_truncated, row.rejected_truncated) for row in read] == [(None, None)] * 2
 
@@ -218,7 +274,11 @@ def test_preferences_that_fit_no_table_are_refused(tmp_path):
 @given(
     written=st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3),
-        hnp.arrays(st.sampled_from([np.float64, np.float32, np.int64, np.bool_]), st.just(3), fill=st.nothing())
+        hnp.arrays(
+            st.sampled_from([np.float64, np.float32, np.int64, np.bool_]),
+            st.just(3),
+            fill=st.nothing(),
+        )
         | st.lists(texts, min_size=3, max_size=3),
         max_size=4,
     )
@@ -229,7 +289,9 @@ def test_columns_round_trip_bit_for_bit(written, tmp_path_factory):
     table = pq.read_table(path)
     assert table.column_names == list(written)
     for name, values in written.items():
-        assert same(table[name].to_pylist() if isinstance(values, list) else table[name].to_numpy(), values)
+        assert same(
+            table[name].to_pylist() if isinstance(values, list) else table[name].to_numpy(), values
+        )
 
 
 def test_columns_of_texts_and_of_nothing(tmp_path):
@@ -238,10 +300,14 @@ def test_columns_of_texts_and_of_nothing(tmp_path):
     tables.write_columns(tmp_path / "0.parquet", {"figures": np.zeros(0, np.float32), "texts": []})
     empty = pq.read_table(tmp_path / "0.parquet")
     assert len(empty) == 0 and [str(kind) for kind in empty.schema.types] == ["float", "string"]
-    assert pq.ParquetFile(tmp_path / "0.parquet").metadata.row_group(0).column(1).compression == "ZSTD"
+    assert (
+        pq.ParquetFile(tmp_path / "0.parquet").metadata.row_group(0).column(1).compression == "ZSTD"
+    )
 
 
-@pytest.mark.parametrize(("values", "message"), [(np.zeros((2, 2)), "1-dimensional"), (np.zeros(1), "length")])
+@pytest.mark.parametrize(
+    ("values", "message"), [(np.zeros((2, 2)), "1-dimensional"), (np.zeros(1), "length")]
+)
 def test_columns_that_fit_no_table_are_refused(values, message, tmp_path):
     with pytest.raises(ValueError, match=rf"0\.parquet: cannot write these rows: .*{message}"):
         tables.write_columns(tmp_path / "0.parquet", {"y": np.array([1, 2]), "x": values})

@@ -39,7 +39,9 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as some CI services do: still no control codes in a file
+    monkeypatch.setenv(
+        "FORCE_COLOR", "1"
+    )  # as some CI services do: still no control codes in a file
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -49,7 +51,8 @@ def tracker(workdir, **options):
 
 
 def events(workdir):
-    """(step, tag, value) of all scalars in a work directory's event files, in TensorBoard's reading order."""
+    """(step, tag, value) of all scalars in a work directory's event files, in TensorBoard's reading
+    order."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -59,7 +62,9 @@ def events(workdir):
         while data:
             (length,) = struct.unpack("<Q", data[:8])
             assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
-            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(data[12 : 12 + length])
+            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(
+                data[12 : 12 + length]
+            )
             event = Event.FromString(data[12 : 12 + length])
             found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
             data = data[16 + length :]
@@ -71,7 +76,11 @@ def events(workdir):
 
 def test_metrics_are_read_back_with_their_non_finite_values(tmp_path):
     with tracker(tmp_path) as run:
-        run.log("warmup", np.int64(3), {"reward": np.float32(0.5), "kl": math.nan, "grad_norm": math.inf})
+        run.log(
+            "warmup",
+            np.int64(3),
+            {"reward": np.float32(0.5), "kl": math.nan, "grad_norm": math.inf},
+        )
         run.log("warmup", 3, {"accuracy": 0.25}, kind="evaluate")
     [train, evaluate] = read_metrics(tmp_path)
     assert (train["stage"], train["step"], train["kind"]) == ("warmup", 3, "train")
@@ -94,7 +103,9 @@ def test_steps_redone_after_a_resume_count_once_in_the_place_of_the_first(tmp_pa
         for step in (2, 3, 4):
             run.log("sft", step, {"loss": 10.0 / step})
         run.log("dpo", 2, {"loss": 7.0})
-    records = [(r["stage"], r["step"], r["kind"], r["metrics"]["loss"]) for r in read_metrics(tmp_path)]
+    records = [
+        (r["stage"], r["step"], r["kind"], r["metrics"]["loss"]) for r in read_metrics(tmp_path)
+    ]
     trained = [("sft", 1, "train", 1.0), ("sft", 2, "train", 5.0), ("sft", 3, "train", 10 / 3)]
     rest = [("sft", 3, "evaluate", 0.5), ("sft", 4, "train", 2.5), ("dpo", 2, "train", 7.0)]
     assert records == [*trained, *rest]
@@ -104,11 +115,22 @@ def test_steps_redone_after_a_resume_count_once_in_the_place_of_the_first(tmp_pa
 
 
 def test_samples_keep_any_model_text(tmp_path):
-    rows = [{"prompt": "1+1?", "completion": "\x1b[2J\ud800\x00</script>", "reward": None, "verdict": "timeout"}]
+    rows = [
+        {
+            "prompt": "1+1?",
+            "completion": "\x1b[2J\ud800\x00</script>",
+            "reward": None,
+            "verdict": "timeout",
+        }
+    ]
     with tracker(tmp_path) as run:
         run.samples("evaluate", 20, rows)
     [record] = storage.read_segments(tmp_path / "samples")
-    assert record["rows"] == rows and (record["stage"], record["step"], record["kind"]) == ("evaluate", 20, "samples")
+    assert record["rows"] == rows and (record["stage"], record["step"], record["kind"]) == (
+        "evaluate",
+        20,
+        "samples",
+    )
 
 
 # TensorBoard
@@ -148,7 +170,10 @@ def test_a_full_disk_is_an_error_not_a_hang(tmp_path):
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with tracker(tmp_path, tensorboard=True) as run, pytest.raises(OSError, match=r"cannot write.*tensorboard.*events"):
+    with (
+        tracker(tmp_path, tensorboard=True) as run,
+        pytest.raises(OSError, match=r"cannot write.*tensorboard.*events"),
+    ):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         try:
             for step in range(1000):
@@ -212,15 +237,24 @@ with Tracker(sys.argv[2], tensorboard=False, trackio={"project": "registry-a", "
 
 def test_trackio_resumes_the_run_of_the_work_directory_and_stops_none(tmp_path):
     pytest.importorskip("trackio")
-    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {
+        **os.environ,
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     command = [sys.executable, "-c", TRACKED, str(tmp_path / "run"), str(tmp_path / "unnamed")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "WARNING: nothing is logged to trackio: " in done.stdout and len(read_metrics(tmp_path / "unnamed")) == 1
+    assert (
+        "WARNING: nothing is logged to trackio: " in done.stdout
+        and len(read_metrics(tmp_path / "unnamed")) == 1
+    )
     with contextlib.closing(sqlite3.connect(tmp_path / "trackio" / "g2d.db")) as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
     logged = [json.loads(metrics) for _, metrics in rows]
-    assert [metrics["sft/step"] for metrics in logged] == [1, 2, 3, 1] and logged[0]["sft/loss"] == 0.5
+    assert [metrics["sft/step"] for metrics in logged] == [1, 2, 3, 1] and logged[0][
+        "sft/loss"
+    ] == 0.5
     names = [name for name, _ in rows]
     assert len({*names[:3]}) == 1 and len({*names}) == 2
 
@@ -234,21 +268,29 @@ def test_clean_text_has_no_control_characters(text):
         allowed = "\n" if newlines else ""
         cleaned = clean(text, newlines=newlines)
         assert all(
-            char in allowed or unicodedata.category(char)[0] != "C" or unicodedata.category(char) in ("Cn", "Co")
+            char in allowed
+            or unicodedata.category(char)[0] != "C"
+            or unicodedata.category(char) in ("Cn", "Co")
             for char in cleaned
         )
     assert clean(text).encode("utf-8").decode("utf-8") == clean(text)
 
 
 def test_clean_text_shows_what_it_hides():
-    assert clean("\x1b[31mred\x07\r\n\x9b2J \u202eabc ü 😀") == "\\x1b[31mred\\x07\\r\n\\x9b2J \\u202eabc ü 😀"
+    assert (
+        clean("\x1b[31mred\x07\r\n\x9b2J \u202eabc ü 😀")
+        == "\\x1b[31mred\\x07\\r\n\\x9b2J \\u202eabc ü 😀"
+    )
 
 
 @pytest.mark.parametrize("file", [io.StringIO, Terminal])
 def test_messages_are_neither_markup_nor_control_codes(file):
     screen = Screen(out := file())
     screen.say("[red]sum[/red] [/] :smile: \x1b]0;title\x07 [link=http://x]y" + " word" * 100)
-    assert out.getvalue() == "[red]sum[/red] [/] :smile: \\x1b]0;title\\x07 [link=http://x]y" + " word" * 100 + "\n"
+    assert (
+        out.getvalue()
+        == "[red]sum[/red] [/] :smile: \\x1b]0;title\\x07 [link=http://x]y" + " word" * 100 + "\n"
+    )
 
 
 def test_a_narrow_encoding_is_escaped():
@@ -277,7 +319,9 @@ def test_a_table_in_a_file_is_aligned_text():
 
 
 def test_a_table_on_a_terminal_shows_markup_literally():
-    Screen(out := Terminal()).table("Samples", ["completion", "reward"], [["[bold]a[/bold]\x1b[2J", 1.0]])
+    Screen(out := Terminal()).table(
+        "Samples", ["completion", "reward"], [["[bold]a[/bold]\x1b[2J", 1.0]]
+    )
     assert "[bold]a[/bold]\\x1b[2J" in out.getvalue() and "\x1b[2J" not in out.getvalue()
 
 
@@ -292,8 +336,12 @@ def test_progress_in_a_file_is_plain_lines():
     first, second, third, fourth = out.getvalue().splitlines()
     assert first == "warmup 3/20"
     assert second == "warmup 4/20  reward 0.500  entropy 1.250  length 33.3"
-    assert re.fullmatch(r"warmup 6/20  reward 0\.500  entropy 1\.250  length 33\.3  \d+:\d\d:\d\d left", third)
-    assert re.fullmatch(r"warmup 20/20  reward –  entropy 1\.250  length 33\.3  [\d,]+ tok/s", fourth)
+    assert re.fullmatch(
+        r"warmup 6/20  reward 0\.500  entropy 1\.250  length 33\.3  \d+:\d\d:\d\d left", third
+    )
+    assert re.fullmatch(
+        r"warmup 20/20  reward –  entropy 1\.250  length 33\.3  [\d,]+ tok/s", fourth
+    )
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
 
 
@@ -321,16 +369,25 @@ def test_progress_on_a_terminal_is_a_bar_with_messages_above():
         screen.say("checkpoint saved")
         bar.update(8)
     *_, last = drawn(out).strip().splitlines()
-    assert "checkpoint saved" in drawn(out) and "warm[up]" in last and "8/20" in last and "reward 0.500" in last
+    assert (
+        "checkpoint saved" in drawn(out)
+        and "warm[up]" in last
+        and "8/20" in last
+        and "reward 0.500" in last
+    )
 
 
 def test_a_narrow_terminal_still_shows_everything(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     screen = Screen(out := Terminal())
     with screen.progress("warmup", total=20) as bar:
-        bar.update(20, {"reward": 0.5, "entropy": 1.0, "completions/mean_length": 33.3, "loss": 0.1})
+        bar.update(
+            20, {"reward": 0.5, "entropy": 1.0, "completions/mean_length": 33.3, "loss": 0.1}
+        )
     text = " ".join(drawn(out).splitlines()[-2:])
-    assert all(part in text for part in ("20/20", "0:00:00", "loss 0.1", "entropy 1.000", "length 33.3"))
+    assert all(
+        part in text for part in ("20/20", "0:00:00", "loss 0.1", "entropy 1.000", "length 33.3")
+    )
 
 
 def compile_for(seconds, name="train_step"):
@@ -411,7 +468,9 @@ def test_what_compiles_long_is_said_once_in_a_file():
         compile_for(0.0, "quick")
         time.sleep(0.1)
     lines = out.getvalue().splitlines()
-    assert len(lines) == 2 and all(re.fullmatch(r"compiling train step \(\d+ s\)", line) for line in lines)
+    assert len(lines) == 2 and all(
+        re.fullmatch(r"compiling train step \(\d+ s\)", line) for line in lines
+    )
 
 
 def test_a_bar_says_what_compiles():
@@ -419,7 +478,9 @@ def test_a_bar_says_what_compiles():
     with screen.watching(), screen.progress("warmup", total=20):
         compile_for(2.5)
     assert "compiling train step (1 s)" in drawn(out) and "compiling train step (2 s)" in drawn(out)
-    assert not re.search(r"^compiling", drawn(out), re.MULTILINE)  # beside the bar, not a line of its own
+    assert not re.search(
+        r"^compiling", drawn(out), re.MULTILINE
+    )  # beside the bar, not a line of its own
 
 
 def test_one_bar_at_a_time_also_after_an_error():

@@ -1,4 +1,5 @@
-"""A config file for tests: every stage in a few seconds. Its rewards are made so that a random model gets some."""
+"""A config file for tests: every stage in a few seconds. Its rewards are made so that a random
+model gets some."""
 
 from ml_collections import ConfigDict
 
@@ -41,7 +42,12 @@ def get_config(arg: str = "") -> ConfigDict:
         optimizer=settings.optimizer(3e-3),
     )
     config.stages.warmup = settings.online(
-        steps=3, keep=(1,), prompts_per_step=4, num_generations=4, sampling=drawn, optimizer=settings.optimizer(1e-3)
+        steps=3,
+        keep=(1,),
+        prompts_per_step=4,
+        num_generations=4,
+        sampling=drawn,
+        optimizer=settings.optimizer(1e-3),
     )
     config.stages.collect = settings.collect(prompts=8, part=4, num_generations=4, sampling=drawn)
     config.stages.dpo = settings.offline(batch_size=8, optimizer=settings.optimizer(1e-3))

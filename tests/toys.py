@@ -1,7 +1,8 @@
-"""Small models for tests of recipes, with tokenizer and chat template, made by transformers; and files of problems.
+"""Small models for tests of recipes, with tokenizer and chat template, made by transformers; and
+files of problems.
 
-A random model solves nothing, so the toy's output matrix favours a few answers that the toy problems have: the verifier
-then finds right and wrong ones.
+A random model solves nothing, so the toy's output matrix favours a few answers that the toy
+problems have: the verifier then finds right and wrong ones.
 """
 
 import json
@@ -18,13 +19,15 @@ from g2d_jax.records import SEGMENT_STRIDE
 
 LLAMA = (  # Llama 3.1's: the system block is there unasked
     "{{ bos_token }}<|start|>system<|end|>\n\nToday Date: 26 Jul 2024\n\n"
-    "{% set given = messages[0].role == 'system' %}{% if given %}{{ messages[0].content }}{% endif %}<|eot|>"
+    "{% set given = messages[0].role == 'system' %}{% if given %}{{ messages[0].content }}{% "
+    "endif %}<|eot|>"
     "{% for m in (messages[1:] if given else messages) %}"
     "{{ '<|start|>' + m.role + '<|end|>\n\n' + m.content | trim + '<|eot|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
 )
 QWEN = (
-    "{% if messages[0].role != 'system' %}{{ '<|start|>system\nYou are Qwen.<|eot|>\n' }}{% endif %}"
+    "{% if messages[0].role != 'system' %}{{ '<|start|>system\nYou are Qwen.<|eot|>\n' }}{% "
+    "endif %}"
     "{% for m in messages %}{{ '<|start|>' + m.role + '\n' + m.content + '<|eot|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
@@ -37,8 +40,10 @@ GEMMA = (  # Gemma 3's: a system message begins the first user's
     "{% if add_generation_prompt %}{{ '<|start|>model\n' }}{% endif %}"
 )
 PAPER = (
-    "Given the following problem, reason and give a final answer to the problem. Problem: {}\nYour response should end "
-    "with 'The final answer is $\\boxed{{[answer]}}$. I hope it is correct.' where [answer] is the response to the "
+    "Given the following problem, reason and give a final answer to the problem. Problem: "
+    "{}\nYour response should end "
+    "with 'The final answer is $\\boxed{{[answer]}}$. I hope it is correct.' where [answer] is "
+    "the response to the "
     "problem."
 )
 SPECIAL = ["<|bos|>", "<|eot|>", "<|start|>", "<|end|>", "<|pad|>", "<|cls|>"]
@@ -55,12 +60,14 @@ SIZES = {
 
 
 def make_tokenizer(template: str, cls_id: int | None = None) -> Any:
-    """Byte-level BPE that knows the paper's prompt well. cls_id: where special tokens begin, less 5."""
+    """Byte-level BPE that knows the paper's prompt well. cls_id: where special tokens begin, less
+    5."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator([PAPER] * 5, trainer)
@@ -70,7 +77,12 @@ def make_tokenizer(template: str, cls_id: int | None = None) -> Any:
         backend = Tokenizer.from_str(json.dumps(state))
     backend.add_special_tokens(SPECIAL)
     backend.add_tokens(ANSWERS)
-    names = {"bos_token": "<|bos|>", "eos_token": "<|eot|>", "pad_token": "<|pad|>", "cls_token": "<|cls|>"}
+    names = {
+        "bos_token": "<|bos|>",
+        "eos_token": "<|eot|>",
+        "pad_token": "<|pad|>",
+        "cls_token": "<|cls|>",
+    }
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
     tokenizer.chat_template = template
     return tokenizer
@@ -88,14 +100,17 @@ def make_qwen2_tokenizer() -> Any:
 
 
 def save_policy(folder: Path, family: str, tokenizer: Any, **sizes: int) -> None:
-    """A model whose likeliest tokens are the answers and the end of turn: coordinate 0 is the same everywhere."""
+    """A model whose likeliest tokens are the answers and the end of turn: coordinate 0 is the same
+    everywhere."""
     torch = pytest.importorskip("torch")
     import transformers
 
     eos = tokenizer.convert_tokens_to_ids("<|eot|>")
     torch.manual_seed(0)
     build = getattr(transformers, f"{family}ForCausalLM")
-    model = build(build.config_class(**{**SIZES, **sizes}, vocab_size=len(tokenizer), eos_token_id=eos))
+    model = build(
+        build.config_class(**{**SIZES, **sizes}, vocab_size=len(tokenizer), eos_token_id=eos)
+    )
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 3.0
         model.lm_head.weight[:, 0] = 0.0
@@ -108,17 +123,24 @@ def their_logits_and_ours(model: Any, params: Any, ids: list[int]) -> tuple[np.n
     """The logits of some tokens, of a model of transformers and of the library's parameters."""
     torch = pytest.importorskip("torch")
     tokens = jnp.asarray([ids])
-    hidden, _ = decoder.forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, SEGMENT_STRIDE))
+    hidden, _ = decoder.forward(
+        params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, SEGMENT_STRIDE)
+    )
     with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0].numpy(), np.asarray(hidden @ decoder.head_matrix(params))[0]
+        return model(torch.tensor([ids])).logits[0].numpy(), np.asarray(
+            hidden @ decoder.head_matrix(params)
+        )[0]
 
 
 def shrink(config: ConfigDict) -> None:
-    """Set what a run of the toys on a few problems needs, in float32; its stages are left as they are."""
+    """Set what a run of the toys on a few problems needs, in float32; its stages are left as they
+    are."""
     config.dtype = "float32"
     config.logging.tensorboard = False
     config.data.max_prompt_length = 96
-    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
+    config.compute.update(
+        row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none"
+    )
     for section in (config.data, *config.tasks.values()):
         section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5
     for rewards in (config.reward, *(task.reward for task in config.tasks.values())):
@@ -133,4 +155,7 @@ def save_rows(file: Path, rows: list[dict[str, Any]]) -> None:
 def solved_problems(count: int) -> list[dict[str, str]]:
     """Rows in the form of NuminaMath-CoT whose answers are 1 and 2."""
     maths = [(f"What is {k + 1 + k % 2} - {k}?", 1 + k % 2) for k in range(count)]
-    return [{"problem": p, "solution": f"It is $\\boxed{{{a}}}$.", "source": "aops_forum"} for p, a in maths]
+    return [
+        {"problem": p, "solution": f"It is $\\boxed{{{a}}}$.", "source": "aops_forum"}
+        for p, a in maths
+    ]

@@ -1,4 +1,5 @@
-"""What tests alone need of names that JAX does not promise; test_private.py says when one of them is gone."""
+"""What tests alone need of names that JAX does not promise; test_private.py says when one of them
+is gone."""
 
 from types import ModuleType, SimpleNamespace
 
@@ -8,16 +9,21 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 
 def let_every_process_write_programs() -> None:
-    """JAX writes what process 0 compiles to its cache, of which the others can make no use: here all write."""
+    """JAX writes what process 0 compiles to its cache, of which the others can make no use: here
+    all write."""
     compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))
 
 
 def pretend_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowering for CUDA asks the installed plugin for cuDNN's version: answer where there is none."""
+    """Lowering for CUDA asks the installed plugin for cuDNN's version: answer where there is
+    none."""
     if cudnn.cuda_versions is None:
-        monkeypatch.setattr(cudnn, "cuda_versions", SimpleNamespace(cudnn_get_version=lambda: 91_000))
+        monkeypatch.setattr(
+            cudnn, "cuda_versions", SimpleNamespace(cudnn_get_version=lambda: 91_000)
+        )
 
 
 def compress_with(package: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have JAX compress the programs that it keeps with zstandard, as where that is installed; None: with zlib."""
+    """Have JAX compress the programs that it keeps with zstandard, as where that is installed;
+    None: with zlib."""
     monkeypatch.setattr(compilation_cache, "zstandard", package)

@@ -1,7 +1,8 @@
 """Say what is measured: models, cases, their data, and the clock that all drivers read.
 
-A driver is a script beside this file. It runs in the environment of the library that it drives, takes one case as JSON,
-and after each step prints a line of JSON and waits for a line to begin the next. Nothing but Python is imported here.
+A driver is a script beside this file. It runs in the environment of the library that it drives,
+takes one case as JSON, and after each step prints a line of JSON and waits for a line to begin the
+next. Nothing but Python is imported here.
 """
 
 from __future__ import annotations
@@ -26,11 +27,17 @@ QWEN3 = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
     "intermediate_size": 768,
 }  # fmt: skip
-QWEN2 = QWEN3 | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 704}
+QWEN2 = QWEN3 | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 704,
+}
 MODELS = {
     "qwen3": QWEN3,
     "qwen2": QWEN2,
-    "tiny": QWEN3 | {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 4, "intermediate_size": 32},
+    "tiny": QWEN3
+    | {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 4, "intermediate_size": 32},
 }
 """Shapes in Hugging Face's names, all float32 and with tied embeddings."""
 
@@ -39,8 +46,9 @@ MODELS = {
 class Case:
     """One measurement. A step is a call of the sampler, or an update of all that it takes.
 
-    prompt, response: tokens. samples: responses to a prompt. stops: whether STOPS end a response. varying: responses of
-    an eighth of `response` up to all of it. reference: whether its log-probabilities are computed in each step.
+    prompt, response: tokens. samples: responses to a prompt. stops: whether STOPS end a response.
+    varying: responses of an eighth of `response` up to all of it. reference: whether its
+    log-probabilities are computed in each step.
     steps: how many there will be.
     """
 
@@ -57,7 +65,8 @@ class Case:
     steps: int = WARM
 
     def draw(self, step: int) -> list[tuple[list[int], list[list[int]]]]:
-        """Draw prompts, each with its responses: the same for all libraries, others in each step."""
+        """Draw prompts, each with its responses: the same for all libraries, others in each
+        step."""
         rng = random.Random(step)
 
         def ids(length: int) -> list[int]:
@@ -66,7 +75,10 @@ class Case:
         def length() -> int:
             return rng.randint(self.response // 8, self.response) if self.varying else self.response
 
-        return [(ids(self.prompt), [ids(length()) for _ in range(self.samples)]) for _ in range(self.prompts)]
+        return [
+            (ids(self.prompt), [ids(length()) for _ in range(self.samples)])
+            for _ in range(self.prompts)
+        ]
 
 
 def tokens(data: list[tuple[list[int], list[list[int]]]]) -> int:
@@ -77,7 +89,9 @@ def tokens(data: list[tuple[list[int], list[list[int]]]]) -> int:
 TABLES = {
     "sampling": {
         "32 prompts of 64, 128 tokens each": Case("sampling", 32, 64, 128),
-        "128 prompts of 64, ends at random, at most 256": Case("sampling", 128, 64, 256, stops=True),
+        "128 prompts of 64, ends at random, at most 256": Case(
+            "sampling", 128, 64, 256, stops=True
+        ),
         "4 prompts of 512, 8 x 128 tokens": Case("sampling", 4, 512, 128, samples=8),
         "Qwen2, 32 prompts of 32, 128 tokens each": Case("sampling", 32, 32, 128, model="qwen2"),
     },
@@ -95,7 +109,8 @@ TABLES = {
         "Qwen2, 8 x 8 of 32 + 64": Case("grpo", 8, 32, 64, 8, model="qwen2"),
     },
 }
-"""Cases of each table by what its rows say. GRPO's beta is .04 where there is a reference, else 0."""
+"""Cases of each table by what its rows say. GRPO's beta is .04 where there is a reference, else
+0."""
 
 
 def tiny(case: Case) -> Case:
@@ -105,7 +120,8 @@ def tiny(case: Case) -> Case:
 
 
 class Clock:
-    """Counts CPU-seconds of this process, all its threads, from one step's end to the next; and those of its parts."""
+    """Counts CPU-seconds of this process, all its threads, from one step's end to the next; and
+    those of its parts."""
 
     def __init__(self) -> None:
         self.start()
@@ -121,7 +137,8 @@ class Clock:
         self.parts[name], self.last = now - self.last, now
 
     def step(self, tokens: int) -> None:
-        """End a step, tell it, and begin the next in its turn: what still ran meanwhile is the next one's."""
+        """End a step, tell it, and begin the next in its turn: what still ran meanwhile is the next
+        one's."""
         taken, parts = time.process_time() - self.begun, self.parts
         self.start()
         print("\n" + json.dumps({"cpu": taken, "tokens": tokens, "parts": parts}), flush=True)
@@ -129,20 +146,24 @@ class Clock:
 
 
 def run(tables: Mapping[str, Callable[[Case, Clock], None]], *packages: str) -> None:
-    """Measure the case that this driver was asked for. What is printed first is the versions of packages."""
+    """Measure the case that this driver was asked for. What is printed first is the versions of
+    packages."""
     case = Case(**json.loads(sys.argv[1]))
     print("\n" + json.dumps({name: version(name) for name in packages}), flush=True)
     tables[case.table](case, Clock())
 
 
 def tokenizer(vocabulary: int) -> Any:
-    """Make a transformers tokenizer of one word a token, "w17" for 17, in either peer's environment."""
+    """Make a transformers tokenizer of one word a token, "w17" for 17, in either peer's
+    environment."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
     words = [*special.values(), *(f"w{i}" for i in range(len(special), vocabulary))]
-    model = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    model = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=model, padding_side="left", **special)
 

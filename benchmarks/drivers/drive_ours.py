@@ -1,4 +1,5 @@
-"""Drive this library: the sampler and the train step through the entry points that its stages use."""
+"""Drive this library: the sampler and the train step through the entry points that its stages
+use."""
 
 from __future__ import annotations
 
@@ -23,19 +24,34 @@ from g2d_jax.sampler.engine import Sampler
 from g2d_jax.session.row_shapes import CPU_TOKENS
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_number, put_numbers
+from g2d_jax.training.step import (
+    fresh_state,
+    make_scorer,
+    make_train_step,
+    put_batch,
+    put_number,
+    put_numbers,
+)
 
 
 class Library:
-    """A model on all devices with what samples from it and trains it, as the default config has them."""
+    """A model on all devices with what samples from it and trains it, as the default config has
+    them."""
 
     def __init__(self, case: Case) -> None:
         family = "qwen2" if case.model == "qwen2" else "qwen3"
-        config = ModelConfig(family, case.vocabulary, **MODELS[case.model], tie_word_embeddings=True)
+        config = ModelConfig(
+            family, case.vocabulary, **MODELS[case.model], tie_word_embeddings=True
+        )
         self.case, self.mesh = case, meshes.make_mesh()
-        init = jax.jit(lambda key: decoder.init(config, key), out_shardings=decoder.shardings(config, self.mesh))
+        init = jax.jit(
+            lambda key: decoder.init(config, key),
+            out_shardings=decoder.shardings(config, self.mesh),
+        )
         self.model = jax.block_until_ready(init(jax.random.key(0)))
-        self.sampler = Sampler(config, meshes.sampling(self.mesh, 1, config.num_key_value_heads), seed=0)
+        self.sampler = Sampler(
+            config, meshes.sampling(self.mesh, 1, config.num_key_value_heads), seed=0
+        )
         compute = objectives.Compute(self.mesh, remat="attention")
         self.scorer = make_scorer(compute)
         optimizer, of_optimizer = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
@@ -48,26 +64,44 @@ class Library:
         """Sample responses to the prompts of a step, by prompt."""
         params = SamplingParams(self.case.response, stop_ids=STOPS if self.case.stops else ())
         prompts = enumerate(_ids(prompt) for prompt, _ in self.case.draw(step))
-        requests = [Request(f"{i:016x}", ids, params, self.case.samples, step) for i, ids in prompts]
-        rollouts = list(self.sampler.generate(self.sampler.to_sampler_params(self.state.params), requests, "benchmark"))
-        return [[row for row in rollouts if row.problem_id == request.problem_id] for request in requests]
+        requests = [
+            Request(f"{i:016x}", ids, params, self.case.samples, step) for i, ids in prompts
+        ]
+        rollouts = list(
+            self.sampler.generate(
+                self.sampler.to_sampler_params(self.state.params), requests, "benchmark"
+            )
+        )
+        return [
+            [row for row in rollouts if row.problem_id == request.problem_id]
+            for request in requests
+        ]
 
     def pack(self, groups: list[Group], together: int) -> Packed:
-        """Lay groups into rows for at least so many responses behind their prompt, as the stages do on a CPU."""
+        """Lay groups into rows for at least so many responses behind their prompt, as the stages do
+        on a CPU."""
         row = self.row_length(together)
         return pack(groups, row_length=row, **self.layout(row, together))
 
     def layout(self, row: int, together: int) -> dict[str, int]:
         """How rows of this length make micro-batches."""
         ways, most = meshes.row_ways(self.mesh), self.case.prompts * self.case.samples // together
-        return {"microbatch_rows": max(CPU_TOKENS // row, 1) * ways, "rows_multiple": ways, "most_rows": most}
+        return {
+            "microbatch_rows": max(CPU_TOKENS // row, 1) * ways,
+            "rows_multiple": ways,
+            "most_rows": most,
+        }
 
     @cache  # noqa: B019  (there is one library in a process)
     def row_length(self, together: int) -> int:
         """Choose what leaves the fewest positions empty in the first batches."""
         batches = [
             [
-                Group(_ids(prompt), [Response(_ids(side)) for side in sides], keep_together=together > 1)
+                Group(
+                    _ids(prompt),
+                    [Response(_ids(side)) for side in sides],
+                    keep_together=together > 1,
+                )
                 for prompt, sides in data
             ]
             for data in map(self.case.draw, range(8))
@@ -81,11 +115,17 @@ class Library:
         return min(range(shortest, max(shortest, CPU_TOKENS) + 1, 16), key=columns)
 
     def reference(self, groups: list[Group], together: int) -> list[list[np.ndarray]]:
-        """Log-probabilities of the responses' tokens under the model at the start; 0 where none is asked."""
+        """Log-probabilities of the responses' tokens under the model at the start; 0 where none is
+        asked."""
         if not self.case.reference:
-            return [[np.zeros(len(r.token_ids), np.float32) for r in group.responses] for group in groups]
+            return [
+                [np.zeros(len(r.token_ids), np.float32) for r in group.responses]
+                for group in groups
+            ]
         packed = self.pack(groups, together)
-        logprobs, _ = self.scorer(self.model, *put_batch(packed, self.mesh), put_number(1.0, self.mesh))
+        logprobs, _ = self.scorer(
+            self.model, *put_batch(packed, self.mesh), put_number(1.0, self.mesh)
+        )
         return packed.unpack(np.asarray(logprobs))
 
     def update(self, groups: list[Group], together: int) -> None:
@@ -108,7 +148,9 @@ def sampling(case: Case, clock: Clock) -> None:
     clock.start()
     for step in range(case.steps):
         rollouts = library.sample(step)
-        clock.step(sum(len(r.token_ids) - (r.stop_reason == "stop") for rows in rollouts for r in rows))
+        clock.step(
+            sum(len(r.token_ids) - (r.stop_reason == "stop") for rows in rollouts for r in rows)
+        )
 
 
 def dpo(case: Case, clock: Clock) -> None:
@@ -118,7 +160,8 @@ def dpo(case: Case, clock: Clock) -> None:
     for step in range(case.steps):
         data = case.draw(step)
         pairs = [
-            Group(_ids(prompt), [Response(_ids(side)) for side in sides], keep_together=True) for prompt, sides in data
+            Group(_ids(prompt), [Response(_ids(side)) for side in sides], keep_together=True)
+            for prompt, sides in data
         ]
         groups = []
         for pair, sides in zip(pairs, library.reference(pairs, 2), strict=True):
@@ -136,14 +179,20 @@ def grpo(case: Case, clock: Clock) -> None:
         rollouts = library.sample(step)
         clock.part("sampling")
         count = sum(len(r.token_ids) for rows in rollouts for r in rows)
-        advantages = group_advantages([[float(np.mean(r.token_ids % 2 == 0)) for r in rows] for rows in rollouts])
-        bare = [Group(rows[0].prompt_ids, [Response(r.token_ids) for r in rows]) for rows in rollouts]
+        advantages = group_advantages(
+            [[float(np.mean(r.token_ids % 2 == 0)) for r in rows] for rows in rollouts]
+        )
+        bare = [
+            Group(rows[0].prompt_ids, [Response(r.token_ids) for r in rows]) for rows in rollouts
+        ]
         known = library.reference(bare, 1)
         clock.part("reference")
         groups = []
         for group, logprobs, values in zip(bare, known, advantages.tolist(), strict=True):
             pairs = zip(logprobs, values, strict=True)
-            told = [{"ref_logprob": x, "advantage": value, "weight": 1 / count} for x, value in pairs]
+            told = [
+                {"ref_logprob": x, "advantage": value, "weight": 1 / count} for x, value in pairs
+            ]
             groups.append(_with(group, "token", told))
         library.update(groups, 1)
         clock.part("training")
@@ -152,7 +201,10 @@ def grpo(case: Case, clock: Clock) -> None:
 
 def _with(group: Group, kind: str, values: Sequence[dict[str, Any]]) -> Group:
     """Tell each response of a group what its loss needs, by token or for the whole sequence."""
-    return replace(group, responses=[replace(r, **{kind: v}) for r, v in zip(group.responses, values, strict=True)])
+    return replace(
+        group,
+        responses=[replace(r, **{kind: v}) for r, v in zip(group.responses, values, strict=True)],
+    )
 
 
 def _ids(tokens: list[int]) -> np.ndarray:

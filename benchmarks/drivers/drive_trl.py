@@ -19,7 +19,9 @@ def build(case: Case) -> Any:
     """Make a model with random weights."""
     special = {"pad_token_id": PAD, "eos_token_id": END, "tie_word_embeddings": True}
     family = "qwen2" if case.model == "qwen2" else "qwen3"
-    config = AutoConfig.for_model(family, vocab_size=case.vocabulary, **MODELS[case.model], **special)
+    config = AutoConfig.for_model(
+        family, vocab_size=case.vocabulary, **MODELS[case.model], **special
+    )
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
@@ -27,16 +29,26 @@ def build(case: Case) -> Any:
 def sampling(case: Case, clock: Clock) -> None:
     """Sample in batches, each prompt repeated for each of its samples, as its trainers do."""
     model = build(case).eval()
-    how: dict[str, Any] = {"eos_token_id": list(STOPS)} if case.stops else {"min_new_tokens": case.response}
+    how: dict[str, Any] = (
+        {"eos_token_id": list(STOPS)} if case.stops else {"min_new_tokens": case.response}
+    )
     clock.start()
     for step in range(case.steps):
         prompts = torch.tensor([prompt for prompt, responses in case.draw(step) for _ in responses])
         count = 0
         for some in prompts.split(BATCH):
-            how |= {"attention_mask": torch.ones_like(some), "max_new_tokens": case.response, "pad_token_id": PAD}
+            how |= {
+                "attention_mask": torch.ones_like(some),
+                "max_new_tokens": case.response,
+                "pad_token_id": PAD,
+            }
             out = model.generate(some, do_sample=True, top_k=0, **how)
             new = out[:, case.prompt :]
-            count += int((~torch.isin(new, torch.tensor([PAD, *STOPS]))).sum()) if case.stops else new.numel()
+            count += (
+                int((~torch.isin(new, torch.tensor([PAD, *STOPS]))).sum())
+                if case.stops
+                else new.numel()
+            )
         clock.step(count)
 
 
@@ -76,8 +88,14 @@ def settings(case: Case, folder: str) -> dict[str, Any]:
 def dpo(case: Case, clock: Clock) -> None:
     """Train on pairs; the trainer puts an end after each response."""
     steps = [case.draw(step) for step in range(case.steps)]
-    rows = [(text(prompt) + " ", *(text(side[:-1]) for side in sides)) for data in steps for prompt, sides in data]
-    pairs = Dataset.from_list([dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in rows])
+    rows = [
+        (text(prompt) + " ", *(text(side[:-1]) for side in sides))
+        for data in steps
+        for prompt, sides in data
+    ]
+    pairs = Dataset.from_list(
+        [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in rows]
+    )
     with tempfile.TemporaryDirectory() as folder:
         precomputed = {"precompute_ref_log_probs": not case.reference}
         config = DPOConfig(**settings(case, folder), beta=0.1, max_length=None, **precomputed)

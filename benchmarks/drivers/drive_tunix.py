@@ -53,7 +53,12 @@ def words(prompt: list[int]) -> str:
 def sampling(case: Case, clock: Clock) -> None:
     """Sample in batches, each prompt repeated for each of its samples, as its rollouts do."""
     shape = MODELS[case.model]
-    sizes = (case.prompt + case.response, shape["num_hidden_layers"], shape["num_key_value_heads"], shape["head_dim"])
+    sizes = (
+        case.prompt + case.response,
+        shape["num_hidden_layers"],
+        shape["num_key_value_heads"],
+        shape["head_dim"],
+    )
     sampler = Sampler(build(case), tokenizer(case.vocabulary), CacheConfig(*sizes))
     ends: dict[str, Any] = {"forbidden_tokens": [PAD, END]}
     if case.stops:
@@ -91,7 +96,9 @@ def dpo(case: Case, clock: Clock) -> None:
     waiting = {"max_inflight_computations": 1, "data_sharding_axis": ("fsdp",)}
     config = DPOTrainingConfig(beta=0.1, eval_every_n_steps=NEVER, **waiting)
     reference = build(case) if case.reference else None
-    trainer = DPOTrainer(model=build(case), ref_model=reference, optimizer=optax.adamw(1e-5), training_config=config)
+    trainer = DPOTrainer(
+        model=build(case), ref_model=reference, optimizer=optax.adamw(1e-5), training_config=config
+    )
     with one_mesh():
         trainer.train(batches())
 
@@ -102,7 +109,10 @@ def grpo(case: Case, clock: Clock) -> None:
     def rewarded(prompts: Any, completions: list[str], **_: Any) -> list[float]:
         drawn = [completion.split() for completion in completions]
         counts.append(sum(map(len, drawn)))
-        return [sum(int(word[1:]) % 2 == 0 for word in row if word[1:].isdigit()) / len(row) for row in drawn]
+        return [
+            sum(int(word[1:]) % 2 == 0 for word in row if word[1:].isdigit()) / len(row)
+            for row in drawn
+        ]
 
     def batches() -> Iterator[dict[str, np.ndarray]]:
         clock.start()
@@ -112,9 +122,18 @@ def grpo(case: Case, clock: Clock) -> None:
 
     counts: list[int] = []
     sizes = (case.response, case.prompt, case.prompt + case.response)
-    rollouts = dict(zip(("max_tokens_to_generate", "max_prompt_length", "kv_cache_size"), sizes, strict=True))
-    drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "eos_tokens": [case.vocabulary]}  # no token ends
-    steps = RLTrainingConfig(actor_optimizer=optax.adamw(1e-5), eval_every_n_steps=NEVER, max_steps=NEVER)
+    rollouts = dict(
+        zip(("max_tokens_to_generate", "max_prompt_length", "kv_cache_size"), sizes, strict=True)
+    )
+    drawn = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": None,
+        "eos_tokens": [case.vocabulary],
+    }  # no token ends
+    steps = RLTrainingConfig(
+        actor_optimizer=optax.adamw(1e-5), eval_every_n_steps=NEVER, max_steps=NEVER
+    )
     config = ClusterConfig(
         role_to_mesh=dict.fromkeys((Role.ACTOR, Role.REFERENCE, Role.ROLLOUT), one_mesh()),
         rollout_engine="vanilla",
@@ -124,7 +143,9 @@ def grpo(case: Case, clock: Clock) -> None:
     )
     known = tokenizer(case.vocabulary)
     reference = build(case) if case.reference else None
-    cluster = RLCluster(actor=build(case), reference=reference, tokenizer=known, cluster_config=config)
+    cluster = RLCluster(
+        actor=build(case), reference=reference, tokenizer=known, cluster_config=config
+    )
     beta = 0.04 if case.reference else 0.0
     rule = GRPOConfig(num_generations=case.samples, num_iterations=1, beta=beta, epsilon=0.2)
     GRPOLearner(cluster, rule, reward_fns=rewarded).train(batches())

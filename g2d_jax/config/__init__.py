@@ -1,4 +1,5 @@
-"""All settings, with their defaults, choices and bounds. A config file starts from `base()` and adds stages.
+"""All settings, with their defaults, choices and bounds. A config file starts from `base()` and
+adds stages.
 
     base(), online(…), … ─► ConfigDict, the user's side: names and types are fixed, values change
     Config.of(config)    ─► frozen records, checked: what the library works with
@@ -10,7 +11,8 @@ graph.py     the stages' order, and what they read        gone.py   settings tha
 places.py    texts that name files and folders           policy_name.py   the parts of a policy's name
 io.py        to JSON and back, and what differs
 
-Identity fields decide the result and are fingerprinted; those in RUNTIME may change between two starts of one run.
+Identity fields decide the result and are fingerprinted; those in RUNTIME may change between two
+starts of one run.
 """
 
 from g2d_jax.config.build import arm, base, optimizer, probe, reward, sampling, source, sweep, task
@@ -38,6 +40,13 @@ from g2d_jax.config.stages.collect import Collect, collect
 from g2d_jax.config.stages.dpo import DPOLoss, OnlineDPO
 from g2d_jax.config.stages.evaluate import Evaluate, evaluate
 from g2d_jax.config.stages.offline import Offline, offline
-from g2d_jax.config.stages.online import Difficulty, DropSolved, GRPOLossType, Online, ScaleRewards, online
+from g2d_jax.config.stages.online import (
+    Difficulty,
+    DropSolved,
+    GRPOLossType,
+    Online,
+    ScaleRewards,
+    online,
+)
 from g2d_jax.config.stages.sft import Sft, sft
 from g2d_jax.config.stages.stage import STAGES, Stage, TrainingStage

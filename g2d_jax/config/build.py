@@ -1,4 +1,5 @@
-"""Gives config files what they are made of: functions that return sections as ConfigDicts, whose values then change."""
+"""Gives config files what they are made of: functions that return sections as ConfigDicts, whose
+values then change."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from g2d_jax.config.stages.stage import Stage
 P = ParamSpec("P")
 
 
-def _parameters_of(section: Callable[P, Section]) -> Callable[[Callable[..., ConfigDict]], Callable[P, Any]]:
+def _parameters_of(
+    section: Callable[P, Section],
+) -> Callable[[Callable[..., ConfigDict]], Callable[P, Any]]:
     """Give a function the parameters of a section, which editors and notebooks then complete."""
 
     def decorate(function: Callable[..., ConfigDict]) -> Callable[P, Any]:
@@ -39,7 +42,9 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
 
     name = str(getattr(kind, "kind", ""))
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"Return the settings of a stage of kind {name}: see `{getattr(kind, '__name__', name)}`."
+    build.__doc__ = (
+        f"Return the settings of a stage of kind {name}: see `{getattr(kind, '__name__', name)}`."
+    )
     return build
 
 
@@ -48,7 +53,8 @@ def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
 
 
 def _without_gone(stage: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes of a stage without those of fields that are gone. Raises ValueError for one that was used."""
+    """Return the changes of a stage without those of fields that are gone. Raises ValueError for
+    one that was used."""
     kept = {}
     for name, value in changes.items():
         gone = find(f"stages.*.{name}")
@@ -70,7 +76,8 @@ def source(
     limit: int | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> ConfigDict:
-    """Return a source of problems: see `Source`. fields: such as {"problem": "question"}, the file's for ours."""
+    """Return a source of problems: see `Source`. fields: such as {"problem": "question"}, the
+    file's for ours."""
     return editable(Source(path=path, split=split, limit=limit, fields=fields or {}))
 
 
@@ -80,9 +87,14 @@ def reward(**changes: Any) -> ConfigDict:
     return _changed(Reward(), changes)
 
 
-def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any) -> ConfigDict:
-    """Return a further task of a mixed run: its problems, its share of every batch, its own reward (`changes`)."""
-    return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})
+def task(
+    train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any
+) -> ConfigDict:
+    """Return a further task of a mixed run: its problems, its share of every batch, its own reward
+    (`changes`)."""
+    return ConfigDict(
+        {"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)}
+    )
 
 
 @_parameters_of(Optimizer)
@@ -104,9 +116,11 @@ def probe(**changes: Any) -> ConfigDict:
 
 
 def sweep(**changes: Any) -> ConfigDict:
-    """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`.
+    """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill
+    `arms` with `arm(…)`.
 
-    folder: what the paths in arms are relative to; reading a config file sets it, "" is the working directory.
+    folder: what the paths in arms are relative to; reading a config file sets it, "" is the working
+    directory.
     """
     return _filled(ConfigDict({"seeds": (), "arms": {}, "folder": ""}), changes)
 
@@ -114,8 +128,9 @@ def sweep(**changes: Any) -> ConfigDict:
 def arm(**changes: Any) -> ConfigDict:
     """Return points of a study that vary alike, written as overrides of the config.
 
-    fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of "field=value,value,…"; a value with
-    commas stands in brackets. zip: fields that go together, value by value. stages: those the points keep, () for all.
+    fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of
+    "field=value,value,…"; a value with commas stands in brackets. zip: fields that go together,
+    value by value. stages: those the points keep, () for all.
     """
     return _filled(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
 

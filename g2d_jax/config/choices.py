@@ -1,4 +1,5 @@
-"""The types of settings that several sections share: choices, bounds, and texts that name places."""
+"""The types of settings that several sections share: choices, bounds, and texts that name
+places."""
 
 from __future__ import annotations
 
@@ -15,10 +16,16 @@ Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_se
 
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
 
-# Of servers that are asked: beyond these a run would hang, or take all connections of this machine, and not say why.
-Timeout = Annotated[float, Bounds(above=0, most=86_400, why="seconds, a day at most, after which a server is given up")]
+# Of servers that are asked: beyond these a run would hang, or take all connections of this machine,
+# and not say why.
+Timeout = Annotated[
+    float,
+    Bounds(above=0, most=86_400, why="seconds, a day at most, after which a server is given up"),
+]
 Retries = Annotated[int, Bounds(least=0, most=100, why="further attempts of one request")]
-Concurrency = Annotated[int, Bounds(least=1, most=4096, why="each request under way takes a thread and a connection")]
+Concurrency = Annotated[
+    int, Bounds(least=1, most=4096, why="each request under way takes a thread and a connection")
+]
 
 # Texts that may name a file or folder: places.py makes them absolute.
 FilePath = Annotated[str, Place("path")]

@@ -1,7 +1,8 @@
 """Settings that older versions had and this one has not, and what their use means now.
 
-GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run
-                        └► left out: where a finished run is read, and where the value changed nothing; where a run
+GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run └► left out:
+                        where a finished run is read, and where the value changed nothing; where a
+                        run
                            that has begun goes on, also what decided no result
 """
 
@@ -25,19 +26,26 @@ def other_than(*values: Any) -> Callable[[Any], bool]:
 def _is_not_default(adaptive: Any) -> bool:
     """Return whether a section "adaptive" has a value that was set; each field had one default."""
     defaults = {"min_steps": 20, "shift": 0.5}
-    return not isinstance(adaptive, Mapping) or any(value != defaults.get(key) for key, value in adaptive.items())
+    return not isinstance(adaptive, Mapping) or any(
+        value != defaults.get(key) for key, value in adaptive.items()
+    )
 
 
 @dataclass(frozen=True)
 class Gone:
     """A setting that is gone, or a setting of which some values are.
 
-    path: its dotted field, with * for the name of a stage or of a task; or a section's, for all that is in it.
-    used: returns whether a value decided something in a run. Others, such as the old default, are left out silently.
+    path: its dotted field, with * for the name of a stage or of a task; or a section's, for all
+    that is in it.
+    used: returns whether a value decided something in a run. Others, such as the old default, are
+    left out silently.
     instead: the sentence that says what to use now.
-    then: what a finished run is read with in its place; None is the field's default, if there still is such a field.
-    common: whether its last name fits fields of other sections, so that the name alone tells nothing.
-    decides: whether a value that was used decided the result; a run begun with one that did not goes on without it.
+    then: what a finished run is read with in its place; None is the field's default, if there still
+    is such a field.
+    common: whether its last name fits fields of other sections, so that the name alone tells
+    nothing.
+    decides: whether a value that was used decided the result; a run begun with one that did not
+    goes on without it.
     """
 
     path: str
@@ -53,10 +61,14 @@ class Gone:
 
 
 ADAPTIVE = (
-    'no rule ends a warm-up by itself, so leave it out; stop="budget" ends it at a cost, keep=(10, 20, 40) with a '
+    'no rule ends a warm-up by itself, so leave it out; stop="budget" ends it at a cost, '
+    "keep=(10, 20, 40) with a "
     "best_checkpoint stage chooses among its steps, and g2d sweep compares them"
 )
-KTO = "offline stages train on pairs, by DPO, so leave it out; to train on graded responses alone use TRL's KTOTrainer"
+KTO = (
+    "offline stages train on pairs, by DPO, so leave it out; to train on graded responses alone "
+    "use TRL's KTOTrainer"
+)
 
 SIGNAL = "the gradient's signal and noise are measured no more: leave it out"
 
@@ -70,7 +82,8 @@ GONE: tuple[Gone, ...] = (
     Gone(
         "engine.sync",
         one_of("weights"),
-        "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is above 0",
+        "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is "
+        "above 0",
         then="folder",
         common=True,
     ),
@@ -97,8 +110,8 @@ def _fits(names: list[str], pattern: list[str]) -> bool:
 
 
 def refuse(values: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise ValueError for the first setting in nested values that is gone and was used. prefix: the values' own path,
-    with a dot at its end."""
+    """Raise ValueError for the first setting in nested values that is gone and was used. prefix:
+    the values' own path, with a dot at its end."""
     for key, value in values.items():
         path = f"{prefix}{key}"
         gone = find(path)
@@ -109,7 +122,8 @@ def refuse(values: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values without the settings that are gone and decided no result. prefix: as of `refuse`."""
+    """Return nested values without the settings that are gone and decided no result. prefix: as of
+    `refuse`."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
@@ -123,5 +137,8 @@ def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 
 def named(field: str) -> list[str]:
-    """List what to use in place of a field whose last name tells that it is gone: for an error that knows no more."""
-    return [gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field and not gone.common]
+    """List what to use in place of a field whose last name tells that it is gone: for an error that
+    knows no more."""
+    return [
+        gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field and not gone.common
+    ]

@@ -1,6 +1,7 @@
 """The stages of a run as a graph: their inputs, their order, and the checks between them.
 
-problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
+problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─►
+evaluate ─► report
                          └─► the best of its checkpoints
 """
 
@@ -30,11 +31,17 @@ class Plan:
 
 
 def plan(config: Config) -> Plan:
-    """Order the stages by what they read. Raises ValueError for an unknown input, and for a circle."""
+    """Order the stages by what they read. Raises ValueError for an unknown input, and for a
+    circle."""
     stages = config.stages
     if not stages:
-        raise ValueError("the config has no stages: add some, for example config.stages.sft = g2d_jax.config.sft()")
-    inputs = {name: tuple(dict.fromkeys(_inputs(name, stage, stages))) for name, stage in stages.items()}
+        raise ValueError(
+            "the config has no stages: add some, for example config.stages.sft = "
+            "g2d_jax.config.sft()"
+        )
+    inputs = {
+        name: tuple(dict.fromkeys(_inputs(name, stage, stages))) for name, stage in stages.items()
+    }
     order: list[str] = []
     while len(order) < len(inputs):
         waiting = [name for name in inputs if name not in order]
@@ -53,11 +60,15 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
         if parsed.is_model or parsed.is_external:
             continue
         if parsed.stage not in stages:
-            names = ", ".join(["init", *(other for other in stages if stages[other].is_policy and other != name)])
+            names = ", ".join(
+                ["init", *(other for other in stages if stages[other].is_policy and other != name)]
+            )
             raise ValueError(f"stages.{name} reads policy {policy!r}; there are: {names}")
         maker = stages[parsed.stage]
         if not maker.is_policy:
-            raise ValueError(f"stages.{name} reads policy {policy!r}, but a {maker.kind} stage trains none")
+            raise ValueError(
+                f"stages.{name} reads policy {policy!r}, but a {maker.kind} stage trains none"
+            )
         if parsed.step is not None:
             maker.check_step(f"stages.{name}", policy, parsed.step)
         inputs.append(parsed.stage)
@@ -68,11 +79,14 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
 
 
 def dependents_of_final(config: Config, order: Plan) -> dict[str, list[str]]:
-    """Return of each stage the stages made from the policy it ends with, or from what was made from it, in order."""
+    """Return of each stage the stages made from the policy it ends with, or from what was made from
+    it, in order."""
     dependents: dict[str, list[str]] = {name: [] for name in order.order}
     for name, others in dependents.items():
         for other in order.order:
-            if name in config.stages[other].policies_read() or set(order.inputs[other]) & set(others):
+            if name in config.stages[other].policies_read() or set(order.inputs[other]) & set(
+                others
+            ):
                 others.append(other)
     return dependents
 
@@ -83,21 +97,25 @@ def check_names(config: Config) -> None:
         for name in names:
             if name in RESERVED:
                 raise ValueError(
-                    f"{section}.{name}: {name!r} means something else where such a name could stand, as do "
-                    f"{', '.join(word for word in RESERVED if word != name)}: choose another, {name}-1 say"
+                    f"{section}.{name}: {name!r} means something else where such a name could "
+                    "stand, as do "
+                    f"{', '.join(word for word in RESERVED if word != name)}: choose another, "
+                    f"{name}-1 say"
                 )
 
 
 def check_inputs(config: Config, order: Plan) -> None:
-    """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads, or that
-    needs problems, examples or a tokenizer which no setting names."""
+    """Raise ValueError naming the first stage whose settings do not fit those of the stages that it
+    reads, or that needs problems, examples or a tokenizer which no setting names."""
     for name in order.order:
         stage = config.stages[name]
         try:
             for split in stage.splits_read():
                 _check_named(split, config)
             if stage.examples_path() == "":
-                raise ValueError(f"no setting names its examples: set stages.{name}.data.path{_SOURCES}")
+                raise ValueError(
+                    f"no setting names its examples: set stages.{name}.data.path{_SOURCES}"
+                )
             stage.check_beside(name, config.stages)
             for needed in stage.files_read(config.stages):
                 _check_files(needed)
@@ -120,14 +138,17 @@ def _check_files(needed: NeededFiles) -> None:
 
 
 def _check_named(split: str, config: Config) -> None:
-    """Raise ValueError for a split that no setting names, and for training problems that a task of a mixed run lacks.
+    """Raise ValueError for a split that no setting names, and for training problems that a task of
+    a mixed run lacks.
 
     Held-out problems may be of some of the tasks only.
     """
     without = [name for name, task in config.all_tasks.items() if not getattr(task, split).path]
     if len(without) == len(config.all_tasks):
         named = " or ".join(f"{setting_of(name, split)}.path" for name in config.all_tasks)
-        raise ValueError(f"it needs problems of {split}, and no setting names any: set {named}{_SOURCES}")
+        raise ValueError(
+            f"it needs problems of {split}, and no setting names any: set {named}{_SOURCES}"
+        )
     if split != "train":
         return
     for name in without:
@@ -139,7 +160,8 @@ def _check_named(split: str, config: Config) -> None:
 
 
 def _check_tokenizer(config: Config) -> None:
-    """Raise ValueError for random parameters without a tokenizer named, but for a run on an embedded task."""
+    """Raise ValueError for random parameters without a tokenizer named, but for a run on an
+    embedded task."""
     if config.model.path or config.tokenizer.path:
         return
     paths = [stage.examples_path() or "" for stage in config.stages.values()]
@@ -148,7 +170,9 @@ def _check_tokenizer(config: Config) -> None:
     if any(path.startswith("procedural:") for path in paths):
         return
     raise ValueError(
-        "tokenizer.path is empty, and so is model.path: random parameters come without a tokenizer. Set model.path, or "
-        "tokenizer.path to a folder or hub id; procedural:slips is that of the embedded tasks, which knows the "
+        "tokenizer.path is empty, and so is model.path: random parameters come without a "
+        "tokenizer. Set model.path, or "
+        "tokenizer.path to a folder or hub id; procedural:slips is that of the embedded tasks, "
+        "which knows the "
         "characters of their problems only"
     )

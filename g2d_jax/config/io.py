@@ -1,4 +1,5 @@
-"""Configs as plain dictionaries and back, with every name and type checked; and the part that decides the result.
+"""Configs as plain dictionaries and back, with every name and type checked; and the part that
+decides the result.
 
     config ─► to_dict ─► config.json ─► from_dict ─► the same config
     config ─► identity ─► fingerprint, differences
@@ -31,14 +32,21 @@ RENAMED = {
 """Former name of a field -> its present name."""
 NEGATED = {"scalar": ", and means the opposite"}
 
-MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
+MEANING = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    tuple: "a list like 0,10,20",
+}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
 _ABSENT = object()
 _LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
 
 
 def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
-    """Return the config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back.
+    """Return the config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the
+    config back.
 
     Raises ValueError naming a field with a URL that holds a login.
     """
@@ -48,11 +56,14 @@ def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
 
 
 def _refuse_logins(value: Any, path: str) -> None:
-    """Raise ValueError for a password: settings are printed and written to the run's files. It is not repeated here."""
+    """Raise ValueError for a password: settings are printed and written to the run's files. It is
+    not repeated here."""
     if isinstance(value, str) and _LOGIN.search(value):
         raise ValueError(
-            f"{path} holds a URL with a user name or password, which would be written to the run's files: take it out. "
-            "A judge's key belongs in an environment variable (reward.judge.api_key_env), the login of a store or hub "
+            f"{path} holds a URL with a user name or password, which would be written to the "
+            "run's files: take it out. "
+            "A judge's key belongs in an environment variable (reward.judge.api_key_env), the "
+            "login of a store or hub "
             "where its own tools keep it"
         )
     if isinstance(value, list | tuple):
@@ -65,9 +76,9 @@ def _refuse_logins(value: Any, path: str) -> None:
 def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDict:
     """Return the locked config with these values; fields not named have their defaults.
 
-    finished: for what ran already, to be read and not to be run: settings that are gone (gone.py) are left out.
-    Raises ValueError naming the full path of a field that is unknown or has the wrong type, and for a setting that is
-    gone and was used.
+    finished: for what ran already, to be read and not to be run: settings that are gone (gone.py)
+    are left out. Raises ValueError naming the full path of a field that is unknown or has the wrong
+    type, and for a setting that is gone and was used.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"a config must be a section, got {values!r:.200}")
@@ -82,7 +93,9 @@ def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDic
         config.stages[name] = editable(schema.STAGES[kind]())
     for name, _ in _named(values, "tasks"):
         if name == "main":
-            raise ValueError("tasks.main: that is the name of the task of data.* and reward.*; choose another")
+            raise ValueError(
+                "tasks.main: that is the name of the task of data.* and reward.*; choose another"
+            )
         config.tasks[name] = editable(schema.Task())
     if "sweep" in values:  # only configs of studies have it
         config.sweep = schema.sweep().unlock()
@@ -93,7 +106,8 @@ def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDic
 
 
 def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]:
-    """List the items of a section whose names are the user's own. Raises ValueError for a name that cannot be one."""
+    """List the items of a section whose names are the user's own. Raises ValueError for a name that
+    cannot be one."""
     if not isinstance(values, Mapping):
         return []
     items = values.get(section, {})
@@ -101,11 +115,15 @@ def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]
         raise ValueError(f"{prefix}{section} must be a section, got {items!r:.200}")
     for name in items:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
-            raise ValueError(f"{prefix}{section}.{name}: a name is made of letters, digits, - and _")
+            raise ValueError(
+                f"{prefix}{section}.{name}: a name is made of letters, digits, - and _"
+            )
     return list(items.items())
 
 
-def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict, finished: bool) -> None:
+def _fill(
+    section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict, finished: bool
+) -> None:
     """Copy values into a section of the config, checking names and types."""
     is_open = len(section) == 0
     field: Any = ""
@@ -120,11 +138,14 @@ def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: C
         elif isinstance(value, Mapping):
             _fill(field, value, f"{path}.", config, finished)
         else:
-            raise ValueError(f"{path} is a section, got {value!r:.200}; its fields are {listed(field.keys())}")
+            raise ValueError(
+                f"{path} is a section, got {value!r:.200}; its fields are {listed(field.keys())}"
+            )
 
 
 def _is_left_out(section: ConfigDict, key: str, value: Any, path: str, finished: bool) -> bool:
-    """Return whether a setting is gone and need not be copied. Raises ValueError for one that a run would go by."""
+    """Return whether a setting is gone and need not be copied. Raises ValueError for one that a run
+    would go by."""
     gone = find(path)
     if gone is None:
         return False
@@ -138,18 +159,25 @@ def _is_left_out(section: ConfigDict, key: str, value: Any, path: str, finished:
 
 
 def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
-    """Set a field; a section of the user's own names, such as fields, may not have it yet. Raises ValueError."""
+    """Set a field; a section of the user's own names, such as fields, may not have it yet. Raises
+    ValueError."""
     try:
         with section.unlocked():
             section[key] = value
-    except (KeyError, TypeError, ValueError) as error:  # a name with a dot in it, or one of ConfigDict's own
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # a name with a dot in it, or one of ConfigDict's own
         raise ValueError(f"{path} cannot be set: {error}") from error
 
 
 def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
-    """Look up a name in a section: a value, a section, or a FieldReference, which is a field that may be None.
+    """Look up a name in a section: a value, a section, or a FieldReference, which is a field that
+    may be None.
 
-    Raises ValueError if there is no such field, with the nearest path of the config or the section's fields.
+    Raises ValueError if there is no such field, with the nearest path of the config or the
+    section's fields.
     """
     if not isinstance(section, ConfigDict):
         raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
@@ -178,7 +206,8 @@ def kind_of(field: Any) -> tuple[type, bool]:
 
 
 def typed(value: Any, field: Any, path: str) -> Any:
-    """Return the value if it has the field's type: None only where optional, integers for floats, lists for tuples.
+    """Return the value if it has the field's type: None only where optional, integers for floats,
+    lists for tuples.
 
     Raises ValueError naming the path and the type expected, and for a URL with a login.
     """
@@ -207,11 +236,15 @@ def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
-def identity(config: ConfigDict | Section | Mapping[str, Any], *, places: bool = False) -> dict[str, Any]:
-    """Return the fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`.
+def identity(
+    config: ConfigDict | Section | Mapping[str, Any], *, places: bool = False
+) -> dict[str, Any]:
+    """Return the fields that decide the result, in JSON's types: all but `name` and those in
+    `config.RUNTIME`.
 
-    Where files, models, data sets and other runs lie decides nothing: what is in them is compared by content
-    (session/kept_inputs.py), and their places and revisions are left out. places: keep them.
+    Where files, models, data sets and other runs lie decides nothing: what is in them is compared
+    by content (session/kept_inputs.py), and their places and revisions are left out. places: keep
+    them.
     """
     values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
     if not places:
@@ -224,7 +257,8 @@ BY_CONTENT = "(by content)"
 
 
 def _forget_places(values: dict[str, Any]) -> None:
-    """Put BY_CONTENT in place of every place outside the run, and drop what says which revision of it."""
+    """Put BY_CONTENT in place of every place outside the run, and drop what says which revision of
+    it."""
     stages = values.get("stages", {})
     for setting in walk(values):
         section, key, kind = setting.section, setting.key, setting.place.kind
@@ -263,12 +297,14 @@ def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def differences(
     old: Mapping[str, Any] | Section, new: Section | Mapping[str, Any], *, places: bool = False
 ) -> list[str]:
-    """List the differences between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
+    """List the differences between two configs' identities, one line a field: "stages.warmup.steps:
+    20 -> 40"."""
     return list(_differences(identity(old, places=places), identity(new, places=places), ""))
 
 
 def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """List the differences between the functions that two runs were given from Python, one line a function."""
+    """List the differences between the functions that two runs were given from Python, one line a
+    function."""
     return [
         f"{name} from Python: {old.get(name, 'none')} -> {new.get(name, 'none')}"
         for name in sorted({*old, *new})
@@ -277,37 +313,53 @@ def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
 
 
 def begins_more(stage: Mapping[str, Any]) -> bool:
-    """Return whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
+    """Return whether fewer steps of this stage are the beginning of more: an online stage whose
+    schedule has no end.
 
-    One that samples ahead is none: to go on in the middle of an interval takes the policy that the interval began with.
+    One that samples ahead is none: to go on in the middle of an interval takes the policy that the
+    interval began with.
     """
     if stage["kind"] != "online":
         return False
-    return bool(stage["optimizer"]["schedule"] == "constant" and stage["stop"] == "steps" and stage["sync_every"] == 1)
+    return bool(
+        stage["optimizer"]["schedule"] == "constant"
+        and stage["stop"] == "steps"
+        and stage["sync_every"] == 1
+    )
 
 
 def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return an identity with the further steps of another one, and the names of the stages that have more. Only stages
-    are taken whose fewer steps are the beginning of more. They may keep further steps too, from their old end on:
-    earlier ones are gone."""
+    """Return an identity with the further steps of another one, and the names of the stages that
+    have more. Only stages are taken whose fewer steps are the beginning of more. They may keep
+    further steps too, from their old end on: earlier ones are gone."""
     extended = storage.plain(old)
     longer = []
     for name, stage in extended["stages"].items():
         other = new["stages"].get(name, {})
-        if other.get("kind") == stage["kind"] and begins_more(stage) and other["steps"] > stage["steps"]:
-            further = [step for step in other["keep"] if step >= stage["steps"] and step not in stage["keep"]]
+        if (
+            other.get("kind") == stage["kind"]
+            and begins_more(stage)
+            and other["steps"] > stage["steps"]
+        ):
+            further = [
+                step
+                for step in other["keep"]
+                if step >= stage["steps"] and step not in stage["keep"]
+            ]
             stage |= {"steps": other["steps"], "keep": [*stage["keep"], *further]}
             longer.append(name)
     return extended, longer
 
 
 def changes(old: ConfigDict | Section, new: ConfigDict | Section) -> list[str]:
-    """List all differences between two configs, also those that decide no result, in lines like `differences`."""
+    """List all differences between two configs, also those that decide no result, in lines like
+    `differences`."""
     return list(_differences(to_dict(old), to_dict(new), ""))
 
 
 def defaults(config: ConfigDict) -> ConfigDict:
-    """Return a config with stages and tasks of these names and kinds, and every other setting at its default."""
+    """Return a config with stages and tasks of these names and kinds, and every other setting at
+    its default."""
     stages = {name: {"kind": stage.kind} for name, stage in config.stages.items()}
     return from_dict({"stages": stages, "tasks": {name: {} for name in config.tasks}})
 
@@ -315,7 +367,9 @@ def defaults(config: ConfigDict) -> ConfigDict:
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}".lstrip("."))
+            yield from _differences(
+                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}".lstrip(".")
+            )
     elif old is _ABSENT or new is _ABSENT or storage.fingerprint(old) != storage.fingerprint(new):
         yield f"{path}: {_shown(old)} -> {_shown(new)}"
 
@@ -331,13 +385,16 @@ def _shown(value: Any) -> str:
 
 
 def suggest(given: Any, candidates: Iterable[str]) -> str:
-    """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
+    """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there
+    are none."""
     names = list(candidates)
     text = str(given)
     last = text.rsplit(".", 1)[-1]
     alike = [name for name in names if name.rsplit(".", 1)[-1] == last]
     count = 1 if "." in text else 3
-    near = difflib.get_close_matches(text, alike, count, 0) or difflib.get_close_matches(text, names, 1, 0.7)
+    near = difflib.get_close_matches(text, alike, count, 0) or difflib.get_close_matches(
+        text, names, 1, 0.7
+    )
     if not near:
         return ""
     return f", did you mean {' or '.join(near)}?"

@@ -3,8 +3,9 @@
     "data/x.jsonl" in /home/me/run/mine.py ─► decided ─► "/home/me/run/data/x.jsonl"
     "Qwen/Qwen3-8B", no folder of this name ─► decided ─► "Qwen/Qwen3-8B", a hub id
 
-What a config file names is relative to its folder, what a command line or a Python program names to the working
-directory. Which settings these are says their mark in config.py. A run keeps what was decided in its config.json.
+What a config file names is relative to its folder, what a command line or a Python program names to
+the working directory. Which settings these are says their mark in config.py. A run keeps what was
+decided in its config.json.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
 
 
 class Named(NamedTuple):
-    """A setting that may name a file or folder. path: its own, dotted. section, key: where its value is."""
+    """A setting that may name a file or folder. path: its own, dotted. section, key: where its
+    value is."""
 
     path: str
     place: Place
@@ -51,7 +53,8 @@ class Named(NamedTuple):
 
 
 def walk(values: Mapping[str, Any]) -> Iterator[Named]:
-    """Yield every setting of a config that may name a file or folder. values: a ConfigDict or its dictionary."""
+    """Yield every setting of a config that may name a file or folder. values: a ConfigDict or its
+    dictionary."""
     yield from _of_section(schema.Config, values, "")
     for name, task in values.get("tasks", {}).items():
         yield from _of_section(schema.Task, task, f"tasks.{name}.")
@@ -73,7 +76,8 @@ def _of_section(kind: type[Section], values: Any, prefix: str) -> Iterator[Named
 
 
 class Parts(NamedTuple):
-    """A text that may name a place, "hf:" "models/a" "" or "run:" "runs/a" "#dpo@3". sure: place is a path."""
+    """A text that may name a place, "hf:" "models/a" "" or "run:" "runs/a" "#dpo@3". sure: place is
+    a path."""
 
     head: str
     place: str
@@ -82,8 +86,8 @@ class Parts(NamedTuple):
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text has the form of a path: no hub id begins with "/", "." or "~", has a scheme or two "/", or
-    ends like a file of data or weights."""
+    """Return whether a text has the form of a path: no hub id begins with "/", "." or "~", has a
+    scheme or two "/", or ends like a file of data or weights."""
     return (
         text.startswith(("/", ".", "~"))
         or not storage.is_local(text)
@@ -93,7 +97,8 @@ def is_path(text: str) -> bool:
 
 
 def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
-    """Take apart a text of a setting; None where it names no place: a stage, a data set by its name, "init".
+    """Take apart a text of a setting; None where it names no place: a stage, a data set by its
+    name, "init".
 
     kind: of the setting's mark. stages: names that mean a stage of the run.
     """
@@ -150,14 +155,15 @@ def here() -> Base:
 
 
 _given: dict[str, str] = {}
-"""Absolute path -> how it was written and what it was taken to be relative to. For messages alone."""
+"""Absolute path -> how it was written and what it was taken to be relative to. For messages
+alone."""
 
 
 def decided(text: str, kind: str, base: Base, stages: Collection[str] = ()) -> str:
     """Return the text with its path absolute; what names no path, and a hub id, stays as it is.
 
-    A text that has not the form of a path, but names something that exists relative to the base, is a path. Raises
-    ValueError for "~" of a user who is not known here.
+    A text that has not the form of a path, but names something that exists relative to the base, is
+    a path. Raises ValueError for "~" of a user who is not known here.
     """
     found = parts(text, kind, stages)
     if found is None or not found.place:
@@ -168,12 +174,15 @@ def decided(text: str, kind: str, base: Base, stages: Collection[str] = ()) -> s
 
 
 def absolute(path: str, base: Base) -> str:
-    """Return a path as an absolute one, "~" being this user's home; a URL as it is. Raises ValueError as `decided`."""
+    """Return a path as an absolute one, "~" being this user's home; a URL as it is. Raises
+    ValueError as `decided`."""
     if not storage.is_local(path):
         return path
     try:
         expanded = Path(path).expanduser()
-    except RuntimeError as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
+    except (
+        RuntimeError
+    ) as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
         raise ValueError(f"{path!r}: {error}; give the path without ~") from error
     whole = os.path.normpath(base.folder / expanded)
     if not expanded.is_absolute():
@@ -189,15 +198,20 @@ def shown(path: str) -> str:
 
 
 def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
-    """Decide what the settings of a config name, in place. only: the path of the one setting to look at."""
+    """Decide what the settings of a config name, in place. only: the path of the one setting to
+    look at."""
     stages = tuple(config.get("stages", {}))
     change(config, lambda text, kind: decided(text, kind, base, stages), only)
 
 
-def change(config: ConfigDict, new: Callable[[str, str], str], only: str | None = None) -> list[str]:
-    """Replace texts that may name a place, in place. Return a line for each that changed, "model.path: OLD -> NEW".
+def change(
+    config: ConfigDict, new: Callable[[str, str], str], only: str | None = None
+) -> list[str]:
+    """Replace texts that may name a place, in place. Return a line for each that changed,
+    "model.path: OLD -> NEW".
 
-    new: from a text and the kind of its setting to what it becomes. only: the path of the one setting to look at.
+    new: from a text and the kind of its setting to what it becomes. only: the path of the one
+    setting to look at.
     """
     lines: list[str] = []
     for named in walk(config):
@@ -220,13 +234,16 @@ def change(config: ConfigDict, new: Callable[[str, str], str], only: str | None 
 # Whether it is there
 
 
-def require(values: Mapping[str, Any], sections: Collection[str] | None = None, advice: str = "") -> None:
-    """Raise ValueError, once for all of them, where files and folders that settings name are not there, or relative.
+def require(
+    values: Mapping[str, Any], sections: Collection[str] | None = None, advice: str = ""
+) -> None:
+    """Raise ValueError, once for all of them, where files and folders that settings name are not
+    there, or relative.
 
-    values: a config, or its dictionary, whose places are decided. sections: the top-level sections to look at, None for
-    all. advice: a sentence for the end of the message. Folders that are made where there are none, and object stores,
-    are not looked at. A hub id is refused where the working directory has a folder of that name, which the hub's
-    libraries would take instead.
+    values: a config, or its dictionary, whose places are decided. sections: the top-level sections
+    to look at, None for all. advice: a sentence for the end of the message. Folders that are made
+    where there are none, and object stores, are not looked at. A hub id is refused where the
+    working directory has a folder of that name, which the hub's libraries would take instead.
     """
     stages = tuple(values.get("stages", {}))
     wrong: list[str] = []
@@ -247,21 +264,28 @@ def require(values: Mapping[str, Any], sections: Collection[str] | None = None, 
 
 
 def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
-    """Say why what a text names is not to be had here, "" if it is. text: decided. kind, stages: as of `parts`.
+    """Say why what a text names is not to be had here, "" if it is. text: decided. kind, stages: as
+    of `parts`.
 
-    A path that is still relative is refused: what it is relative to would be another folder for the next command.
+    A path that is still relative is refused: what it is relative to would be another folder for the
+    next command.
     """
     found = parts(text, kind, stages)
     if found is None or not storage.is_local(found.place):
         return ""
     if not os.path.isabs(found.place):
         if found.sure or is_path(found.place):
-            return f"{found.place} is relative, and a Config's paths are absolute: give it so, or run a ConfigDict"
+            return (
+                f"{found.place} is relative, and a Config's paths are absolute: give it so, or "
+                "run a ConfigDict"
+            )
         if not os.path.isdir(found.place):
             return ""
         return (
-            f"{found.place} is the name of a repository on the hub, but the working directory has a folder of that "
-            "name, which the hub's libraries would take instead: start from another working directory"
+            f"{found.place} is the name of a repository on the hub, but the working directory "
+            "has a folder of that "
+            "name, which the hub's libraries would take instead: start from another working "
+            "directory"
         )
     if kind == "path" or _exists(found.place):
         return ""
@@ -302,9 +326,11 @@ def last_part(path: str) -> str:
 
 
 def follow(config: ConfigDict, was: str, now: str) -> list[str]:
-    """Point paths that are gone to the same places relative to a work directory that has moved, where these exist.
+    """Point paths that are gone to the same places relative to a work directory that has moved,
+    where these exist.
 
-    was, now: where the work directory was and is. Returns a line for each path, "model.path: OLD -> NEW".
+    was, now: where the work directory was and is. Returns a line for each path, "model.path: OLD ->
+    NEW".
     """
     if was == now or not (storage.is_local(was) and storage.is_local(now)):
         return []
@@ -326,8 +352,8 @@ def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] =
 def data_files(paths: str | Sequence[str]) -> list[str]:
     """List a dump's files: of a folder, of a glob, or the file; step 2 before step 10.
 
-    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these describe the set.
-    Raises ValueError for what holds no file.
+    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these
+    describe the set. Raises ValueError for what holds no file.
     """
     if isinstance(paths, str):
         paths = [paths]
@@ -338,14 +364,17 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))
         elif place.is_dir():
-            matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(place.glob("*.json"))
+            matching = [*place.glob("*.jsonl"), *place.glob("*.parquet")] or list(
+                place.glob("*.json")
+            )
         elif place.exists():
             matching = [place]
         else:
             matching = []
         if not matching:
             raise ValueError(
-                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob that matches some"
+                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob "
+                "that matches some"
             )
         files += sorted(map(os.fspath, matching), key=_natural)
     return files
@@ -353,4 +382,6 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
 
 def _natural(path: str) -> list[tuple[int, str]]:
     """Return a sort key that orders the numbers in names by value."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)
+    ]

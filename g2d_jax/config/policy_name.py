@@ -17,9 +17,11 @@ INIT, OF_STAGE, OF_RUN, OF_MODEL = "init", "", "run:", "hf:"
 class PolicyName:
     """The parts of a policy's name. str() gives the name back.
 
-    origin: INIT, OF_STAGE, OF_RUN or OF_MODEL. place: the other run's work directory, or the model's path or hub id.
-    stage: of this run or the other, "" where no stage made it. step: the text behind "@", None for the stage's end.
-    Whether there is such a stage, and whether the step is a number, is for `number` and the caller to say.
+    origin: INIT, OF_STAGE, OF_RUN or OF_MODEL. place: the other run's work directory, or the
+    model's path or hub id.
+    stage: of this run or the other, "" where no stage made it. step: the text behind "@", None for
+    the stage's end. Whether there is such a stage, and whether the step is a number, is for
+    `number` and the caller to say.
     """
 
     origin: str
@@ -57,11 +59,14 @@ class PolicyName:
 
     @property
     def number(self) -> int | None:
-        """The step as a number, None for the stage's end. Raises ValueError for a step that is no number."""
+        """The step as a number, None for the stage's end. Raises ValueError for a step that is no
+        number."""
         if self.step is None:
             return None
         if not self.step.isdecimal():
-            raise ValueError(f"policy {str(self)!r}: write the step after @ as a number, as in {self.stage}@20")
+            raise ValueError(
+                f"policy {str(self)!r}: write the step after @ as a number, as in {self.stage}@20"
+            )
         return int(self.step)
 
     def without_place(self) -> PolicyName:

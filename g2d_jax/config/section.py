@@ -1,9 +1,11 @@
-"""Settings as frozen records: names, defaults, types, choices and bounds in one place, checked where one is made.
+"""Settings as frozen records: names, defaults, types, choices and bounds in one place, checked
+where one is made.
 
 class Sampling(Section):
     temperature: Annotated[float, Bounds(least=0)] = 1.0
 
-editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► record(Sampling, …)
+editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─►
+record(Sampling, …)
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ S = TypeVar("S", bound="Section")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a number: at least, more than, at most, less than these. why: of a bound that is not plain."""
+    """The bounds of a number: at least, more than, at most, less than these. why: of a bound that
+    is not plain."""
 
     least: float | None = None
     above: float | None = None
@@ -55,7 +58,9 @@ class Bounds:
 
     def hold(self, value: float) -> bool:
         """Return whether a value keeps to the bounds; NaN keeps to none."""
-        return all(within(value, limit) for within, limit in self._limits.values() if limit is not None)
+        return all(
+            within(value, limit) for within, limit in self._limits.values() if limit is not None
+        )
 
 
 NonNegative = Annotated[int, Bounds(least=0)]
@@ -67,15 +72,16 @@ Fraction = Annotated[float, Bounds(least=0, most=1)]
 class Place:
     """The mark of a text setting that may name a file or folder; places.py reads it.
 
-    kind: "path" is always one. "model" may be a hub id, "problems" a data set's name, "policy" a stage's or "init",
-    "rollouts" and "preferences" a stage's name.
+    kind: "path" is always one. "model" may be a hub id, "problems" a data set's name, "policy" a
+    stage's or "init", "rollouts" and "preferences" a stage's name.
     """
 
     kind: Literal["path", "model", "problems", "policy", "rollouts", "preferences"]
 
 
 class FieldError(ValueError):
-    """The error that a field's value cannot be used. path: of the field, dotted; what: "must be …"."""
+    """The error that a field's value cannot be used. path: of the field, dotted; what: "must be
+    …"."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} {what}")
@@ -84,8 +90,8 @@ class FieldError(ValueError):
 
 
 class Hint(NamedTuple):
-    """Holds what a field's annotation says: its values' plain type, whether it may be None, choices, bounds, and
-    what a text leads to."""
+    """Holds what a field's annotation says: its values' plain type, whether it may be None,
+    choices, bounds, and what a text leads to."""
 
     kind: type
     optional: bool = False
@@ -97,7 +103,9 @@ class Hint(NamedTuple):
 def _read(annotation: Any) -> Hint:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _read(next(kind for kind in arguments if kind is not type(None)))._replace(optional=True)
+        return _read(next(kind for kind in arguments if kind is not type(None)))._replace(
+            optional=True
+        )
     if origin is Annotated:
         hint, mark = _read(arguments[0]), arguments[1]
         if isinstance(mark, Place):
@@ -108,10 +116,13 @@ def _read(annotation: Any) -> Hint:
     return Hint(origin or annotation)
 
 
-@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+@typing.dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,)
+)
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the settings: classes made from it are frozen dataclasses, their fields given by name.
+    """A section of the settings: classes made from it are frozen dataclasses, their fields given by
+    name.
 
     Making one raises FieldError, or ValueError where several fields do not fit.
     """
@@ -133,7 +144,8 @@ class Section:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError where fields do not go together; a section with such rules has its own."""
+        """Raise ValueError where fields do not go together; a section with such rules has its
+        own."""
 
     @classmethod
     @functools.cache
@@ -148,7 +160,8 @@ class Section:
 
 
 def editable(section: Section) -> ConfigDict:
-    """Return a section as the ConfigDict that users change; a field that may be None keeps its type when it is set."""
+    """Return a section as the ConfigDict that users change; a field that may be None keeps its type
+    when it is set."""
     config = ConfigDict()
     for name, hint in section.hints().items():
         value = getattr(section, name)
@@ -163,10 +176,11 @@ def editable(section: Section) -> ConfigDict:
 
 
 def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) -> S:
-    """Return the checked record of a ConfigDict that `editable` made. path: the section's own, for messages.
+    """Return the checked record of a ConfigDict that `editable` made. path: the section's own, for
+    messages.
 
-    fields: records that stand in place of some of the values. Values that the record has no field for are left out.
-    Raises FieldError or ValueError naming the full path.
+    fields: records that stand in place of some of the values. Values that the record has no field
+    for are left out. Raises FieldError or ValueError naming the full path.
     """
     prefix = path and f"{path}."
     for name, hint in section.hints().items():

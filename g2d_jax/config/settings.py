@@ -21,25 +21,41 @@ from g2d_jax.config.stages.stage import STAGES, Stage
 StageT = TypeVar("StageT", bound=Stage)
 
 RUNTIME = (
-    *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
+    *(
+        "mesh",
+        "compute",
+        "logging",
+        "checkpoint",
+        "faults",
+        "reward.workers",
+        "reward.model.batch_tokens",
+    ),
     "reward.folder",
-    *(f"reward.judge.{name}" for name in ("url", "api_key_env", "timeout", "retries", "concurrency")),
-    *(f"engine.{name}" for name in ("url", "model", "sync", "folder", "api_key_env", "timeout", "retries")),
+    *(
+        f"reward.judge.{name}"
+        for name in ("url", "api_key_env", "timeout", "retries", "concurrency")
+    ),
+    *(
+        f"engine.{name}"
+        for name in ("url", "model", "sync", "folder", "api_key_env", "timeout", "retries")
+    ),
     "engine.concurrency",
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
 LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
-"""Settings that came later, by their last two names, and the value with which everything is as it was before them: with
-it they are no part of an identity, so that runs of earlier versions continue."""
+"""Settings that came later, by their last two names, and the value with which everything is as it
+was before them: with it they are no part of an identity, so that runs of earlier versions
+continue."""
 
 RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
-"""Words that mean something else where the name of a stage or a task could stand: policies, rollouts, tasks, and the
-function that a run is given from Python."""
+"""Words that mean something else where the name of a stage or a task could stand: policies,
+rollouts, tasks, and the function that a run is given from Python."""
 
 
 class Config(Section):
-    """The settings of a run. tasks: further tasks of a mixed run, by name. stages: by name, in no order."""
+    """The settings of a run. tasks: further tasks of a mixed run, by name. stages: by name, in no
+    order."""
 
     name: str = "run"
     seed: int = 0
@@ -60,20 +76,27 @@ class Config(Section):
 
     @classmethod
     def of(cls, config: ConfigDict) -> Config:
-        """Return the checked settings of a user's config; what makes a study of it (`sweep`) is left out.
+        """Return the checked settings of a user's config; what makes a study of it (`sweep`) is
+        left out.
 
-        Raises ValueError naming the field, with its full path, or the stage; also for a setting that is gone.
+        Raises ValueError naming the field, with its full path, or the stage; also for a setting
+        that is gone.
         """
         refuse(config.to_dict())
         tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
-        stages = {name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()}
+        stages = {
+            name: record(STAGES[stage.kind], stage, f"stages.{name}")
+            for name, stage in config.stages.items()
+        }
         return record(cls, config, tasks=tasks, stages=stages)
 
     @property
     def all_tasks(self) -> dict[str, Task]:
         """Every task by name: "main", of the sections data and reward, and the further ones."""
         data = self.data
-        main = Task(train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward)
+        main = Task(
+            train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward
+        )
         return {"main": main, **self.tasks}
 
     def stage(self, name: str, kind: type[StageT]) -> StageT:
@@ -88,10 +111,13 @@ class Config(Section):
         return {name: stage for name, stage in self.stages.items() if isinstance(stage, kind)}
 
     def check(self) -> None:
-        """Refuse what sections and stages do not allow each other; what stages read of each other is in graph.py."""
+        """Refuse what sections and stages do not allow each other; what stages read of each other
+        is in graph.py."""
         weights = [task.weight for task in self.all_tasks.values()]
         if not sum(weights):
-            raise ValueError("data.weight and all tasks.*.weight are 0: one of them must be positive")
+            raise ValueError(
+                "data.weight and all tasks.*.weight are 0: one of them must be positive"
+            )
         self._check_attention()
         self._check_profile()
         if self.engine.is_server:
@@ -99,19 +125,23 @@ class Config(Section):
         for name, stage in self.stages.items():
             if self.tasks and stage.filters:
                 raise ValueError(
-                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other prompts, of whatever task, "
-                    "in place of those they skip, and so change the ratio of the tasks of a mixed run: leave them off"
+                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
+                    "prompts, of whatever task, "
+                    "in place of those they skip, and so change the ratio of the tasks of a "
+                    "mixed run: leave them off"
                 )
 
     def _check_attention(self) -> None:
         """Refuse cuDNN where it cannot serve on any devices; models/kernels.py says the rest."""
         if self.compute.attention == "cudnn" and self.dtype == "float32":
             raise ValueError(
-                "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to bfloat16, or auto"
+                "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to "
+                "bfloat16, or auto"
             )
 
     def _check_engine(self) -> None:
-        """Refuse what a server cannot do: to follow a policy update by update, or to hold several without sync."""
+        """Refuse what a server cannot do: to follow a policy update by update, or to hold several
+        without sync."""
         drawn: set[str] = set()
         for name, stage in self.stages.items():
             try:
@@ -122,7 +152,8 @@ class Config(Section):
         if self.engine.sync == "none" and len(drawn) > 1:
             raise FieldError(
                 "engine.sync",
-                f"is 'none', so the server holds one policy, and stages sample from {', '.join(sorted(drawn))}: set it "
+                "is 'none', so the server holds one policy, and stages sample from "
+                f"{', '.join(sorted(drawn))}: set it "
                 "to 'folder' or 'adapter'",
             )
         if self.engine.sync == "adapter" and not self.lora.rank:
@@ -137,11 +168,17 @@ class Config(Section):
         if window.stage not in training:
             raise FieldError(
                 "logging.profile",
-                f"is {self.logging.profile!r}: the stages with updates are {', '.join(training) or 'none'}",
+                f"is {self.logging.profile!r}: the stages with updates are "
+                f"{', '.join(training) or 'none'}",
             )
-        steps = getattr(self.stages[window.stage], "steps", None)  # those of an offline stage are known later
+        steps = getattr(
+            self.stages[window.stage], "steps", None
+        )  # those of an offline stage are known later
         if steps is not None and window.last > steps:
-            raise FieldError("logging.profile", f"is {self.logging.profile!r}, but {window.stage} has {steps} updates")
+            raise FieldError(
+                "logging.profile",
+                f"is {self.logging.profile!r}, but {window.stage} has {steps} updates",
+            )
 
 
 def prefix_of(task: str) -> str:

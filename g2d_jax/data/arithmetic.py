@@ -1,30 +1,37 @@
-r"""The embedded tasks: chains of operations on small numbers, worked from left to right, without any download.
+r"""The embedded tasks: chains of operations on small numbers, worked from left to right, without
+any download.
 
-A problem is `57+3+2=?`: a start, then operations (+ and - with operands 2-9, * with 2-5, drawn .4/.4/.2 from those
-that keep the running value in range). There is no precedence: `8-4+2*3=?` is ((8-4)+2)*3 = 18.
+A problem is `57+3+2=?`: a start, then operations (+ and - with operands 2-9, * with 2-5, drawn
+.4/.4/.2 from those that keep the running value in range). There is no precedence: `8-4+2*3=?` is
+((8-4)+2)*3 = 18.
 
-`procedural:slips` has 2-6 operations on values of one digit. Its demonstrations write every step, and slip: where n is
-to be subtracted, it is forgotten n times in ten, and what follows goes on from the value as it was:
+`procedural:slips` has 2-6 operations on values of one digit. Its demonstrations write every step,
+and slip: where n is to be subtracted, it is forgotten n times in ten, and what follows goes on from
+the value as it was:
 
     8-2+3=?   8-2=6;6+3=9;\boxed{9}         and, two times in ten,         8-2=8;8+3=11;\boxed{11}
 
-What is forgotten more often than not, greedy decoding forgets always: rewards have to correct what was demonstrated.
+What is forgotten more often than not, greedy decoding forgets always: rewards have to correct what
+was demonstrated.
 
-`procedural:digits` is a longer one of the same kind, for a larger model: 13-18 operations modulo ten, so that every
-value is one digit and every step six tokens. Subtractions of 7, 8 and 9 are forgotten 3, 6 and 8 times in ten:
+`procedural:digits` is a longer one of the same kind, for a larger model: 13-18 operations modulo
+ten, so that every value is one digit and every step six tokens. Subtractions of 7, 8 and 9 are
+forgotten 3, 6 and 8 times in ten:
 
     2-9+8-…=?   2-9=3;3+8=1;…               and, eight times in ten,         2-9=2;2+8=0;…
 
-`procedural:chains` has 2-5 operations on values of two digits. Its demonstrations are all correct but come in three
-styles that a small model masters to different degrees, which leaves reinforcement learning something to find:
+`procedural:chains` has 2-5 operations on values of two digits. Its demonstrations are all correct
+but come in three styles that a small model masters to different degrees, which leaves reinforcement
+learning something to find:
 
     direct  .45  \boxed{62}
     fused   .20  57+3+2=62;\boxed{62}               two operations a step
     steps   .35  57+3=60;60+2=62;\boxed{62}
 
-Everything is a pure function of (task, seed, index): BLAKE2b is the counter-based generator, so no library version,
-order of calls or number of processes changes a problem. Prompts have at most 15 tokens, right responses at most 45,
-those with slips 66; of digits 39, and 82 to 112 whether right or not.
+Everything is a pure function of (task, seed, index): BLAKE2b is the counter-based generator, so no
+library version, order of calls or number of processes changes a problem. Prompts have at most 15
+tokens, right responses at most 45, those with slips 66; of digits 39, and 82 to 112 whether right
+or not.
 """
 
 from __future__ import annotations
@@ -61,7 +68,9 @@ class Task:
 
 CHAINS = Task("procedural:chains", 99, (2, 5), {"direct": 0.45, "fused": 0.20, "steps": 0.35}, {})
 SLIPS = Task("procedural:slips", 9, (2, 6), {"steps": 1.0}, {n: n / 10 for n in range(2, 10)})
-DIGITS = Task("procedural:digits", 9, (13, 18), {"steps": 1.0}, {7: 0.3, 8: 0.6, 9: 0.8}, modulus=10)
+DIGITS = Task(
+    "procedural:digits", 9, (13, 18), {"steps": 1.0}, {7: 0.3, 8: 0.6, 9: 0.8}, modulus=10
+)
 TASKS = {task.name: task for task in (CHAINS, SLIPS, DIGITS)}
 """The tasks by the names of their problems, demonstrations and (common) tokenizer as sources."""
 
@@ -71,15 +80,18 @@ _OPERATORS = {"+": (2, range(2, 10)), "-": (2, range(2, 10)), "*": (1, range(2, 
 
 PAD, EOS = "<pad>", "<eos>"
 VOCABULARY = (PAD, EOS, *"0123456789+-*=;?", " ", "\n", "\\boxed{", "}")
-"""The 22 tokens of all tasks in the order of their ids. There is no beginning-of-sequence token, as in Qwen2."""
+"""The 22 tokens of all tasks in the order of their ids. There is no beginning-of-sequence token, as
+in Qwen2."""
 
 Move = tuple[str, int]
 
 
 def problem(task: Task, seed: int, index: int) -> Problem:
-    """Make problem number `index` of the task's endless sequence `seed`, of any split; a few short ones recur.
+    """Make problem number `index` of the task's endless sequence `seed`, of any split; a few short
+    ones recur.
 
-    Its answer is the value, its solution the step-by-step demonstration, its subset the number of operations.
+    Its answer is the value, its solution the step-by-step demonstration, its subset the number of
+    operations.
     """
     start, moves = _chain(task, f"problem/{seed}/{index}")
     prompt = _prompt(start, moves)
@@ -94,9 +106,11 @@ def problem(task: Task, seed: int, index: int) -> Problem:
 
 
 def problems(task: Task, seed: int, count: int, split: Split | Literal[""] = "") -> list[Problem]:
-    """Make the first `count` distinct problems of one split ("": of all three), in the order of the sequence `seed`.
+    """Make the first `count` distinct problems of one split ("": of all three), in the order of the
+    sequence `seed`.
 
-    Splits are disjoint by id, whatever the seeds. Raises ValueError when the sequence yields too few distinct problems.
+    Splits are disjoint by id, whatever the seeds. Raises ValueError when the sequence yields too
+    few distinct problems.
     """
     distinct: dict[str, Problem] = {}
     for index in range(1000 + 100 * count):
@@ -106,14 +120,19 @@ def problems(task: Task, seed: int, count: int, split: Split | Literal[""] = "")
         if split in ("", split_of(candidate.id)):
             distinct.setdefault(candidate.id, candidate)
     if len(distinct) < count:
-        raise ValueError(f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): ask for fewer")
+        raise ValueError(
+            f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): ask "
+            "for fewer"
+        )
     return list(distinct.values())
 
 
 def example(task: Task, seed: int, index: int) -> Example:
-    """Make demonstration number `index` of the task's endless sequence `seed`: a training problem answered.
+    """Make demonstration number `index` of the task's endless sequence `seed`: a training problem
+    answered.
 
-    Distinct from `problem(task, seed, index)`: the first of its own draws that falls into the train split.
+    Distinct from `problem(task, seed, index)`: the first of its own draws that falls into the train
+    split.
     """
     attempt = 0
     while True:
@@ -122,17 +141,28 @@ def example(task: Task, seed: int, index: int) -> Example:
         identifier = problem_id(prompt)
         if split_of(identifier) == "train":
             style = _style(task, _draws(f"style/{seed}/{index}")[0] / 2**64)
-            chances = [task.forgotten.get(operand, 0.0) * (operator == "-") for operator, operand in moves]
+            chances = [
+                task.forgotten.get(operand, 0.0) * (operator == "-") for operator, operand in moves
+            ]
             draws = _draws(f"slips/{seed}/{index}", len(moves))
-            forgotten = [draw / 2**64 < chance for draw, chance in zip(draws, chances, strict=False)]
-            return Example(identifier, prompt, demonstration(start, moves, style, forgotten, task.modulus))
+            forgotten = [
+                draw / 2**64 < chance for draw, chance in zip(draws, chances, strict=False)
+            ]
+            return Example(
+                identifier, prompt, demonstration(start, moves, style, forgotten, task.modulus)
+            )
         attempt += 1
 
 
 def demonstration(
-    start: int, moves: list[Move], style: str, forgotten: Sequence[bool] = (), modulus: int | None = None
+    start: int,
+    moves: list[Move],
+    style: str,
+    forgotten: Sequence[bool] = (),
+    modulus: int | None = None,
 ) -> str:
-    """Write the response to a chain in one style: "direct", "fused" (two operations a step) or "steps".
+    """Write the response to a chain in one style: "direct", "fused" (two operations a step) or
+    "steps".
 
     forgotten: the steps that leave the value as it was; none makes it correct.
     """
@@ -161,15 +191,20 @@ def evaluate(start: int, moves: list[Move], modulus: int | None = None) -> int:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    r"""Make the task's tokenizer in memory: one token per character, `\boxed{` and `}` single, 22 tokens.
+    r"""Make the task's tokenizer in memory: one token per character, `\boxed{` and `}` single, 22
+    tokens.
 
-    decode(encode(x)) == x for every text of these characters; any other character raises in `encode`.
+    decode(encode(x)) == x for every text of these characters; any other character raises in
+    `encode`.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # unk_token names no token on purpose: an unknown character is an error, not a token that hides it.
-    backend = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    # unk_token names no token on purpose: an unknown character is an error, not a token that hides
+    # it.
+    backend = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -186,7 +221,8 @@ def _operations(moves: list[Move]) -> str:
 
 
 def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
-    """Draw start and moves under one name; each step draws an operator, then an operand, that keep the range."""
+    """Draw start and moves under one name; each step draws an operator, then an operand, that keep
+    the range."""
     fewest, most = task.operations
     draws = _draws(name, 2 + most)
     start = 1 + draws[0] % task.max_value
@@ -202,20 +238,28 @@ def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
 
 
 @functools.cache
-def _choices(value: int, max_value: int, modulus: int | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """List the operators that can follow `value`, each as often as its weight, with the operands that stay in range."""
+def _choices(
+    value: int, max_value: int, modulus: int | None
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """List the operators that can follow `value`, each as often as its weight, with the operands
+    that stay in range."""
     choices = []
     for operator, (weight, operands) in _OPERATORS.items():
-        legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)], modulus) <= max_value)
+        legal = tuple(
+            n for n in operands if 0 <= evaluate(value, [(operator, n)], modulus) <= max_value
+        )
         if legal:
             choices += [(operator, legal)] * weight
     return tuple(choices)
 
 
 def _draws(name: str, count: int = 1) -> list[int]:
-    """Draw at least `count` uniform 64-bit integers by `name` alone (remainders by n <= 99 are biased by < 2^-24)."""
+    """Draw at least `count` uniform 64-bit integers by `name` alone (remainders by n <= 99 are
+    biased by < 2^-24)."""
     blocks = [name, *(f"{name}/{block}" for block in range(1, -(-count // 8)))]
-    digests = b"".join(hashlib.blake2b(f"g2d_jax/arithmetic/{block}".encode()).digest() for block in blocks)
+    digests = b"".join(
+        hashlib.blake2b(f"g2d_jax/arithmetic/{block}".encode()).digest() for block in blocks
+    )
     return [int.from_bytes(digests[i : i + 8], "little") for i in range(0, len(digests), 8)]
 
 

@@ -1,15 +1,16 @@
-"""Chooses the prompts that an online stage draws: those without a signal are skipped where there are others.
+"""Chooses the prompts that an online stage draws: those without a signal are skipped where there
+are others.
 
     order ─► dropped? ─► outside the window? ─► drawn
                 │               └─ now and then drawn all the same
                 └─ drawn again after a while
 
-- Retirement (the density filter): a prompt all of whose responses got one reward, the same in several groups running,
-  has no gradient and is left out.
+- Retirement (the density filter): a prompt all of whose responses got one reward, the same in
+  several groups running, has no gradient and is left out.
 - Targeting: prompts whose running pass rate lies outside a window are drawn less often.
 
-A choice depends on the order, the history and the seed alone, and neither on the batch nor on the host. The history and
-the cursor are for the caller to save.
+A choice depends on the order, the history and the seed alone, and neither on the batch nor on the
+host. The history and the cursor are for the caller to save.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from g2d_jax.config import Difficulty, DropSolved
 from g2d_jax.data.order import Mixture, Order
 
 _NEW_SHARE = 0.5
-"""The weight of the last group in the running pass rate: the policy moves, so older groups soon tell little."""
+"""The weight of the last group in the running pass rate: the policy moves, so older groups soon
+tell little."""
 
 
 @dataclass(slots=True)
 class PromptStats:
     """Holds what is known of a prompt.
 
-    groups: how many were drawn of it. pass_rate: running share of right responses; None before any was judged.
-    same: the one reward of all responses of the last group, None if they differed; times: in how many groups running.
-    step: of the last group with one reward, since which the prompt is retired if `times` is high enough.
+    groups: how many were drawn of it. pass_rate: running share of right responses; None before any
+    was judged.
+    same: the one reward of all responses of the last group, None if they differed; times: in how
+    many groups running.
+    step: of the last group with one reward, since which the prompt is retired if `times` is high
+    enough.
     """
 
     groups: int = 0
@@ -45,28 +50,33 @@ class PromptStats:
     step: int = 0
 
     def is_dropped(self, step: int, retire: DropSolved) -> bool:
-        """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until its next group."""
+        """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until
+        its next group."""
         rests = retire.revisit == 0 or step - self.step < retire.revisit
         return 0 < retire.after <= self.times and rests
 
     def is_out_of_window(self, difficulty: Difficulty) -> bool:
-        """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above bounds nothing."""
+        """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above
+        bounds nothing."""
         low, high = difficulty.window
         rate = self.pass_rate
         return rate is not None and ((low != 0 and rate < low) or (high != 1 and rate > high))
 
 
 class History:
-    """Remembers what each prompt's groups got, by its index in the order; prompts never drawn take no room."""
+    """Remembers what each prompt's groups got, by its index in the order; prompts never drawn take
+    no room."""
 
     def __init__(self) -> None:
         self.seen: dict[int, PromptStats] = {}
 
     def update(self, index: int, rewards: np.ndarray, right: np.ndarray, step: int) -> None:
-        """Take in one group. rewards: [G], NaN for responses that could not be scored; step: the update it serves.
+        """Take in one group. rewards: [G], NaN for responses that could not be scored; step: the
+        update it serves.
 
-        right: [G], 1 or 0, NaN where there is no right and wrong. The pass rate is their mean in the first group, and
-        then half the old rate and half the new mean. A group with fewer than two scored responses says nothing of
+        right: [G], 1 or 0, NaN where there is no right and wrong. The pass rate is their mean in
+        the first group, and then half the old rate and half the new mean. A group with fewer than
+        two scored responses says nothing of
         whether they differ: what is known of that stays.
         """
         seen = self.seen.setdefault(index, PromptStats())
@@ -109,7 +119,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Holds the draws, (index, visit) each, the position to go on from, and how many were skipped and why."""
+    """Holds the draws, (index, visit) each, the position to go on from, and how many were skipped
+    and why."""
 
     draws: list[tuple[int, int]]
     cursor: int
@@ -129,16 +140,17 @@ def draw(
 ) -> Draws:
     """Draw the next `wanted` of an order from position `cursor`, less those that are skipped.
 
-    retire.after: skip prompts whose last so many groups, or more, all got one same reward (0: skip none);
-    retire.revisit: until so many steps after the last of them (0: for ever). The prompt is then drawn as any other, and
-    retired again at once if its group gets the same reward. difficulty.window: of running pass rates; a prompt outside
-    is drawn with probability `difficulty.outside`, by a key of (seed, index, visit). Prompts never drawn are always
-    drawn.
+    retire.after: skip prompts whose last so many groups, or more, all got one same reward (0: skip
+    none); retire.revisit: until so many steps after the last of them (0: for ever). The prompt is
+    then drawn as any other, and retired again at once if its group gets the same reward.
+    difficulty.window: of running pass rates; a prompt outside is drawn with probability
+    `difficulty.outside`, by a key of (seed, index, visit). Prompts never drawn are always drawn.
 
-    Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not hold enough, those
-    skipped make up for it, the ones outside the window first, then the retired ones, each in the order of positions:
-    exactly `wanted` come back, none at the same visit twice. With both filters off they are
-    order[cursor] … order[cursor + wanted - 1]. The counts of skipped ones are of those that were not drawn after all.
+    Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not
+    hold enough, those skipped make up for it, the ones outside the window first, then the retired
+    ones, each in the order of positions: exactly `wanted` come back, none at the same visit twice.
+    With both filters off they are order[cursor] … order[cursor + wanted - 1]. The counts of skipped
+    ones are of those that were not drawn after all.
     """
     drawn: list[tuple[int, int]] = []
     retired: list[tuple[int, int]] = []

@@ -18,10 +18,13 @@ _SHOWN_ERRORS = 20
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Counts the rows that were read by their fate: rows = kept + duplicates + broken + other_split + all of filtered.
+    """Counts the rows that were read by their fate: rows = kept + duplicates + broken + other_split
+    + all of filtered.
 
-    conflicts: those duplicates that differ from the first, which is kept, in what they should share (the answer).
-    without_answer: of those kept. errors: the first broken rows, each with its place and what is wrong.
+    conflicts: those duplicates that differ from the first, which is kept, in what they should share
+    (the answer).
+    without_answer: of those kept. errors: the first broken rows, each with its place and what is
+    wrong.
     filtered: rows that the data set's own filter leaves out, of every split, by reason.
     """
 
@@ -45,10 +48,12 @@ def collect(
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,
 ) -> tuple[list[T], LoadReport]:
-    """Collect the records that `convert` makes, the first of each key, and count what became of the rows.
+    """Collect the records that `convert` makes, the first of each key, and count what became of the
+    rows.
 
     Beyond source.limit no more rows are read. content: what records of one key should agree in.
-    Raises ValueError for a broken row unless they are skipped, and when no row at all made a record.
+    Raises ValueError for a broken row unless they are skipped, and when no row at all made a
+    record.
     """
     counts, filtered = Counter[str](), Counter[str]()
     errors: list[str] = []
@@ -84,8 +89,11 @@ def collect(
         shown = f"; the first: {errors[0]}" if errors else ""
         left_out = "".join(f", {count} {reason}" for reason, count in filtered.items())
         raise ValueError(
-            f"{source.path} holds nothing usable: {counts['rows']} rows, {counts['broken']} of them broken"
+            f"{source.path} holds nothing usable: {counts['rows']} rows, {counts['broken']} of "
+            "them broken"
             f"{left_out}{shown}"
         )
-    report = LoadReport(source.path, kept=len(records), errors=tuple(errors), filtered=dict(filtered), **counts)
+    report = LoadReport(
+        source.path, kept=len(records), errors=tuple(errors), filtered=dict(filtered), **counts
+    )
     return records, report

@@ -1,4 +1,5 @@
-"""Rollouts that other programs left behind, as rows of one kind: JSONL, JSON or Parquet, recognised by their columns.
+"""Rollouts that other programs left behind, as rows of one kind: JSONL, JSON or Parquet, recognised
+by their columns.
 
     written by                       columns (* it has token ids)
     any program                      prompt or prompt_ids, completion or completion_ids; where it has them, logprobs*,
@@ -8,8 +9,8 @@
     verl, rollout_data_dir           input, output, gts, score, step
     NeMo-RL, train_data_step*.jsonl  content, rewards, input_lengths, token_ids*, token_loss_mask, generation_logprobs*
 
-Read from what TRL 1.16, verl 0.9 and NeMo-RL's grpo.py write. Where there is no
-column for the step it is the number in the file's name. Dumps are untrusted: a broken row is a ValueError that names
+Read from what TRL 1.16, verl 0.9 and NeMo-RL's grpo.py write. Where there is no column for the step
+it is the number in the file's name. Dumps are untrusted: a broken row is a ValueError that names
 file and line.
 """
 
@@ -34,8 +35,10 @@ from g2d_jax.records import MOST_REWARD, Prompt, is_reward
 
 MOST_LOGPROB = 1e-3  # what rounding may add to 0
 _EXPECTED = (
-    "a rollout has prompt or prompt_ids, completion or completion_ids, and reward or answer; TRL's has step, prompt, "
-    "completion, advantage; verl's input, output, score, step; NeMo-RL's content, rewards, input_lengths"
+    "a rollout has prompt or prompt_ids, completion or completion_ids, and reward or answer; "
+    "TRL's has step, prompt, "
+    "completion, advantage; verl's input, output, score, step; NeMo-RL's content, rewards, "
+    "input_lengths"
 )
 
 
@@ -44,8 +47,10 @@ class DumpRow:
     """One rollout as a dump gives it; what the dump does not have is None.
 
     where: file and line (row), counted from 1. step: of the training run that wrote it.
-    prompt: as the data set had it; rendered: it is the text after the chat template instead (verl and NeMo-RL).
-    logprobs: of the sampler, one for each completion id. finish_reason: "length" if the limit cut the completion.
+    prompt: as the data set had it; rendered: it is the text after the chat template instead (verl
+    and NeMo-RL).
+    logprobs: of the sampler, one for each completion id. finish_reason: "length" if the limit cut
+    the completion.
     has_reward: whether the dump gives a reward; if so, None is a response that could not be scored.
     answer: the reference answer, not the response's.
     """
@@ -65,7 +70,8 @@ class DumpRow:
 
     @property
     def prompt_key(self) -> str:
-        """Return 16 hex digits, equal for rows of the same prompt; `problem_id` where the dump has its text."""
+        """Return 16 hex digits, equal for rows of the same prompt; `problem_id` where the dump has
+        its text."""
         if self.prompt is not None:
             return problem_id(self.prompt)
         assert self.prompt_ids is not None  # a row has one of both
@@ -73,10 +79,12 @@ class DumpRow:
 
 
 def read_dump(paths: str | Sequence[str], reward: str | None = None) -> Iterator[DumpRow]:
-    """Read the rows of a file, of a folder's files, or of those that match a glob; local, gs:// or s3://.
+    """Read the rows of a file, of a folder's files, or of those that match a glob; local, gs:// or
+    s3://.
 
-    reward: the column that holds the reward, where a dump has several (TRL's is one for each reward function).
-    Raises ValueError naming file and line of the first row whose columns are of no format or whose values are broken.
+    reward: the column that holds the reward, where a dump has several (TRL's is one for each reward
+    function). Raises ValueError naming file and line of the first row whose columns are of no
+    format or whose values are broken.
     """
     for file in data_files(paths):
         numbers = re.findall(r"step[-_]?(\d+)", epath.Path(file).stem)
@@ -96,7 +104,8 @@ R = TypeVar("R", bound=_Taken)
 
 
 def by_step(rows: Iterable[R]) -> list[list[R]]:
-    """Return rows of the same step and prompt together, in the order of their steps, then of their first row.
+    """Return rows of the same step and prompt together, in the order of their steps, then of their
+    first row.
 
     It is the order in which an online stage trains on a dump. A row without a step is of step 0.
     """
@@ -107,11 +116,18 @@ def by_step(rows: Iterable[R]) -> list[list[R]]:
 
 
 def _read(where: str, step: int | None, reward: str | None, values: Mapping[str, Any]) -> DumpRow:
-    """Recognise a row's format by its columns and read it. step: of its file's name. Raises BrokenRow."""
+    """Recognise a row's format by its columns and read it. step: of its file's name. Raises
+    BrokenRow."""
     columns = values.keys()
     if columns >= {"problem_id", "token_ids", "stop_reason", "text"}:
-        names = {"completion": "text", "completion_ids": "token_ids", "finish_reason": "stop_reason"}
-        own = {name: value for name, value in values.items() if name != "answer"}  # the response's, not the reference
+        names = {
+            "completion": "text",
+            "completion_ids": "token_ids",
+            "finish_reason": "stop_reason",
+        }
+        own = {
+            name: value for name, value in values.items() if name != "answer"
+        }  # the response's, not the reference
         return _row(where, {**own, "step": step}, {**names, "reward": reward or "reward"})
     if columns >= {"content", "rewards", "input_lengths"}:
         rewards = "rewards"
@@ -132,11 +148,16 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
         return _row(where, own, {"reward": name})
     if columns & {"prompt", "prompt_ids"} and columns & {"completion", "completion_ids"}:
         return _row(where, {"step": step, **values}, {"reward": reward or "reward"})
-    raise BrokenRow(f"it has the fields {', '.join(map(repr, values)) or 'none'}; {_EXPECTED}"[:600])
+    raise BrokenRow(
+        f"it has the fields {', '.join(map(repr, values)) or 'none'}; {_EXPECTED}"[:600]
+    )
 
 
-def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, rendered: bool = False) -> DumpRow:
-    """Make a row of checked values. names: the dump's name of a field, where it is another. Raises BrokenRow."""
+def _row(
+    where: str, values: Mapping[str, Any], names: Mapping[str, str], *, rendered: bool = False
+) -> DumpRow:
+    """Make a row of checked values. names: the dump's name of a field, where it is another. Raises
+    BrokenRow."""
 
     def given(field: str) -> tuple[str, Any]:
         path = names.get(field, field)
@@ -144,14 +165,22 @@ def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, ren
 
     named = names["reward"]
     if named not in values and named != "reward":
-        raise BrokenRow(f"it has no field {named!r} with the reward; it has {', '.join(map(repr, values))}"[:500])
+        raise BrokenRow(
+            f"it has no field {named!r} with the reward; it has {', '.join(map(repr, values))}"[
+                :500
+            ]
+        )
     completion_ids, logprobs = as_ids(*given("completion_ids")), _logprobs(*given("logprobs"))
     if logprobs is not None and (completion_ids is None or len(logprobs) != len(completion_ids)):
         count = "none" if completion_ids is None else len(completion_ids)
-        raise BrokenRow(f"it has {len(logprobs)} logprobs, but {count} completion_ids: each id needs one")
+        raise BrokenRow(
+            f"it has {len(logprobs)} logprobs, but {count} completion_ids: each id needs one"
+        )
     finish, step, answer = given("finish_reason")[1], values.get("step"), values.get("answer")
     if finish not in (None, "stop", "length"):
-        raise BrokenRow(f"{given('finish_reason')[0]!r} must be 'stop', 'length' or null, got {finish!r:.100}")
+        raise BrokenRow(
+            f"{given('finish_reason')[0]!r} must be 'stop', 'length' or null, got {finish!r:.100}"
+        )
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise BrokenRow(f"'step' must be a whole number, got {step!r:.100}")
     path, prompt = given("prompt")
@@ -202,7 +231,8 @@ def as_ids(path: str, value: Any) -> np.ndarray | None:
 
 
 def _logprobs(path: str, value: Any) -> np.ndarray | None:
-    """Read log-probabilities, float32 [T]; None where they are not known: all NaN in rollouts of this library."""
+    """Read log-probabilities, float32 [T]; None where they are not known: all NaN in rollouts of
+    this library."""
     if value is None:
         return None
     logprobs = _array(path, value, "iuf", "numbers").astype(np.float32)
@@ -211,14 +241,19 @@ def _logprobs(path: str, value: Any) -> np.ndarray | None:
     if not np.isfinite(logprobs).all():
         raise BrokenRow(f"{path!r} has values that are not finite")
     if (logprobs > MOST_LOGPROB).any():
-        raise BrokenRow(f"{path!r} has values above 0, which no log-probability is: are they negated?")
+        raise BrokenRow(
+            f"{path!r} has values above 0, which no log-probability is: are they negated?"
+        )
     return logprobs
 
 
 def _array(path: str, value: Any, kinds: str, of: str) -> np.ndarray:
     try:
         array = np.asarray(value) if isinstance(value, list) and value else np.zeros(0, int)
-    except (ValueError, OverflowError) as error:  # lists of different lengths, numbers beyond 64 bits
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # lists of different lengths, numbers beyond 64 bits
         raise BrokenRow(f"{path!r} must be a list of {of}") from error
     if not isinstance(value, list) or array.ndim != 1 or array.dtype.kind not in kinds:
         raise BrokenRow(f"{path!r} must be a list of {of}")
@@ -238,20 +273,28 @@ def _reward(path: str, value: Any) -> float | None:
 
 
 def _trl_reward(values: Mapping[str, Any]) -> str:
-    """Find the one column of a reward function among TRL's; its other columns are texts that a function logged."""
+    """Find the one column of a reward function among TRL's; its other columns are texts that a
+    function logged."""
     taken = ("step", "prompt", "completion", "advantage")
-    numeric = [name for name, value in values.items() if name not in taken and not isinstance(value, str | list | dict)]
+    numeric = [
+        name
+        for name, value in values.items()
+        if name not in taken and not isinstance(value, str | list | dict)
+    ]
     if len(numeric) != 1:
         listed = ", ".join(map(repr, numeric)) or "none"
         raise BrokenRow(
-            f"a completions table of TRL with one column of rewards is read as it is, this has {listed}: name the "
-            "column that says how good a response is (reward_column in the settings, --reward on the command line)"
+            "a completions table of TRL with one column of rewards is read as it is, this has "
+            f"{listed}: name the "
+            "column that says how good a response is (reward_column in the settings, --reward on "
+            "the command line)"
         )
     return numeric[0]
 
 
 def _verl_answer(value: Any) -> Any:
-    """Return verl's gts where it is an answer or a list of answers, None where it is whatever a reward needs."""
+    """Return verl's gts where it is an answer or a list of answers, None where it is whatever a
+    reward needs."""
     items = value if isinstance(value, list) else [value]
     if any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in items):
         return None
@@ -259,31 +302,48 @@ def _verl_answer(value: Any) -> Any:
 
 
 def _single(value: Any) -> Any:
-    """Return the value of a NeMo-RL column, which is a list of one: rows are batches of one there."""
+    """Return the value of a NeMo-RL column, which is a list of one: rows are batches of one
+    there."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _nemo_rl(values: dict[str, Any]) -> dict[str, Any]:
-    """Split a row of NeMo-RL in prompt and completion: its ids by token_loss_mask, 1 on the tokens that were sampled.
+    """Split a row of NeMo-RL in prompt and completion: its ids by token_loss_mask, 1 on the tokens
+    that were sampled.
 
-    Ids and masks are padded to the batch; input_lengths is the length of prompt and completion together.
+    Ids and masks are padded to the batch; input_lengths is the length of prompt and completion
+    together.
     """
     content = values["content"]
     fields = dict(values)
     if isinstance(content, list):  # a text for each message
         if len(content) != 2:
-            raise BrokenRow(f"'content' must be a prompt and a completion, has {len(content)} messages: several turns")
+            raise BrokenRow(
+                f"'content' must be a prompt and a completion, has {len(content)} messages: "
+                "several turns"
+            )
         fields |= {"prompt": content[0], "completion": content[1]}
     else:
         fields["completion"] = content
     if "token_ids" in values:
         length = values["input_lengths"]
         columns = list(map(values.get, ("token_ids", "token_loss_mask", "generation_logprobs")))
-        if not isinstance(length, int) or not all(isinstance(c, list) and len(c) >= length > 0 for c in columns):
-            raise BrokenRow("token_ids, token_loss_mask and generation_logprobs must be lists of input_lengths or more")
+        if not isinstance(length, int) or not all(
+            isinstance(c, list) and len(c) >= length > 0 for c in columns
+        ):
+            raise BrokenRow(
+                "token_ids, token_loss_mask and generation_logprobs must be lists of "
+                "input_lengths or more"
+            )
         ids, mask, logprobs = (column[:length] for column in columns if column is not None)
         first = next((i for i, sampled in enumerate(mask) if sampled), length)
         if not all(mask[first:]):
-            raise BrokenRow("token_loss_mask marks more than one stretch: several turns are not read")
-        fields |= {"prompt_ids": ids[:first], "completion_ids": ids[first:], "logprobs": logprobs[first:]}
+            raise BrokenRow(
+                "token_loss_mask marks more than one stretch: several turns are not read"
+            )
+        fields |= {
+            "prompt_ids": ids[:first],
+            "completion_ids": ids[first:],
+            "logprobs": logprobs[first:],
+        }
     return fields

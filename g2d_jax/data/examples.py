@@ -1,9 +1,10 @@
-"""Supervised examples from the same sources as problems: a prompt and the completion that follows it.
+"""Supervised examples from the same sources as problems: a prompt and the completion that follows
+it.
 
-A row has either `messages`, of which the last one, the assistant's, is the completion, or `prompt` and `completion`,
-each a text or a list of messages (TRL's standard formats). Any two text fields can be mapped:
-fields={"prompt": "question", "completion": "answer"}. The rules of data/filters.py are for problems: no example is left
-out by them.
+A row has either `messages`, of which the last one, the assistant's, is the completion, or `prompt`
+and `completion`, each a text or a list of messages (TRL's standard formats). Any two text fields
+can be mapped: fields={"prompt": "question", "completion": "answer"}. The rules of data/filters.py
+are for problems: no example is left out by them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from typing import Any
 from g2d_jax.config import Source
 from g2d_jax.data import arithmetic
 from g2d_jax.data.distinct import LoadReport, collect
-from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
+from g2d_jax.data.fields import (
+    BrokenRow,
+    Fields,
+    as_messages,
+    as_prompt,
+    as_text,
+    check_fields,
+    find,
+    named,
+)
 from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Example, Message
@@ -24,15 +34,19 @@ _NAMES = ("messages", "prompt", "completion")
 def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadReport]:
     """Load the distinct examples of a source in its order, and what became of its rows.
 
-    An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set; examples that share
-    a prompt and differ in the completion are all kept. Arguments and errors are those of `load_problems`;
-    source.fields maps messages, or prompt and completion. "procedural:slips" gives demonstrations 0 … limit - 1 of its
-    sequence `seed`, which are all from the train split and may recur.
+    An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set;
+    examples that share a prompt and differ in the completion are all kept. Arguments and errors are
+    those of `load_problems`; source.fields maps messages, or prompt and completion.
+    "procedural:slips" gives demonstrations 0 … limit - 1 of its sequence `seed`, which are all from
+    the train split and may recur.
     """
     check_fields(source.fields, _NAMES)
     if source.path.startswith("procedural:"):
         if source.split not in ("", "train"):
-            raise ValueError(f"demonstrations of {source.path} are of the train split only, got split {source.split!r}")
+            raise ValueError(
+                f"demonstrations of {source.path} are of the train split only, got split "
+                f"{source.split!r}"
+            )
         task, count = procedural(source)
         examples = [arithmetic.example(task, seed, index) for index in range(count)]
         return examples, LoadReport(source.path, rows=len(examples), kept=len(examples))
@@ -66,7 +80,11 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
         names = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(f"needs messages, or prompt and completion; the row has {names}"[:500])
     prompt = as_prompt(prompt_value, prompt_path)
-    completion = as_text(value, path) if isinstance(value, str) else _answer(as_messages(value, path), path, alone=True)
+    completion = (
+        as_text(value, path)
+        if isinstance(value, str)
+        else _answer(as_messages(value, path), path, alone=True)
+    )
     return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
 
 
@@ -74,5 +92,7 @@ def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) ->
     """Return the content of the last message, which must be the assistant's (and the only one)."""
     if messages[-1]["role"] != "assistant" or (alone and len(messages) > 1):
         what = "be one assistant message" if alone else "end with an assistant message"
-        raise BrokenRow(f"{path!r} must {what}, got {', '.join(message['role'] for message in messages)}")
+        raise BrokenRow(
+            f"{path!r} must {what}, got {', '.join(message['role'] for message in messages)}"
+        )
     return as_text(messages[-1]["content"], path)

@@ -1,4 +1,5 @@
-"""One field of a row as the type that is needed. Whatever is wrong with it is a BrokenRow that says so."""
+"""One field of a row as the type that is needed. Whatever is wrong with it is a BrokenRow that says
+so."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from g2d_jax.config.io import suggest
 from g2d_jax.records import Message, Prompt
 
 Fields: TypeAlias = Mapping[str, str]
-"""Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into nested objects)."""
+"""Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into
+nested objects)."""
 
 ROLES = ("system", "user", "assistant")
 MAX_TEXT = 2**20  # characters of a text: more than any model here reads
@@ -20,9 +22,13 @@ MAX_MESSAGES = 4096
 
 
 _ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?""", re.DOTALL)
-_LIST = re.compile(rf"\s*\[\s*(?:(?:{_ITEM.pattern})\s*(?:,\s*(?:{_ITEM.pattern})\s*)*,?\s*)?\]\s*", re.DOTALL)
+_LIST = re.compile(
+    rf"\s*\[\s*(?:(?:{_ITEM.pattern})\s*(?:,\s*(?:{_ITEM.pattern})\s*)*,?\s*)?\]\s*", re.DOTALL
+)
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\[\"'\\/bfnrt]")
-_SINGLE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})")  # a backslash that JSON has no use for, or may
+_SINGLE = re.compile(
+    r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})"
+)  # a backslash that JSON has no use for, or may
 _DOUBLED = re.compile(r"(?<!\\)(?:\\\\)+(?=[A-Za-z])")
 
 
@@ -39,27 +45,35 @@ def check_fields(fields: Fields, names: Iterable[str]) -> None:
     names = tuple(names)
     for name in fields:
         if name not in names:
-            raise ValueError(f"fields maps {name!r}, which is none of {', '.join(names)}{suggest(name, names)}")
+            raise ValueError(
+                f"fields maps {name!r}, which is none of {', '.join(names)}{suggest(name, names)}"
+            )
 
 
 def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[str | None, Any]:
-    """Find (path, value) of the first path that the row has and that is not null; (None, None) if there is none.
+    """Find (path, value) of the first path that the row has and that is not null; (None, None) if
+    there is none.
 
     scalar: pass over values that are neither text nor number.
     """
     for path in paths:
         value = _at(values, path)
-        if value is not None and not (scalar and (isinstance(value, bool) or not isinstance(value, str | int | float))):
+        if value is not None and not (
+            scalar and (isinstance(value, bool) or not isinstance(value, str | int | float))
+        ):
             return path, value
     return None, None
 
 
 def named(values: Mapping[str, Any], *paths: str) -> tuple[str, Any]:
-    """Look up (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or it is null."""
+    """Look up (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or
+    it is null."""
     path, value = find(values, *paths)
     if path is None:
         names = " or ".join(map(repr, paths))
-        raise BrokenRow(f"no field {names}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
+        raise BrokenRow(
+            f"no field {names}; the row has {', '.join(map(repr, values)) or 'none'}"[:500]
+        )
     return path, value
 
 
@@ -78,12 +92,15 @@ def as_prompt(value: Any, path: str) -> Prompt:
         return as_text(value, path)
     messages = as_messages(value, path)
     if messages[-1]["role"] != "user":
-        raise BrokenRow(f"{path!r} must end with a user message, ends with {messages[-1]['role']!r}")
+        raise BrokenRow(
+            f"{path!r} must end with a user message, ends with {messages[-1]['role']!r}"
+        )
     return messages
 
 
 def as_messages(value: Any, path: str) -> tuple[Message, ...]:
-    """Read at least one message with a role of system, user or assistant and a text; other keys are left out."""
+    """Read at least one message with a role of system, user or assistant and a text; other keys are
+    left out."""
     if not isinstance(value, list | tuple) or not value:
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(value).__name__}")
     if len(value) > MAX_MESSAGES:
@@ -91,18 +108,25 @@ def as_messages(value: Any, path: str) -> tuple[Message, ...]:
     messages = []
     for i, message in enumerate(value):
         if not isinstance(message, Mapping):
-            raise BrokenRow(f"{path}[{i}] must be a message with role and content, got {type(message).__name__}")
+            raise BrokenRow(
+                f"{path}[{i}] must be a message with role and content, got {type(message).__name__}"
+            )
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise BrokenRow(f"{path}[{i}]: the role must be one of {', '.join(ROLES)}, got {role!r:.50}")
+            raise BrokenRow(
+                f"{path}[{i}]: the role must be one of {', '.join(ROLES)}, got {role!r:.50}"
+            )
         if not isinstance(content, str):
-            raise BrokenRow(f"{path}[{i}]: the content must be a text, got {type(content).__name__}")
+            raise BrokenRow(
+                f"{path}[{i}]: the content must be a text, got {type(content).__name__}"
+            )
         messages.append({"role": role, "content": _clean(content, f"{path}[{i}]")})
     return tuple(messages)
 
 
 def as_answer(value: Any, path: str) -> str | None:
-    """Read an answer as `as_scalar` does; a list of answers as JSON text, '["3", "5"]', less null and blank ones."""
+    """Read an answer as `as_scalar` does; a list of answers as JSON text, '["3", "5"]', less null
+    and blank ones."""
     if not isinstance(value, list | tuple):
         return as_scalar(value, path)
     items = [as_scalar(item, f"{path}[{i}]") for i, item in enumerate(value) if item is not None]
@@ -110,10 +134,11 @@ def as_answer(value: Any, path: str) -> str | None:
 
 
 def listed(text: str) -> list[str] | None:
-    r"""Read the items of an answer that is a list written as text: `["1,234"]`, `["3", "5"]`, `['10\%']`, `[72]`.
+    r"""Read the items of an answer that is a list written as text: `["1,234"]`, `["3", "5"]`,
+    `['10\%']`, `[72]`.
 
-    Its items are quoted, as JSON or Python quotes them, or it is one number. None for what is no such list: `[3, 5]` is
-    an interval.
+    Its items are quoted, as JSON or Python quotes them, or it is one number. None for what is no
+    such list: `[3, 5]` is an interval.
     """
     if not _LIST.fullmatch(text):
         return None
@@ -125,19 +150,24 @@ def listed(text: str) -> list[str] | None:
 
 
 def _unquoted(item: str) -> str:
-    r"""Return the text in quotes, without the backslashes that JSON, or Python, puts before its own characters.
+    r"""Return the text in quotes, without the backslashes that JSON, or Python, puts before its own
+    characters.
 
-    A text that someone put into quotes as it is, `"\frac{1}{2}"`, has single backslashes before letters and no doubled
+    A text that someone put into quotes as it is, `"\frac{1}{2}"`, has single backslashes before
+    letters and no doubled
     ones: they begin commands, though JSON knows `\f` too.
     """
     inside = item[1:-1]
     if _SINGLE.search(inside) and not _DOUBLED.search(inside):
         return re.sub(r"\\([\"'])", r"\1", inside)
-    return _ESCAPE.sub(lambda found: "'" if found[0] == r"\'" else json.loads(f'"{found[0]}"'), inside)
+    return _ESCAPE.sub(
+        lambda found: "'" if found[0] == r"\'" else json.loads(f'"{found[0]}"'), inside
+    )
 
 
 def as_scalar(value: Any, path: str) -> str | None:
-    """Read a value as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
+    """Read a value as text, None when blank: 27.0 is "27", since data frames turn whole numbers
+    into floats."""
     if isinstance(value, str):
         return _clean(value, path).strip() or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
@@ -161,7 +191,9 @@ def _clean(value: str, path: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BrokenRow(f"{path!r} holds half of a surrogate pair at character {error.start}") from error
+        raise BrokenRow(
+            f"{path!r} holds half of a surrogate pair at character {error.start}"
+        ) from error
     return value
 
 

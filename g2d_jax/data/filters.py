@@ -1,7 +1,8 @@
-r"""The training data of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495): what to keep of each data set.
+r"""The training data of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495): what to keep
+of each data set.
 
-NuminaMath (3.2 there): proofs, multiple choice and synthetic sources are left out. The paper gives no rules; these err
-on leaving out. A row counts under the first reason that applies:
+NuminaMath (3.2 there): proofs, multiple choice and synthetic sources are left out. The paper gives
+no rules; these err on leaving out. A row counts under the first reason that applies:
 
     synthetic           its source is orca_math, synthetic_amc or synthetic_math
     proof               the problem says prove, disprove, "give a proof", "show that" (demonstrate, verify, establish,
@@ -11,7 +12,8 @@ on leaving out. A row counts under the first reason that applies:
                         Or the answer is an option: A, (A), \textbf{(A)} 5, "A: 5", for A to E
     without an answer   the solution has no \boxed{} with something in it, and the row has no answer of its own
 
-WildChat (3.1): the first turn of the user, in any language. Left out are rows that the data set itself flags, whole or
+WildChat (3.1): the first turn of the user, in any language. Left out are rows that the data set
+itself flags, whole or
 at that turn: toxic, redacted (personal details were blanked).
 """
 
@@ -25,7 +27,14 @@ from g2d_jax.data.fields import BrokenRow, LeftOut, as_text, find
 from g2d_jax.records import Message, Problem
 
 SYNTHETIC = ("orca_math", "synthetic_amc", "synthetic_math")
-UNWANTED = ("messages", "conversation", "openai_moderation", "detoxify_moderation", "hashed_ip", "header")
+UNWANTED = (
+    "messages",
+    "conversation",
+    "openai_moderation",
+    "detoxify_moderation",
+    "hashed_ip",
+    "header",
+)
 """Columns not kept with a problem: they repeat it, are large, or tell of a person."""
 _FLAGS = ("toxic", "redacted")
 _SHORTEST = 2  # characters of a prompt
@@ -36,7 +45,9 @@ _PROOF = re.compile(
     re.IGNORECASE,
 )
 _PROVEN = re.compile(r"\b(?:proof|proved|proven|q\.?e\.?d)\b|\\blacksquare", re.IGNORECASE)
-_FONT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|bf|rm|quad|qquad)(?![a-zA-Z])|\\[ ,;!]|[{}$~*]")
+_FONT = re.compile(
+    r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|bf|rm|quad|qquad)(?![a-zA-Z])|\\[ ,;!]|[{}$~*]"
+)
 _LISTS = (  # labels of options, which must come in this order
     # In parentheses; not P(A), not "(A) = 0.3".
     [re.compile(rf"(?<![\w\\])\(\s*{letter}\s*\)(?!\s*[=,)+])") for letter in "ABC"],
@@ -51,8 +62,13 @@ _OPTION = re.compile(r"\(\s*[A-E]\s*\)|[A-E]\s*(?:[.:)．、：](?![A-Za-z])|$)"
 
 
 def filter_numinamath(problem: Problem) -> None:
-    """Raise LeftOut for a problem that the module's rules leave out. The problem's subset is the row's source."""
-    text = problem.prompt if isinstance(problem.prompt, str) else "\n".join(m["content"] for m in problem.prompt)
+    """Raise LeftOut for a problem that the module's rules leave out. The problem's subset is the
+    row's source."""
+    text = (
+        problem.prompt
+        if isinstance(problem.prompt, str)
+        else "\n".join(m["content"] for m in problem.prompt)
+    )
     answer = problem.answer or ""
     if problem.subset in SYNTHETIC:
         raise LeftOut("synthetic")
@@ -73,18 +89,24 @@ def has_options(text: str) -> bool:
 def first_turn(values: Mapping[str, Any], path: str) -> Message:
     """Return the user's first message of a WildChat row, whose conversation is the field `path`.
 
-    Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or of one character.
+    Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or
+    of one character.
     """
     conversation = find(values, path)[1]
     if not isinstance(conversation, list | tuple):
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(conversation).__name__}")
-    turn = next((m for m in conversation if isinstance(m, Mapping) and m.get("role") == "user"), None)
+    turn = next(
+        (m for m in conversation if isinstance(m, Mapping) and m.get("role") == "user"), None
+    )
     if turn is None:
         raise BrokenRow(f"{path!r} has no message of the user")
     for flag in _FLAGS:
         if values.get(flag) is True or turn.get(flag) is True:
             raise LeftOut(flag)
-    return {"role": "user", "content": long_enough(as_text(turn.get("content"), f"{path}: content"), path)}
+    return {
+        "role": "user",
+        "content": long_enough(as_text(turn.get("content"), f"{path}: content"), path),
+    }
 
 
 def long_enough(text: str, path: str) -> str:
@@ -95,7 +117,8 @@ def long_enough(text: str, path: str) -> str:
 
 
 def _plain(text: str) -> str:
-    r"""Without font commands, braces, dollar signs and LaTeX spaces: "$\textbf{(A)}\ 5$" is "(A) 5"."""
+    r"""Without font commands, braces, dollar signs and LaTeX spaces: "$\textbf{(A)}\ 5$" is "(A)
+    5"."""
     return _FONT.sub(lambda match: "" if match[0] in "{}$*" else " ", text)
 
 

@@ -1,4 +1,5 @@
-"""Read the prompts files of AlpacaEval 2 and Arena-Hard, which are untrusted, and write the answers files they read.
+"""Read the prompts files of AlpacaEval 2 and Arena-Hard, which are untrusted, and write the answers
+files they read.
 
 alpaca_eval   prompts: [{"instruction", "dataset"}]; answers: [{"dataset", "instruction", "output", "generator"}]
 arena_hard    prompts: JSONL of {"uid", "prompt"} (v2; v0.1 has "question_id" and "turns"); answers: JSONL of
@@ -36,7 +37,8 @@ _BOLD = {"**": re.compile(r"\*\*[^*\n]+\*\*"), "__": re.compile(r"__[^_\n]+__")}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt. id: Arena-Hard's uid, "" in AlpacaEval. dataset: AlpacaEval's part, "" in Arena-Hard."""
+    """A prompt. id: Arena-Hard's uid, "" in AlpacaEval. dataset: AlpacaEval's part, "" in
+    Arena-Hard."""
 
     text: str
     id: str = ""
@@ -44,12 +46,17 @@ class Question:
 
 
 def read_questions(path: str, form: Format) -> list[Question]:
-    """Read the questions of a prompts file in order. Raises ValueError naming file and line for anything else."""
+    """Read the questions of a prompts file in order. Raises ValueError naming file and line for
+    anything else."""
     parse = {"alpaca_eval": _alpaca_question, "arena_hard": _arena_question}[form]
     questions = [row.read(parse) for row in file_rows(path)]
     if not questions:
         raise ValueError(f"{path} holds no prompt")
-    twice = [uid for uid, count in Counter(question.id for question in questions if question.id).items() if count > 1]
+    twice = [
+        uid
+        for uid, count in Counter(question.id for question in questions if question.id).items()
+        if count > 1
+    ]
     if twice:
         raise ValueError(f"{path}: uid {twice[0]!r} stands there twice")
     return questions
@@ -58,22 +65,32 @@ def read_questions(path: str, form: Format) -> list[Question]:
 def alpaca_json(name: str, questions: Sequence[Question], texts: Sequence[str]) -> bytes:
     """Write AlpacaEval's model_outputs."""
     rows = [
-        {"dataset": question.dataset, "instruction": question.text, "output": text, "generator": name}
+        {
+            "dataset": question.dataset,
+            "instruction": question.text,
+            "output": text,
+            "generator": name,
+        }
         for question, text in zip(questions, texts, strict=True)
     ]
     return json.dumps(rows, indent=2).encode("ascii") + b"\n"
 
 
-def arena_jsonl(name: str, questions: Sequence[Question], texts: Sequence[str], lengths: Sequence[int]) -> bytes:
+def arena_jsonl(
+    name: str, questions: Sequence[Question], texts: Sequence[str], lengths: Sequence[int]
+) -> bytes:
     """Write Arena-Hard's model_answer, one line a question; the file must be called NAME.jsonl.
 
-    lengths: tokens of each text. Arena-Hard counts those of gpt-4o's tokenizer, for its style control; its
-    utils/add_markdown_info.py counts them anew in files that have others.
+    lengths: tokens of each text. Arena-Hard counts those of gpt-4o's tokenizer, for its style
+    control; its utils/add_markdown_info.py counts them anew in files that have others.
     """
     now = time.time()
     lines = []
     for question, text, length in zip(questions, texts, lengths, strict=True):
-        messages = [{"role": "user", "content": question.text}, {"role": "assistant", "content": {"answer": text}}]
+        messages = [
+            {"role": "user", "content": question.text},
+            {"role": "assistant", "content": {"answer": text}},
+        ]
         values = {
             "uid": question.id,
             "ans_id": storage.fingerprint([name, question.id, text]),
@@ -82,7 +99,9 @@ def arena_jsonl(name: str, questions: Sequence[Question], texts: Sequence[str], 
             "tstamp": now,
             "metadata": {"token_len": length, **markdown_counts(text)},
         }
-        lines.append(json.dumps(values) + "\n")  # keys as they stand: show_result.py takes metadata by position
+        lines.append(
+            json.dumps(values) + "\n"
+        )  # keys as they stand: show_result.py takes metadata by position
     return "".join(lines).encode("ascii")
 
 
@@ -96,7 +115,8 @@ def markdown_counts(text: str) -> dict[str, dict[str, int]]:
         prose = prose.replace(code, "")
     counted = {"header_count": _HEADERS, "list_count": _LISTS, "bold_count": _BOLD}
     return {
-        name: {kind: len(pattern.findall(prose)) for kind, pattern in kinds.items()} for name, kinds in counted.items()
+        name: {kind: len(pattern.findall(prose)) for kind, pattern in kinds.items()}
+        for name, kinds in counted.items()
     }
 
 
@@ -116,6 +136,8 @@ def _arena_question(values: Mapping[str, Any]) -> Question:
     name, text = named(values, "prompt", "turns")
     if name == "turns":
         if not isinstance(text, list) or len(text) != 1 or not isinstance(text[0], Mapping):
-            raise BrokenRow("'turns' must be a list of one turn: conversations of several are not supported")
+            raise BrokenRow(
+                "'turns' must be a list of one turn: conversations of several are not supported"
+            )
         name, text = "turns[0].content", text[0].get("content")
     return Question(as_text(text, name), uid)

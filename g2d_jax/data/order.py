@@ -1,8 +1,10 @@
-"""Tells which record comes next: a seeded global permutation, reshuffled every epoch, addressed by one counter.
+"""Tells which record comes next: a seeded global permutation, reshuffled every epoch, addressed by
+one counter.
 
-`Order` draws from one task's records, `Mixture` from several tasks' in fixed shares. Either is a pure function of its
-arguments and the position. To continue after a stop, or to divide the work over any number
-of processes or devices, it is enough to know the next position; there is no iterator state to save.
+`Order` draws from one task's records, `Mixture` from several tasks' in fixed shares. Either is a
+pure function of its arguments and the position. To continue after a stop, or to divide the work
+over any number of processes or devices, it is enough to know the next position; there is no
+iterator state to save.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ from fractions import Fraction
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An endless sequence of draws from `count` records in which every epoch is another permutation.
+    """An endless sequence of draws from `count` records in which every epoch is another
+    permutation.
 
-    count: 1 to 2^31. seed: any integer; None: records as they come, in every epoch.
-    The permutations are grain's (`MapDataset.shuffle(seed).repeat()`): no list of `count` entries is kept.
+    count: 1 to 2^31. seed: any integer; None: records as they come, in every epoch. The
+    permutations are grain's (`MapDataset.shuffle(seed).repeat()`): no list of `count` entries is
+    kept.
     """
 
     count: int
     seed: int | None
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """Return (index, visit) at a position from 0: the record's index and how often it was drawn before, the epoch.
+        """Return (index, visit) at a position from 0: the record's index and how often it was drawn
+        before, the epoch.
 
         Raises ValueError without records.
         """
@@ -39,15 +44,18 @@ class Order:
 
 @dataclass(frozen=True)
 class Mixture:
-    """An endless sequence of draws from several tasks' records, every task in its share and in its own permutations.
+    """An endless sequence of draws from several tasks' records, every task in its share and in its
+    own permutations.
 
-    counts: records of each task; indices run over all of them, the first task's first. weights: any scale; a task of
-    weight 0 is never drawn and may be empty. seed: any integer; it alone orders the first task, so a mixture of one
-    task is Order(counts[0], seed), and further tasks leave the first one's order as it is.
+    counts: records of each task; indices run over all of them, the first task's first. weights: any
+    scale; a task of weight 0 is never drawn and may be empty. seed: any integer; it alone orders
+    the first task, so a mixture of one task is Order(counts[0], seed), and further tasks leave the
+    first one's order as it is.
 
-    Positions are divided exactly: the first task takes its share of them, evenly spread (a Sturmian word), the second
-    its share of those left, and so on. Of any n positions in a row a task of share w gets n w within 1 if two tasks
-    are drawn from, and within k - 1 if k are (within 1 is impossible for most shares of three or more tasks).
+    Positions are divided exactly: the first task takes its share of them, evenly spread (a Sturmian
+    word), the second its share of those left, and so on. Of any n positions in a row a task of
+    share w gets n w within 1 if two tasks are drawn from, and within k - 1 if k are (within 1 is
+    impossible for most shares of three or more tasks).
 
     Raises ValueError unless all weights are finite and at least 0, and one is positive.
     """
@@ -57,8 +65,14 @@ class Mixture:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (any(self.weights) and all(math.isfinite(weight) and weight >= 0 for weight in self.weights)):
-            raise ValueError(f"weights of tasks are finite and not negative, one above 0, got {list(self.weights)}")
+        if not (
+            any(self.weights)
+            and all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
+        ):
+            raise ValueError(
+                "weights of tasks are finite and not negative, one above 0, got "
+                f"{list(self.weights)}"
+            )
 
     @property
     def count(self) -> int:
@@ -66,7 +80,8 @@ class Mixture:
         return sum(self.counts)
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of the record's task."""
+        """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of
+        the record's task."""
         for start, order, share in self._tasks:
             taken = _taken(position, share)
             if _taken(position + 1, share) > taken:
@@ -77,11 +92,18 @@ class Mixture:
 
     @functools.cached_property
     def _tasks(self) -> list[tuple[int, Order, Fraction]]:
-        """List the tasks that are drawn: (first index, order, share of what the tasks before it leave) of each."""
-        weights = [Fraction(repr(float(weight))) for weight in self.weights]  # as written: 0.1 is a tenth
+        """List the tasks that are drawn: (first index, order, share of what the tasks before it
+        leave) of each."""
+        weights = [
+            Fraction(repr(float(weight))) for weight in self.weights
+        ]  # as written: 0.1 is a tenth
         starts = [sum(self.counts[:number]) for number in range(len(weights))]
         return [
-            (starts[number], Order(self.counts[number], self._seed(number)), weight / sum(weights[number:]))
+            (
+                starts[number],
+                Order(self.counts[number], self._seed(number)),
+                weight / sum(weights[number:]),
+            )
             for number, weight in enumerate(weights)
             if weight
         ]
@@ -94,22 +116,28 @@ class Mixture:
 
 
 def _taken(positions: int, share: Fraction) -> int:
-    """Count those of the first so many positions that a share takes: the nearest whole number, halves up."""
+    """Count those of the first so many positions that a share takes: the nearest whole number,
+    halves up."""
     return (2 * positions * share.numerator + share.denominator) // (2 * share.denominator)
 
 
 def draw(order: Order | Mixture, start: int, count: int) -> list[tuple[int, int]]:
-    """Draw (index, visit) at positions start … start + count - 1. Process p of n takes its part of them by slicing."""
+    """Draw (index, visit) at positions start … start + count - 1. Process p of n takes its part of
+    them by slicing."""
     return [order[position] for position in range(start, start + count)]
 
 
 @functools.lru_cache(maxsize=16)
 def _permutation(count: int, seed: int) -> Callable[[int], int]:
-    """Make the map position -> index, from grain; imported here because grain takes a second to import."""
+    """Make the map position -> index, from grain; imported here because grain takes a second to
+    import."""
     import grain
 
-    # grain's epoch e of seed s is its epoch 0 of seed s + e; hashed seeds keep runs with neighbouring seeds apart.
-    dataset = grain.MapDataset.range(count).shuffle(seed=_hashed(f"g2d_jax/order/{seed}", 4)).repeat()
+    # grain's epoch e of seed s is its epoch 0 of seed s + e; hashed seeds keep runs with
+    # neighbouring seeds apart.
+    dataset = (
+        grain.MapDataset.range(count).shuffle(seed=_hashed(f"g2d_jax/order/{seed}", 4)).repeat()
+    )
     return lambda position: int(dataset[position])
 
 

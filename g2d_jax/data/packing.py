@@ -1,12 +1,14 @@
 """Prompts and responses of all lengths into rows of one length, without padding between them.
 
-A group is one prompt with its responses. The prompt is laid down once and every response reads it (segment ids of
-models/attention.py), so G samples of a prompt, or both sides of a preference, cost one forward pass of the prompt:
+A group is one prompt with its responses. The prompt is laid down once and every response reads it
+(segment ids of models/attention.py), so G samples of a prompt, or both sides of a preference, cost
+one forward pass of the prompt:
 
     row      | prompt A | A1 | A2 | A3 | prompt B | B1 | B2 |  pad |
     position |  0 1 2   | 3 4| 3  |3 4 5|  0 1    | ...
 
-The first token of every response is predicted from the prompt's last token: `logit_index` says from which column.
+The first token of every response is predicted from the prompt's last token: `logit_index` says from
+which column.
 Shapes: N micro-batches, R rows of one, T columns of a row, M response places of a row.
 """
 
@@ -24,7 +26,8 @@ from g2d_jax.records import SEGMENT_STRIDE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """token_ids: int32 [L]. token: per-token floats [L] (or one for all). sequence: floats of the whole response."""
+    """token_ids: int32 [L]. token: per-token floats [L] (or one for all). sequence: floats of the
+    whole response."""
 
     token_ids: np.ndarray
     token: Mapping[str, np.ndarray | float] = field(default_factory=dict)
@@ -33,7 +36,8 @@ class Response:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One prompt and responses to it. keep_together: keep them in one row (the two sides of a preference)."""
+    """One prompt and responses to it. keep_together: keep them in one row (the two sides of a
+    preference)."""
 
     prompt_ids: np.ndarray
     responses: Sequence[Response]
@@ -52,11 +56,13 @@ class Place(NamedTuple):
 class Packed:
     """Packed rows, and where each response went.
 
-    arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state predicts this token),
-    response_index (place of the response in its row, -1 elsewhere); float32 [N, R, T] for every per-token value, 0
-    elsewhere; float32 [N, R, M] for every per-response value. count: micro-batches that hold anything, the first ones.
-    places: for each group, its responses in order. used: tokens that are not padding; attended: positions that these
-    read, together, a prompt that is repeated counting as often as it is laid down.
+    arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state
+    predicts this token), response_index (place of the response in its row, -1 elsewhere); float32
+    [N, R, T] for every per-token value, 0 elsewhere; float32 [N, R, M] for every per-response
+    value. count: micro-batches that hold anything, the first ones.
+    places: for each group, its responses in order. used: tokens that are not padding; attended:
+    positions that these read, together, a prompt that is repeated counting as often as it is laid
+    down.
     """
 
     arrays: dict[str, np.ndarray]
@@ -76,7 +82,8 @@ class Packed:
 
 
 class _Unit(NamedTuple):
-    """Holds what goes into one row together: a prompt and some of its group's responses, from number `first` on."""
+    """Holds what goes into one row together: a prompt and some of its group's responses, from
+    number `first` on."""
 
     group: int
     first: int
@@ -96,10 +103,11 @@ def pack(
 ) -> Packed:
     """Lay groups into rows by first fit, longest first: deterministic, about 95 % full.
 
-    row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a multiple of it (devices
-    that share the rows). max_responses_per_row: M, even. most_rows: the most rows that any batch takes, by which N and
-    R are chosen, so that all have one shape. Micro-batches are of one size, as large as leaves the fewest rows over.
-    Groups that need not stay together are split where they do not fit; the prompt is then repeated. Raises ValueError
+    row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a
+    multiple of it (devices that share the rows). max_responses_per_row: M, even. most_rows: the
+    most rows that any batch takes, by which N and R are chosen, so that all have one shape.
+    Micro-batches are of one size, as large as leaves the fewest rows over. Groups that need not
+    stay together are split where they do not fit; the prompt is then repeated. Raises ValueError
     for an empty prompt, or a response or a group to keep together that fits no row.
     """
     rows = _rows(groups, row_length, max_responses_per_row)
@@ -140,29 +148,39 @@ def divide_up(size: int, step: int) -> int:
     return -(-size // step)
 
 
-def _rows(groups: Sequence[Group], row_length: int, max_responses_per_row: int) -> list[list[_Unit]]:
+def _rows(
+    groups: Sequence[Group], row_length: int, max_responses_per_row: int
+) -> list[list[_Unit]]:
     units: list[_Unit] = []
     for index, group in enumerate(groups):
         units += _units(index, group, row_length, max_responses_per_row)
     return _first_fit(units, row_length, max_responses_per_row)
 
 
-def _micro_batches(rows: int, microbatch_rows: int, rows_multiple: int, most_rows: int) -> tuple[int, int]:
-    """Choose the rows of a micro-batch, of as few as can be, and equal; count those that hold anything."""
+def _micro_batches(
+    rows: int, microbatch_rows: int, rows_multiple: int, most_rows: int
+) -> tuple[int, int]:
+    """Choose the rows of a micro-batch, of as few as can be, and equal; count those that hold
+    anything."""
     most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
     room = max(rows, most_rows, 1)
-    # First how many micro-batches the fullest batch takes, then the rows shared out evenly among so many: nine rows
-    # in micro-batches of at most eight are five and four, with one row over, and not eight and one, with seven over.
+    # First how many micro-batches the fullest batch takes, then the rows shared out evenly among so
+    # many: nine rows in micro-batches of at most eight are five and four, with one row over, and
+    # not eight and one, with seven over.
     micro_batches = divide_up(room, most)
     per_micro = round_up(divide_up(room, micro_batches), rows_multiple)
     return per_micro, max(divide_up(rows, per_micro), 1)
 
 
 def _units(index: int, group: Group, row_length: int, max_responses_per_row: int) -> list[_Unit]:
-    """Cut a group into parts that fit a row: as many responses as fit behind one copy of the prompt."""
+    """Cut a group into parts that fit a row: as many responses as fit behind one copy of the
+    prompt."""
     prompt = len(group.prompt_ids)
     if not prompt:
-        raise ValueError("a prompt has no tokens: the first token of a response is predicted from the prompt's last")
+        raise ValueError(
+            "a prompt has no tokens: the first token of a response is predicted from the "
+            "prompt's last"
+        )
     units: list[_Unit] = []
     first = 0
     size = prompt
@@ -170,14 +188,17 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
         length = len(response.token_ids)
         if prompt + length > row_length:
             raise ValueError(
-                f"a prompt of {prompt} and a response of {length} tokens do not fit a row of {row_length}: "
+                f"a prompt of {prompt} and a response of {length} tokens do not fit a row of "
+                f"{row_length}: "
                 "raise compute.row_length or lower the maximal lengths"
             )
         if size + length > row_length or i - first == max_responses_per_row:
             if group.keep_together:
                 raise ValueError(
-                    f"a prompt of {prompt} tokens and its {len(group.responses)} responses must share a row of "
-                    f"{row_length} tokens and {max_responses_per_row} responses: raise compute.row_length"
+                    f"a prompt of {prompt} tokens and its {len(group.responses)} responses must "
+                    "share a row of "
+                    f"{row_length} tokens and {max_responses_per_row} responses: raise "
+                    "compute.row_length"
                 )
             units.append(_Unit(index, first, group.prompt_ids, group.responses[first:i], size))
             first = i
@@ -188,13 +209,18 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
     return units
 
 
-def _first_fit(units: Sequence[_Unit], row_length: int, max_responses_per_row: int) -> list[list[_Unit]]:
-    """Put each unit, the longest first, into the first row that has room for it: what is short fills what is left."""
+def _first_fit(
+    units: Sequence[_Unit], row_length: int, max_responses_per_row: int
+) -> list[list[_Unit]]:
+    """Put each unit, the longest first, into the first row that has room for it: what is short
+    fills what is left."""
     rows: list[list[_Unit]] = []
     room: list[tuple[int, int]] = []  # free columns and free places of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
         wanted = len(unit.responses)
-        fits = (i for i, (columns, free) in enumerate(room) if columns >= unit.size and free >= wanted)
+        fits = (
+            i for i, (columns, free) in enumerate(room) if columns >= unit.size and free >= wanted
+        )
         row = next(fits, len(rows))
         if row == len(rows):
             rows.append([])
@@ -204,7 +230,9 @@ def _first_fit(units: Sequence[_Unit], row_length: int, max_responses_per_row: i
     return rows
 
 
-def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_row: int) -> dict[str, np.ndarray]:
+def _blank(
+    groups: Sequence[Group], rows: int, length: int, max_responses_per_row: int
+) -> dict[str, np.ndarray]:
     names = ("tokens", "positions", "segment_ids", "logit_index")
     arrays = {name: np.zeros((rows, length), np.int32) for name in names}
     arrays["response_index"] = np.full((rows, length), -1, np.int32)
@@ -220,7 +248,9 @@ def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_ro
     return arrays
 
 
-def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], where: list[list[Place]]) -> None:
+def _fill_row(
+    arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], where: list[list[Place]]
+) -> None:
     """Write the units of one row, and where their responses lie."""
     column = place = 0
     for number, unit in enumerate(units, start=1):
@@ -237,8 +267,8 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], w
             arrays["tokens"][row, span] = response.token_ids
             arrays["positions"][row, span] = np.arange(size, size + length)
             arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE + member
-            # A token is predicted one column before it, but the first of every response at the prompt's last token,
-            # which all responses share.
+            # A token is predicted one column before it, but the first of every response at the
+            # prompt's last token, which all responses share.
             before = np.arange(column - 1, column + length - 1)
             before[:1] = last
             arrays["logit_index"][row, span] = before

@@ -1,4 +1,5 @@
-r"""Preference sets of others, row by row: a prompt, a chosen and a rejected response, as texts or as chat messages.
+r"""Preference sets of others, row by row: a prompt, a chosen and a rejected response, as texts or
+as chat messages.
 
     form                 columns
     explicit             prompt (question, instruction), chosen, rejected: texts, or lists of messages
@@ -7,8 +8,9 @@ r"""Preference sets of others, row by row: a prompt, a chosen and a rejected res
     with a system text   system (system_prompt) beside any of them
     with token ids       prompt_ids, chosen_ids, rejected_ids beside the texts: the ids count, as in this library's sets
 
-The forms are TRL 1.16's, UltraFeedback's, and those of Argilla's and Intel's sets after Orca. Sets are untrusted: a row
-of no form is a BrokenRow that names file and line; an empty or equal pair is a LeftOut, to be counted.
+The forms are TRL 1.16's, UltraFeedback's, and those of Argilla's and Intel's sets after Orca. Sets
+are untrusted: a row of no form is a BrokenRow that names file and line; an empty or equal pair is a
+LeftOut, to be counted.
 """
 
 from __future__ import annotations
@@ -51,9 +53,11 @@ class PairRow:
 
 
 def pair_rows(path: str) -> Iterator[Row]:
-    """Read the rows of a .jsonl, .json or .parquet file, of a folder of them, of a glob, or of hub:owner/name.
+    """Read the rows of a .jsonl, .json or .parquet file, of a folder of them, of a glob, or of
+    hub:owner/name.
 
-    Raises ValueError for what cannot be read, ImportError naming the extra for a hub set without it.
+    Raises ValueError for what cannot be read, ImportError naming the extra for a hub set without
+    it.
     """
     if path.startswith(HUB):
         yield from open_rows(path)[1]
@@ -76,7 +80,10 @@ def to_pair(values: Mapping[str, Any]) -> PairRow:
     elif not isinstance(chosen, str) and not isinstance(rejected, str):
         pair = _of_messages(prompt, chosen, rejected)
     else:
-        raise BrokenRow(f"one of {chosen_path!r} and {rejected_path!r} is a text, the other messages: make them alike")
+        raise BrokenRow(
+            f"one of {chosen_path!r} and {rejected_path!r} is a text, the other messages: make "
+            "them alike"
+        )
     if not pair.chosen.strip() or not pair.rejected.strip():
         raise LeftOut(EMPTY)
     if pair.chosen.strip() == pair.rejected.strip():
@@ -85,12 +92,14 @@ def to_pair(values: Mapping[str, Any]) -> PairRow:
 
 
 def _reply(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, str | Conversation]:
-    """Read a response as a text or as messages, of which one may stand alone; "" where it is null or empty."""
+    """Read a response as a text or as messages, of which one may stand alone; "" where it is null
+    or empty."""
     path = next((name for name in names if name in values), None)
     if path is None:
         listed = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(
-            f"no field {' or '.join(map(repr, names))}; the row has {listed}. A preference set has prompt, chosen and "
+            f"no field {' or '.join(map(repr, names))}; the row has {listed}. A preference set "
+            "has prompt, chosen and "
             "rejected, as texts or as lists of messages"[:600]
         )
     value = values[path]
@@ -106,13 +115,19 @@ def _reply(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, str 
 
 
 def _prompt(values: Mapping[str, Any]) -> Prompt | None:
-    """Read the prompt's own column, None without one. An instruction is followed by its input, if the row has one."""
+    """Read the prompt's own column, None without one. An instruction is followed by its input, if
+    the row has one."""
     path, value = find(values, *_PROMPT)
     if path is None:
         return None
     prompt = as_prompt(value, path)
     extra = values.get("input")
-    if path == "instruction" and isinstance(prompt, str) and isinstance(extra, str) and extra.strip():
+    if (
+        path == "instruction"
+        and isinstance(prompt, str)
+        and isinstance(extra, str)
+        and extra.strip()
+    ):
         prompt = f"{prompt}\n{as_text(extra, 'input')}"
     return prompt
 
@@ -127,7 +142,9 @@ def _of_texts(prompt: Prompt | None, chosen: str, rejected: str) -> PairRow:
         length -= 1
     shared = chosen[:length].rstrip()
     if not shared:
-        raise BrokenRow("there is no 'prompt', and 'chosen' and 'rejected' have no beginning in common")
+        raise BrokenRow(
+            "there is no 'prompt', and 'chosen' and 'rejected' have no beginning in common"
+        )
     return PairRow(as_text(shared, "chosen"), chosen[len(shared) :], rejected[len(shared) :])
 
 
@@ -136,12 +153,15 @@ def _splits_a_word(text: str, at: int) -> bool:
 
 
 def _of_messages(prompt: Prompt | None, chosen: Conversation, rejected: Conversation) -> PairRow:
-    """Make a pair of two lists of messages: the assistant's alone, or whole conversations that differ in their last."""
+    """Make a pair of two lists of messages: the assistant's alone, or whole conversations that
+    differ in their last."""
     length = _common(chosen, rejected)
     shared = chosen[:length]
     if prompt is None:
         if not shared:
-            raise BrokenRow("there is no 'prompt', and 'chosen' and 'rejected' have no message in common")
+            raise BrokenRow(
+                "there is no 'prompt', and 'chosen' and 'rejected' have no message in common"
+            )
         prompt = as_prompt(shared, "chosen")
     elif shared:
         _check_begins(prompt, shared)
@@ -157,7 +177,9 @@ def _check_begins(prompt: Prompt, shared: Conversation) -> None:
         count = len(prompt)
         begins = prompt in (shared[:count], shared[-count:])
     if not begins:
-        raise BrokenRow("'chosen' and 'rejected' are conversations that do not begin with the row's own prompt")
+        raise BrokenRow(
+            "'chosen' and 'rejected' are conversations that do not begin with the row's own prompt"
+        )
 
 
 def _last(messages: Conversation, path: str) -> str:
@@ -165,7 +187,8 @@ def _last(messages: Conversation, path: str) -> str:
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         roles = ", ".join(message["role"] for message in messages) or "nothing"
         raise BrokenRow(
-            f"{path!r} must be one assistant message behind what both conversations begin with, got {roles}: "
+            f"{path!r} must be one assistant message behind what both conversations begin with, "
+            f"got {roles}: "
             "chosen and rejected share their prompt, and differ in the last message alone"
         )
     return messages[0]["content"]

@@ -1,4 +1,5 @@
-"""The pair rule: which of a prompt's responses become (chosen, rejected), and which pairs of all prompts are kept."""
+"""The pair rule: which of a prompt's responses become (chosen, rejected), and which pairs of all
+prompts are kept."""
 
 from __future__ import annotations
 
@@ -13,35 +14,51 @@ from g2d_jax import keys
 from g2d_jax.records import Preference, Prompt, ScoredRollout
 
 Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
-"""The pairs that go first when not all are kept: random ones, or those of the most or the least uncertain prompts."""
+"""The pairs that go first when not all are kept: random ones, or those of the most or the least
+uncertain prompts."""
 
 
 def pairs_of(
-    seed: int, problem_id: str, visit: int, group: Sequence[ScoredRollout], limit: int, *, verifiable: bool
+    seed: int,
+    problem_id: str,
+    visit: int,
+    group: Sequence[ScoredRollout],
+    limit: int,
+    *,
+    verifiable: bool,
 ) -> list[tuple[int, int]]:
-    """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one pair rule.
+    """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one
+    pair rule.
 
-    verifiable: the reward knows right and wrong; then `random_pairs` of the verdicts, else `best_worst` of the rewards.
-    Responses of the same text are one, whatever their tokens: no two pairs are equal, and none prefers a text to
-    itself. A response that cannot be scored is neither chosen nor rejected.
+    verifiable: the reward knows right and wrong; then `random_pairs` of the verdicts, else
+    `best_worst` of the rewards. Responses of the same text are one, whatever their tokens: no two
+    pairs are equal, and none prefers a text to itself. A response that cannot be scored is neither
+    chosen nor rejected.
     """
     contents = [row.text for row in group]
     if verifiable:
         return random_pairs(seed, problem_id, visit, is_correct(group), limit, contents)
-    return best_worst(np.array([row.score.reward for row in group], np.float64), limit, contents)  # None becomes NaN
+    return best_worst(
+        np.array([row.score.reward for row in group], np.float64), limit, contents
+    )  # None becomes NaN
 
 
 def is_correct(group: Sequence[ScoredRollout]) -> np.ndarray:
-    """Return `Score.accuracy` of a group's responses, float64 [G]: 1 right, 0 wrong, NaN where that is not known."""
+    """Return `Score.accuracy` of a group's responses, float64 [G]: 1 right, 0 wrong, NaN where that
+    is not known."""
     return np.array([row.score.accuracy for row in group], np.float64)
 
 
-def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None) -> list[tuple[int, int]]:
-    """Pair the highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second against the second …
+def best_worst(
+    rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None
+) -> list[tuple[int, int]]:
+    """Pair the highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second
+    against the second …
 
-    rewards: [G], NaN for a response that could not be scored, which takes no part. contents: [G], equal for responses
-    that are the same, of which the first counts; None: all differ. Up to `limit` pairs (chosen, rejected), no response
-    in two of them, each chosen reward strictly greater; of equal ones the first goes first.
+    rewards: [G], NaN for a response that could not be scored, which takes no part. contents: [G],
+    equal for responses that are the same, of which the first counts; None: all differ. Up to
+    `limit` pairs (chosen, rejected), no response in two of them, each chosen reward strictly
+    greater; of equal ones the first goes first.
     """
     if contents is None:
         contents = range(len(rewards))
@@ -49,7 +66,11 @@ def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | N
     rising = scored[np.argsort(rewards[scored], kind="stable")]
     falling = scored[np.argsort(-rewards[scored], kind="stable")]
     places = range(min(limit, len(scored) // 2))
-    return [(int(falling[i]), int(rising[i])) for i in places if rewards[falling[i]] > rewards[rising[i]]]
+    return [
+        (int(falling[i]), int(rising[i]))
+        for i in places
+        if rewards[falling[i]] > rewards[rising[i]]
+    ]
 
 
 def random_pairs(
@@ -60,14 +81,16 @@ def random_pairs(
     limit: int,
     contents: Sequence[Hashable] | None = None,
 ) -> list[tuple[int, int]]:
-    """Pair random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit` pairs of one prompt.
+    """Pair random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit`
+    pairs of one prompt.
 
-    correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. contents: [G], equal for responses
-    that are the same, which count once, and not at all if they are correct and incorrect; None: all differ. Both sides
-    are shuffled, then paired off so that every response of a side is used once before any of it is used twice; no pair
-    occurs twice. The first pair is one of a random correct response and a random incorrect one, copies included.
-    Returns indices (chosen, rejected), none without both kinds.
-    Drawn by (seed, problem, visit), so a prompt's pairs do not depend on what else is collected.
+    correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. contents: [G],
+    equal for responses that are the same, which count once, and not at all if they are correct and
+    incorrect; None: all differ. Both sides are shuffled, then paired off so that every response of
+    a side is used once before any of it is used twice; no pair occurs twice. The first pair is one
+    of a random correct response and a random incorrect one, copies included. Returns indices
+    (chosen, rejected), none without both kinds. Drawn by (seed, problem, visit), so a prompt's
+    pairs do not depend on what else is collected.
     """
     if contents is None:
         contents = range(len(correct))
@@ -81,7 +104,8 @@ def random_pairs(
     rng = keys.rng(seed, "pairs", problem_id, visit)
     right = _distinct(rng.permutation(right).tolist(), contents)
     wrong = _distinct(rng.permutation(wrong).tolist(), contents)
-    # Walking the grid of all pairs along its diagonals meets each pair once, and each response before any again.
+    # Walking the grid of all pairs along its diagonals meets each pair once, and each response
+    # before any again.
     cycle = int(np.lcm(len(right), len(wrong)))
     turns = range(min(limit, len(right) * len(wrong)))
     return [(right[t % len(right)], wrong[(t + t // cycle) % len(wrong)]) for t in turns]
@@ -96,28 +120,37 @@ def _distinct(indices: Sequence[int], contents: Sequence[Hashable]) -> list[int]
 
 
 def select_pairs(
-    seed: int, prompts: Sequence[tuple[str, int, float]], offered: Sequence[int], select: Select, most: int | None
+    seed: int,
+    prompts: Sequence[tuple[str, int, float]],
+    offered: Sequence[int],
+    select: Select,
+    most: int | None,
 ) -> list[list[int]]:
-    """Choose which of the pairs on offer to keep: `most` of all prompts together, or all where there are no more.
+    """Choose which of the pairs on offer to keep: `most` of all prompts together, or all where
+    there are no more.
 
-    prompts: (problem id, visit, uncertainty), no problem and visit twice; the uncertainty is any number and matters to
-    "uncertain" and "confident" alone. offered: how many pairs each of them has. most: None keeps all.
-    Returns for each prompt the kept ones of its pairs 0 … offered - 1, ascending.
+    prompts: (problem id, visit, uncertainty), no problem and visit twice; the uncertainty is any
+    number and matters to "uncertain" and "confident" alone. offered: how many pairs each of them
+    has. most: None keeps all. Returns for each prompt the kept ones of its pairs 0 … offered - 1,
+    ascending.
 
-    "random" and "all" keep a random subset of the pairs. "uncertain" fills up with the pairs of the most uncertain
-    prompt first, then of the next; "confident" from the other end; equal prompts come in a random order, a prompt's
-    pairs in their own. Drawn by (seed, problem, visit), so the order of the prompts does not matter; and a smaller
-    `most` keeps a part of what a larger one does.
-    Raises ValueError for a negative `most`, and for a NaN uncertainty where it matters.
+    "random" and "all" keep a random subset of the pairs. "uncertain" fills up with the pairs of the
+    most uncertain prompt first, then of the next; "confident" from the other end; equal prompts
+    come in a random order, a prompt's pairs in their own. Drawn by (seed, problem, visit), so the
+    order of the prompts does not matter; and a smaller `most` keeps a part of what a larger one
+    does. Raises ValueError for a negative `most`, and for a NaN uncertainty where it matters.
     """
     if most is not None and most < 0:
         raise ValueError(f"the number of pairs to keep must not be negative, got {most}")
     at_random = select in ("all", "random")
     ranked: list[tuple[float, float, str, int, int, int]] = []  # those of a lower rank go first
-    for place, ((problem_id, visit, uncertainty), count) in enumerate(zip(prompts, offered, strict=True)):
+    for place, ((problem_id, visit, uncertainty), count) in enumerate(
+        zip(prompts, offered, strict=True)
+    ):
         if math.isnan(uncertainty) and not at_random:
             raise ValueError(
-                f"problem {problem_id} has no uncertainty to choose by: select all or random pairs instead"
+                f"problem {problem_id} has no uncertainty to choose by: select all or random "
+                "pairs instead"
             )
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
         rank = 0.0
@@ -131,8 +164,11 @@ def select_pairs(
     return list(map(sorted, chosen))
 
 
-def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:
-    """Make the record of one pair of a group. prompt: what the model was shown, as text or as messages."""
+def to_preference(
+    prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]
+) -> Preference:
+    """Make the record of one pair of a group. prompt: what the model was shown, as text or as
+    messages."""
     chosen, rejected = group[pair[0]], group[pair[1]]
     assert chosen.score.reward is not None and rejected.score.reward is not None
     return Preference(
@@ -150,11 +186,14 @@ def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[in
     )
 
 
-def check_preferences(path: str | os.PathLike[str], pairs: Sequence[Preference], vocab_size: int) -> None:
-    """Raise ValueError, naming the file and the pair, for what cannot be trained on; pairs may be made elsewhere.
+def check_preferences(
+    path: str | os.PathLike[str], pairs: Sequence[Preference], vocab_size: int
+) -> None:
+    """Raise ValueError, naming the file and the pair, for what cannot be trained on; pairs may be
+    made elsewhere.
 
-    That is: no pairs at all, an empty prompt or response, and token ids that a model of vocab_size has no row for,
-    which a lookup on the device would silently take for others.
+    That is: no pairs at all, an empty prompt or response, and token ids that a model of vocab_size
+    has no row for, which a lookup on the device would silently take for others.
     """
     if not pairs:
         raise ValueError(f"{os.fspath(path)} holds no pairs")
@@ -163,7 +202,9 @@ def check_preferences(path: str | os.PathLike[str], pairs: Sequence[Preference],
             ids = getattr(pair, name)
             where = f"{os.fspath(path)}, pair {number} of {len(pairs)}: {name}"
             if not ids.size:
-                raise ValueError(f"{where} is empty; each response has at least 1 token, and so has its prompt")
+                raise ValueError(
+                    f"{where} is empty; each response has at least 1 token, and so has its prompt"
+                )
             wrong = ids[(ids < 0) | (ids >= vocab_size)]
             if wrong.size:
                 raise ValueError(

@@ -1,4 +1,5 @@
-r"""Problems from files, hub data sets and the procedural task: rows ─► distinct problems ─► one split.
+r"""Problems from files, hub data sets and the procedural task: rows ─► distinct problems ─► one
+split.
 
 Sources, all texts:
 
@@ -8,10 +9,12 @@ Sources, all texts:
     math                                                     the 12,000 problems of MATH that are not MATH-500's
     math500:path/to/file.jsonl                               the same from a local file
     numinamath[:split] · wildchat[:split]                    to train on, less what data/filters.py leaves out; from the
-                                                             hub (split "train" if not given), or numinamath:file.jsonl
+                                                             hub (split "train" if not given), or
+                                                             numinamath:file.jsonl
     procedural:slips, procedural:chains, procedural:digits   see data/arithmetic.py
 
-Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer": "reward_model.ground_truth"}.
+Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer":
+"reward_model.ground_truth"}.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ from g2d_jax.config import Source
 from g2d_jax.config.io import suggest
 from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.distinct import LoadReport, collect
-from g2d_jax.data.fields import Fields, as_answer, as_prompt, as_scalar, check_fields, find, listed, named
+from g2d_jax.data.fields import (
+    Fields,
+    as_answer,
+    as_prompt,
+    as_scalar,
+    check_fields,
+    find,
+    listed,
+    named,
+)
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem
@@ -36,7 +48,13 @@ from g2d_jax.rewards.extract import solution_answer
 # Field names in the order they are looked for.
 _CANDIDATES = {
     "prompt": ("problem", "question", "prompt"),
-    "answer": ("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer"),
+    "answer": (
+        "answer",
+        "ground_truth",
+        "reward_model.ground_truth",
+        "final_answer",
+        "expected_answer",
+    ),
     "solution": ("solution",),
     "subset": ("subset", "subject", "data_source"),
 }
@@ -52,23 +70,26 @@ NAMED = {
     "numinamath": "AI-MO/NuminaMath-CoT:train",
     "wildchat": "allenai/WildChat-1M:train",
 }
-"""The places on the hub of data sets known by name: repository[@configuration]:split, the split where none is given."""
+"""The places on the hub of data sets known by name: repository[@configuration]:split, the split
+where none is given."""
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
 _FILE = re.compile(r"\.[a-z]{2,5}$")  # not the end of Qwen2.5
 
 
-def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tuple[list[Problem], LoadReport]:
+def load_problems(
+    source: Source, seed: int = 0, *, verified: bool = True
+) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
-    source.fields: names of the row's fields for prompt (or "problem"), answer, solution and subset, where the usual
-    names do not fit.
-    source.on_error: "skip" leaves broken rows out and counts them. A procedural source needs a limit; its sequence is
-    `seed`. verified: answers are for the verifier, and the list that stands around some is taken off (`plain_answer`);
-    a function of the user's gets them as the data set has them.
-    Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
-    holds no problem, and ImportError for a hub source without the extra.
+    source.fields: names of the row's fields for prompt (or "problem"), answer, solution and subset,
+    where the usual names do not fit. source.on_error: "skip" leaves broken rows out and counts
+    them. A procedural source needs a limit; its sequence is `seed`. verified: answers are for the
+    verifier, and the list that stands around some is taken off (`plain_answer`); a function of the
+    user's gets them as the data set has them. Raises ValueError naming file and line of the first
+    broken row, for a source that is not known, cannot be read or holds no problem, and ImportError
+    for a hub source without the extra.
     """
     fields = _by_our_names(source.fields)
     check_fields(fields, _CANDIDATES)
@@ -86,24 +107,32 @@ def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tu
         content=lambda problem: problem.answer,
     )
     if verified:
-        problems = [dataclasses.replace(p, answer=p.answer and plain_answer(p.answer)) for p in problems]
-    return problems, dataclasses.replace(report, without_answer=sum(problem.answer is None for problem in problems))
+        problems = [
+            dataclasses.replace(p, answer=p.answer and plain_answer(p.answer)) for p in problems
+        ]
+    return problems, dataclasses.replace(
+        report, without_answer=sum(problem.answer is None for problem in problems)
+    )
 
 
 def _by_our_names(fields: Fields) -> Fields:
-    """Return the mapping with "prompt" for "problem", which is what a problem's text is called outside the code."""
+    """Return the mapping with "prompt" for "problem", which is what a problem's text is called
+    outside the code."""
     if "problem" not in fields:
         return fields
     if "prompt" in fields:
-        raise ValueError("fields maps both 'prompt' and 'problem', which are one: leave one of them out")
+        raise ValueError(
+            "fields maps both 'prompt' and 'problem', which are one: leave one of them out"
+        )
     return {"prompt" if name == "problem" else name: path for name, path in fields.items()}
 
 
 def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     r"""Read one row as a Problem. Raises BrokenRow.
 
-    An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the answer. With a
-    solution only, the answer is found in it the same way; a solution of one short line is taken to be the answer.
+    An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the
+    answer. With a solution only, the answer is found in it the same way; a solution of one short
+    line is taken to be the answer.
     """
     used: dict[str, tuple[str | None, Any]] = {}
     for name, paths in _CANDIDATES.items():
@@ -111,7 +140,8 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
             used[name] = named(values, fields[name])
         elif name == "prompt":
             used[name] = named(values, *paths)
-        else:  # a solution or subset that is neither a text nor a number is another field of that name
+        # a solution or subset that is neither a text nor a number is another field of that name
+        else:
             used[name] = find(values, *paths, scalar=name != "answer")
     prompt = as_prompt(used["prompt"][1], str(used["prompt"][0]))
     answer, solution = _reference(used["answer"], used["solution"])
@@ -130,7 +160,8 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
 
 
 def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
-    r"""Read a row of NuminaMath-CoT: problem, solution, source; the answer is its own or the solution's last box.
+    r"""Read a row of NuminaMath-CoT: problem, solution, source; the answer is its own or the
+    solution's last box.
 
     Raises BrokenRow, and LeftOut by the rules of data/filters.py.
     """
@@ -147,26 +178,32 @@ def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
 
 
 def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
-    """Read the first user turn of a row of WildChat-1M as a conversation of one message, without an answer.
+    """Read the first user turn of a row of WildChat-1M as a conversation of one message, without an
+    answer.
 
     Raises BrokenRow, and LeftOut by the rules of data/filters.py.
     """
     path = fields.get("prompt", "conversation")
     turn = filters.first_turn(values, path)
-    columns = {name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)}
+    columns = {
+        name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)
+    }
     rest = {name: path for name, path in fields.items() if name != "prompt"}
     return to_problem({**columns, "problem": [turn]}, source, rest)
 
 
-_READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {"numinamath": _numinamath, "wildchat": _wildchat}
+_READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {
+    "numinamath": _numinamath,
+    "wildchat": _wildchat,
+}
 """The readers of data sets whose fields alone do not make their problems."""
 
 
 def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[Row]]:
     """Open (name of the data set, its rows) for every source but procedural ones.
 
-    revision: a commit, branch or tag of the hub's repository. Raises ValueError for an unknown source, and for a
-    revision of what is not on the hub.
+    revision: a commit, branch or tag of the hub's repository. Raises ValueError for an unknown
+    source, and for a revision of what is not on the hub.
     """
     head, _, rest = source.partition(":")
     check_revision(source, revision)
@@ -185,12 +222,14 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         return epath.Path(source).name, file_rows(source)
     if _HUB_ID.fullmatch(source) and not _FILE.search(source):
         raise ValueError(
-            f"unknown data source {source!r}: a data set on the Hugging Face hub is written hub:{source}, and a file "
+            f"unknown data source {source!r}: a data set on the Hugging Face hub is written "
+            f"hub:{source}, and a file "
             f"ends in {', '.join(SUFFIXES)}"
         )
     raise ValueError(
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, "
-        f"or one of {', '.join((*arithmetic.TASKS, *NAMED))}{suggest(source, (*NAMED, *arithmetic.TASKS))}"
+        "or one of "
+        f"{', '.join((*arithmetic.TASKS, *NAMED))}{suggest(source, (*NAMED, *arithmetic.TASKS))}"
     )
 
 
@@ -199,11 +238,14 @@ def check_revision(source: str, revision: str | None) -> None:
     head, _, rest = source.partition(":")
     hub = head == "hub" or (head in NAMED and not rest.lower().endswith(SUFFIXES))
     if revision is not None and not hub:
-        raise ValueError(f"revision is {revision!r}, but {source!r} does not come from the hub: leave it unset")
+        raise ValueError(
+            f"revision is {revision!r}, but {source!r} does not come from the hub: leave it unset"
+        )
 
 
 def check_training(source: str, field: str) -> None:
-    """Raise ValueError naming the field for the test problems of a suite, by its name or its place on the hub."""
+    """Raise ValueError naming the field for the test problems of a suite, by its name or its place
+    on the hub."""
     place, _, split = source.removeprefix("hub:").partition(":")
     name = place.partition("@")[0]
     repositories = {place.partition(":")[0].partition("@")[0] for place in NAMED.values()}
@@ -212,7 +254,8 @@ def check_training(source: str, field: str) -> None:
         default = "train"
     if default and (split or default) == "test":
         raise ValueError(
-            f"{field} is {source!r}, which are test problems: train on math, numinamath or gsm8k:train, or on a file"
+            f"{field} is {source!r}, which are test problems: train on math, numinamath or "
+            "gsm8k:train, or on a file"
         )
 
 
@@ -223,17 +266,21 @@ def procedural(source: Source) -> tuple[arithmetic.Task, int]:
     """
     check_revision(source.path, source.revision)
     if source.path not in arithmetic.TASKS:
-        raise ValueError(f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}")
+        raise ValueError(
+            f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}"
+        )
     if source.limit is None:
         raise ValueError(f"{source.path} has no end: say with limit how many to take")
     return arithmetic.TASKS[source.path], source.limit
 
 
 def plain_answer(answer: str) -> str | None:
-    r"""Return an answer without the list around it: the text `["1,234"]` is 1,234 and `["3", "5"]` is 3, 5.
+    r"""Return an answer without the list around it: the text `["1,234"]` is 1,234 and `["3", "5"]`
+    is 3, 5.
 
-    Several answers are the complete list of values, in any order, as the graders have it (rewards/lists.py). None for a
-    list of nothing. What is no list (`fields.listed`) stays as it is.
+    Several answers are the complete list of values, in any order, as the graders have it
+    (rewards/lists.py). None for a list of nothing. What is no list (`fields.listed`) stays as it
+    is.
     """
     items = listed(answer)
     if items is None:
@@ -241,11 +288,15 @@ def plain_answer(answer: str) -> str | None:
     values = [solution_answer(item) or item for item in items if item]
     if len(values) > 1:
         # A comma between thousands would be read as one between values.
-        values = [_THOUSANDS.sub(lambda number: number[0].replace(",", ""), value) for value in values]
+        values = [
+            _THOUSANDS.sub(lambda number: number[0].replace(",", ""), value) for value in values
+        ]
     return ", ".join(values) or None
 
 
-def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:
+def _reference(
+    answer: tuple[str | None, Any], solution: tuple[str | None, Any]
+) -> tuple[str | None, str | None]:
     """Return (answer, solution) of a row from the (path, value) of its two fields."""
     worked = as_scalar(solution[1], solution[0]) if solution[0] is not None else None
     given = as_answer(answer[1], answer[0]) if answer[0] is not None else None

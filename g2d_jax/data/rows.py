@@ -1,8 +1,9 @@
 """Rows of JSONL, JSON and Parquet files and of hub data sets, each with the place it came from.
 
-Files are untrusted. A row that cannot be read is handed on with the reason, for the caller to stop at or to count; a
-file that cannot be read at all raises ValueError. What is held in memory at a time is bounded, also where a small file
-says a long text many times, in rows or in a list; of Parquet that goes by the sizes that the file itself says it has.
+Files are untrusted. A row that cannot be read is handed on with the reason, for the caller to stop
+at or to count; a file that cannot be read at all raises ValueError. What is held in memory at a
+time is bounded, also where a small file says a long text many times, in rows or in a list; of
+Parquet that goes by the sizes that the file itself says it has.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ROW_BYTES = 64 * 2**20
 BATCH_BYTES = MAX_ROW_BYTES  # of Parquet rows that are expanded together
 GROUP_BYTES = 256 * 2**20  # of a group of Parquet rows, with texts that are not expanded
-MOST_GROWTH = 32  # times that what is stored of such a group may grow, where that is more than GROUP_BYTES
+MOST_GROWTH = (
+    32  # times that what is stored of such a group may grow, where that is more than GROUP_BYTES
+)
 _INDEXED = {"PLAIN", "RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 """Encodings of texts that Arrow reads as indices."""
 _APART = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
@@ -34,14 +37,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. where: file and line (row), counted from 1. error: why `values` could not be read, None if they were."""
+    """One row. where: file and line (row), counted from 1. error: why `values` could not be read,
+    None if they were."""
 
     where: str
     values: dict[str, Any]
     error: str | None = None
 
     def read(self, convert: Callable[[dict[str, Any]], T]) -> T:
-        """Convert the values. Raises BrokenRow with the place where they could not be read, or are not as they must."""
+        """Convert the values. Raises BrokenRow with the place where they could not be read, or are
+        not as they must."""
         try:
             if self.error is not None:
                 raise BrokenRow(self.error)
@@ -51,9 +56,11 @@ class Row:
 
 
 def file_rows(path: str) -> Iterator[Row]:
-    """Read the rows of a .jsonl, .json or .parquet file, local or gs://. Blank lines of JSONL are no rows.
+    """Read the rows of a .jsonl, .json or .parquet file, local or gs://. Blank lines of JSONL are
+    no rows.
 
-    Raises ValueError when the file is missing or of another kind, is no list of objects, or is not Parquet.
+    Raises ValueError when the file is missing or of another kind, is no list of objects, or is not
+    Parquet.
     """
     file = epath.Path(path).expanduser()
     read = _READERS.get(file.suffix.lower())
@@ -69,17 +76,19 @@ def file_rows(path: str) -> Iterator[Row]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(
-            f"{path} cannot be read: {reason}. A data set on the Hugging Face hub is written hub:owner/name"
+            f"{path} cannot be read: {reason}. A data set on the Hugging Face hub is written "
+            "hub:owner/name"
         ) from error
 
 
 def hub_rows(
     repository: str, config: str | None, split: str, revision: str | None = None, *, name: str = ""
 ) -> Iterator[Row]:
-    """Read the rows of one split of a hub data set, or of a local folder that `datasets.load_dataset` understands.
+    """Read the rows of one split of a hub data set, or of a local folder that
+    `datasets.load_dataset` understands.
 
-    name: what the set is known by here, if it is. Raises ImportError, naming the extra, without the package `datasets`,
-    and ValueError when the set cannot be loaded.
+    name: what the set is known by here, if it is. Raises ImportError, naming the extra, without the
+    package `datasets`, and ValueError when the set cannot be loaded.
     """
     try:
         import datasets
@@ -87,8 +96,14 @@ def hub_rows(
         raise extras.missing(f"hub:{repository} needs the package datasets", "hub") from error
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
-    except Exception as error:  # network, authentication, configuration and parsing each raise their own kinds
-        advice = f"write {name}:FILE.jsonl" if name else "give its path, or write hub:owner/name@configuration:split"
+    except (
+        Exception
+    ) as error:  # network, authentication, configuration and parsing each raise their own kinds
+        advice = (
+            f"write {name}:FILE.jsonl"
+            if name
+            else "give its path, or write hub:owner/name@configuration:split"
+        )
         raise ValueError(
             f"hub:{repository}: split {split!r} of configuration {config!r} cannot be loaded: "
             f"{storage.hub_reason(error)}. Of a file on this machine {advice}"
@@ -115,16 +130,22 @@ def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
     text = handle.read(storage.MOST_JSON + 1)
     if len(text) > storage.MOST_JSON:
         raise ValueError(
-            f"{path} has more than {storage.MOST_JSON:,} bytes: make it .jsonl, one object a line, or .parquet"
+            f"{path} has more than {storage.MOST_JSON:,} bytes: make it .jsonl, one object a "
+            "line, or .parquet"
         )
     try:
         content = _loads(text)
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}. One object per line goes into a .jsonl file") from error
+        raise ValueError(
+            f"{path} is not JSON: {error}. One object per line goes into a .jsonl file"
+        ) from error
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         content = content["data"]
     if not isinstance(content, list):
-        raise ValueError(f'{path}: a list of objects is needed, or {{"data": [...]}}, got {type(content).__name__}')
+        raise ValueError(
+            f'{path}: a list of objects is needed, or {{"data": [...]}}, got '
+            f"{type(content).__name__}"
+        )
     for number, values in enumerate(content, 1):
         yield _checked(f"{path}, row {number}", values)
 
@@ -142,19 +163,25 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
                 continue
             try:
                 yield _checked(where, row.to_pylist()[0])
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a date in the year 10000 …
+            except (
+                ArithmeticError,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # a date in the year 10000 …
                 yield Row(where, {}, f"it holds what Python cannot: {error}")
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
 
 
 def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
-    """Yield each row of a pyarrow.parquet.ParquetFile as a batch of its own, None for one of over BATCH_BYTES.
+    """Yield each row of a pyarrow.parquet.ParquetFile as a batch of its own, None for one of over
+    BATCH_BYTES.
 
-    Parquet stores a text once, however many rows, or elements of one row's list, have it. So texts are read as indices
-    into those that are stored, which is little, and expanded only where they are known to fit. Raises ValueError for a
-    group of rows of which even that is too much: one that was compressed by far more than text is, or a list of a
-    number said a billion times.
+    Parquet stores a text once, however many rows, or elements of one row's list, have it. So texts
+    are read as indices into those that are stored, which is little, and expanded only where they
+    are known to fit. Raises ValueError for a group of rows of which even that is too much: one that
+    was compressed by far more than text is, or a list of a number said a billion times.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -184,10 +211,11 @@ def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
 
 
 def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str) -> int:
-    """Return how many rows of a group to read at a time. Goes by the sizes that the file says it has.
+    """Return how many rows of a group to read at a time. Goes by the sizes that the file says it
+    has.
 
-    leaves: the columns of its schema. texts: those that are read as indices. Raises ValueError where one row may
-    take more than GROUP_BYTES, and more than MOST_GROWTH times what is stored.
+    leaves: the columns of its schema. texts: those that are read as indices. Raises ValueError
+    where one row may take more than GROUP_BYTES, and more than MOST_GROWTH times what is stored.
     """
     whole = compressed = 0  # what one row may take, where it has nearly everything
     width = 1  # what one takes of the columns that are no lists
@@ -196,7 +224,11 @@ def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str)
         value = 8
         if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
             value = max(leaf.length, 8)
-        elif leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts and not _APART.issuperset(chunk.encodings):
+        elif (
+            leaf.physical_type == "BYTE_ARRAY"
+            and leaf.path not in texts
+            and not _APART.issuperset(chunk.encodings)
+        ):
             value = chunk.total_uncompressed_size
         compressed += chunk.total_compressed_size
         whole += chunk.total_uncompressed_size
@@ -206,14 +238,16 @@ def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str)
             width += value
     if whole > max(GROUP_BYTES, MOST_GROWTH * compressed):
         raise ValueError(
-            f"{where}: {compressed:,} bytes may become {whole:,} in memory, and of so few {GROUP_BYTES:,} are read. "
+            f"{where}: {compressed:,} bytes may become {whole:,} in memory, and of so few "
+            f"{GROUP_BYTES:,} are read. "
             "Write it in smaller groups (row_group_size), or as .jsonl"
         )
     return min(max(BATCH_BYTES // width, 1), 1024)
 
 
 def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
-    """Split rows of a batch until each piece takes at most BATCH_BYTES with its texts expanded; None is a row of more.
+    """Split rows of a batch until each piece takes at most BATCH_BYTES with its texts expanded;
+    None is a row of more.
 
     A piece is a copy: of a slice, what Arrow expands is all that it is a slice of.
     """
@@ -253,7 +287,12 @@ def _is_text(kind: Any) -> bool:
 
     return any(
         is_kind(kind)
-        for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
     )
 
 

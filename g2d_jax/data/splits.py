@@ -1,7 +1,8 @@
 """Stable problem ids, and the splits that follow from them.
 
-An id depends on the prompt's text alone and a split on the id alone, so a problem stays in its split whatever file,
-order, subset or machine it is read from, and a growing data set moves nothing from test to train.
+An id depends on the prompt's text alone and a split on the id alone, so a problem stays in its
+split whatever file, order, subset or machine it is read from, and a growing data set moves nothing
+from test to train.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def problem_id(prompt: Prompt) -> str:
-    """Return 16 hex digits: BLAKE2b of the prompt's text in Unicode NFC with every run of whitespace as one space."""
+    """Return 16 hex digits: BLAKE2b of the prompt's text in Unicode NFC with every run of
+    whitespace as one space."""
     normalised = " ".join(unicodedata.normalize("NFC", prompt_text(prompt)).split())
     return hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def split_of(identifier: str) -> Split:
-    """Return the split of an id, by this uniform hash as a fraction of 2^64: eight tenths train, one dev, one test."""
+    """Return the split of an id, by this uniform hash as a fraction of 2^64: eight tenths train,
+    one dev, one test."""
     fraction = int(identifier, 16) / 2**64
     if fraction < 0.8:
         return "train"
@@ -56,7 +59,8 @@ def split_of(identifier: str) -> Split:
 
 
 def drop_overlap(train: Sequence[T], evaluation: Iterable[HasId]) -> tuple[list[T], int]:
-    """Return training records whose prompt does not occur in the evaluation set, and how many were dropped."""
+    """Return training records whose prompt does not occur in the evaluation set, and how many were
+    dropped."""
     held_out = {record.id for record in evaluation}
     distinct = [record for record in train if record.id not in held_out]
     return distinct, len(train) - len(distinct)

@@ -1,13 +1,15 @@
-r"""From a prompt to the text that is tokenised: the one place where prompt and chat templates are applied.
+r"""From a prompt to the text that is tokenised: the one place where prompt and chat templates are
+applied.
 
     "What is 1+1?" ─► prompt template ─► [system, user] messages ─► chat template ─► "<|im_start|>user\nWhat is …"
 
-What chat templates add on their own account is made explicit: a default system prompt (Qwen2.5's "You are Qwen, …")
-and a date (Llama 3.1's fixed one, Llama 3.2's today) come in only as `TemplateSettings` says. The settings are written
-into the template itself (`Template.pinned`), which an exported policy brings: whoever renders messages with it writes
-what the policy saw.
-What they leave out is refused: each sequence of roles is tried with stand-ins first, whose texts must all be written.
-Templates are untrusted programs; they run in transformers' Jinja sandbox and nowhere else.
+What chat templates add on their own account is made explicit: a default system prompt (Qwen2.5's
+"You are Qwen, …") and a date (Llama 3.1's fixed one, Llama 3.2's today) come in only as
+`TemplateSettings` says. The settings are written into the template itself (`Template.pinned`),
+which an exported policy brings: whoever renders messages with it writes what the policy saw.
+What they leave out is refused: each sequence of roles is tried with stand-ins first, whose texts
+must all be written. Templates are untrusted programs; they run in transformers' Jinja sandbox and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ PLACEHOLDER = "{problem}"
 PROMPT_TEMPLATES = {
     "plain": PLACEHOLDER,
     # arXiv 2506.21495, figure 4
-    "paper": "Given the following problem, reason and give a final answer to the problem. Problem: {problem}\n"
-    "Your response should end with 'The final answer is $\\boxed{[answer]}$. I hope it is correct.' "
+    "paper": "Given the following problem, reason and give a final answer to the problem. Problem: "
+    "{problem}\n"
+    "Your response should end with 'The final answer is $\\boxed{[answer]}$. I hope it is "
+    "correct.' "
     "where [answer] is the response to the problem.",
 }
 DEFAULT_SYSTEM = "default"
@@ -43,7 +47,9 @@ _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 # Stand-ins whose place in a rendered conversation shows what the template put around them.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
-_OWN_TEMPLATE = "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
+_OWN_TEMPLATE = (
+    "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
+)
 
 Apply = Callable[[tuple[Message, ...], bool], str]
 """A chat template: messages, and whether a response is to follow them -> text."""
@@ -54,11 +60,12 @@ class TemplateSettings:
     """Decides how prompts become text. Part of the tokenizer's fingerprint.
 
     chat: use the tokenizer's chat template; None: if it has one.
-    prompt_template: "plain", "paper" or a text with {problem}, around problems that are bare text. Conversations in the
-        data are used as they are.
-    system: None: no system block at all, also where the template would insert its own. "default": whatever the template
-        inserts when no system message is given. Any other text, "" included: a system message with that content.
-        A system message in the data's own conversation wins over this setting.
+    prompt_template: "plain", "paper" or a text with {problem}, around problems that are bare text.
+        Conversations in the data are used as they are.
+    system: None: no system block at all, also where the template would insert its own. "default":
+        whatever the template inserts when no system message is given. Any other text, "" included:
+        a system message with that content. A system message in the data's own conversation wins
+        over this setting.
     date: YYYY-MM-DD that templates take for today, so that prompts do not change overnight.
     enable_thinking: handed to templates that know it (Qwen3); None: left to the template.
     """
@@ -74,13 +81,16 @@ class TemplateSettings:
             close = difflib.get_close_matches(self.prompt_template, PROMPT_TEMPLATES, n=1)
             hint = "".join(f" Did you mean {name!r}?" for name in close)
             raise ValueError(
-                f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains {PLACEHOLDER}, "
+                f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that "
+                f"contains {PLACEHOLDER}, "
                 f"got {self.prompt_template!r}.{hint}"
             )
         try:
             datetime.date.fromisoformat(self.date)
         except ValueError as error:
-            raise ValueError(f"date must be written YYYY-MM-DD, for example 2024-07-26, got {self.date!r}") from error
+            raise ValueError(
+                f"date must be written YYYY-MM-DD, for example 2024-07-26, got {self.date!r}"
+            ) from error
 
     @property
     def pattern(self) -> str:
@@ -89,17 +99,20 @@ class TemplateSettings:
 
 
 def check_typed(setting: str, text: str) -> str:
-    r"""Return a warning for a text of the settings with \n in it as two characters, "" for any other."""
+    r"""Return a warning for a text of the settings with \n in it as two characters, "" for any
+    other."""
     if not _TYPED_BREAK.search(text):
         return ""
     return (
-        f"WARNING: {setting} has a backslash and an n where a line break may be meant: in bash write "
+        f"WARNING: {setting} has a backslash and an n where a line break may be meant: in bash "
+        "write "
         f"$'--config.{setting}=…\\n…', or set it in the config file"
     )
 
 
 Fault = Callable[[ValueError], None]
-"""The answer to a fault that no run should begin with: `refuse`, or a warning for a run that is finished."""
+"""The answer to a fault that no run should begin with: `refuse`, or a warning for a run that is
+finished."""
 
 
 def refuse(error: ValueError) -> None:
@@ -114,22 +127,32 @@ class Template:
     source: the same with the settings' date where it asks for the time.
     pinned: the same with all settings written into it, see `pin`.
     inserted: the system block that the template writes unasked and `pinned` does not, "" for none.
-    fault: called for texts that the chat template leaves out. Raises ValueError when the settings ask for what the
-    tokenizer's chat template cannot do.
+    fault: called for texts that the chat template leaves out. Raises ValueError when the settings
+    ask for what the tokenizer's chat template cannot do.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings, fault: Fault = refuse) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings, fault: Fault = refuse
+    ) -> None:
         has_template = bool(tokenizer.chat_template)
         if settings.chat and not has_template:
-            raise ValueError("chat=True needs a tokenizer with a chat template and this one has none: set chat=None")
+            raise ValueError(
+                "chat=True needs a tokenizer with a chat template and this one has none: set "
+                "chat=None"
+            )
         self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):
-            raise ValueError(f"a system prompt needs a chat template, which is not in use here: {settings.system!r}")
+            raise ValueError(
+                "a system prompt needs a chat template, which is not in use here: "
+                f"{settings.system!r}"
+            )
         self.settings = settings
         self._tokenizer = tokenizer
         self._fault = fault
         self._bos = str(tokenizer.bos_token or "")
-        self._tried: set[tuple[str, ...]] = set()  # roles of conversations that the template is known to write whole
+        self._tried: set[tuple[str, ...]] = (
+            set()
+        )  # roles of conversations that the template is known to write whole
         self.own: str = _chat_template(tokenizer) if self.is_chat else ""
         self.source: str = _at_midnight(self.own, settings.date)
         self.pinned: str = ""
@@ -138,9 +161,12 @@ class Template:
             self._pin()
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
-        """Return the messages of a prompt: with the prompt template and the system message of the settings, if any."""
+        """Return the messages of a prompt: with the prompt template and the system message of the
+        settings, if any."""
         if isinstance(prompt, str):  # braces in it stay as they are
-            messages: tuple[Message, ...] = (_user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),)
+            messages: tuple[Message, ...] = (
+                _user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),
+            )
         elif prompt and prompt[-1]["role"] == "user":
             messages = tuple(prompt)
         else:
@@ -153,8 +179,8 @@ class Template:
     def render(self, prompt: Prompt) -> str:
         """Render the text to tokenise, ending where the response begins.
 
-        Raises ValueError when the chat template fails or leaves out a text, or for a conversation of several messages
-        without one.
+        Raises ValueError when the chat template fails or leaves out a text, or for a conversation
+        of several messages without one.
         """
         messages = self.conversation(prompt)
         if self.is_chat:
@@ -162,14 +188,18 @@ class Template:
         if len(messages) == 1 and messages[0]["role"] == "user":
             return messages[0]["content"]
         roles = ", ".join(_roles(messages))
-        raise ValueError(f"a conversation ({roles}) needs a chat template: set chat=None and use a chat tokenizer")
+        raise ValueError(
+            f"a conversation ({roles}) needs a chat template: set chat=None and use a chat "
+            "tokenizer"
+        )
 
     def frame(self) -> list[str]:
         """Return the texts that prompt and chat template write around a problem."""
         return self.render(_USER).split(_USER)
 
     def differences(self) -> list[str]:
-        """Say where `pinned` writes something else than the tokenizer's own template, a sentence each."""
+        """Say where `pinned` writes something else than the tokenizer's own template, a sentence
+        each."""
         if not self.is_chat:
             return []
         asked = (_user(_USER),)
@@ -181,18 +211,25 @@ class Template:
         said = []
         if self.inserted:
             said.append(
-                f"Without a system message it writes none, where the model's own writes {self.inserted!r:.300}."
+                "Without a system message it writes none, where the model's own writes "
+                f"{self.inserted!r:.300}."
             )
         elif system not in (None, DEFAULT_SYSTEM):
-            said.append(f"Without a system message it writes the one of the training: {system!r:.300}.")
+            said.append(
+                f"Without a system message it writes the one of the training: {system!r:.300}."
+            )
         if "strftime_now" in self.own or "date_string" in self.own:
             said.append(f"Where it writes today's date it writes {named['date_string']}.")
         if "enable_thinking" in self.own and "enable_thinking" in named:
-            said.append(f"Unless the caller names it, enable_thinking is {_literal(named['enable_thinking'])}.")
+            said.append(
+                "Unless the caller names it, enable_thinking is "
+                f"{_literal(named['enable_thinking'])}."
+            )
         return said or ["It writes one BOS, where the model's own writes two."]
 
     def _is_same(self, messages: tuple[Message, ...]) -> bool:
-        """Tell whether the pinned template renders a conversation as the tokenizer's own does, errors included."""
+        """Tell whether the pinned template renders a conversation as the tokenizer's own does,
+        errors included."""
         texts = []
         for source in (self.own, self.pinned):
             try:
@@ -209,7 +246,8 @@ class Template:
         return end if answer else ""
 
     def check(self) -> None:
-        """Raise ValueError for a chat template whose prompts leave out a text or lack the assistant's header."""
+        """Raise ValueError for a chat template whose prompts leave out a text or lack the
+        assistant's header."""
         if not self.is_chat:
             return
         *system, _ = self.conversation(_USER)
@@ -219,10 +257,11 @@ class Template:
         check_header(self._run, asked)
 
     def apply(self, messages: tuple[Message, ...], *, generation: bool) -> str:
-        """Run the chat template on messages as they are, up to where a response begins if `generation`.
+        """Run the chat template on messages as they are, up to where a response begins if
+        `generation`.
 
-        The text begins with one BOS at most. What the template raises becomes a ValueError that says what to do, and so
-        does a text that it leaves out, unless `fault` goes on.
+        The text begins with one BOS at most. What the template raises becomes a ValueError that
+        says what to do, and so does a text that it leaves out, unless `fault` goes on.
         """
         try:
             self._check_texts(messages)
@@ -238,11 +277,14 @@ class Template:
             self._tried.add(roles)
 
     def _try(self, *messages: Message) -> str:
-        """Run the chat template as it is. Raises ValueError for what it leaves out, whatever `fault` does."""
+        """Run the chat template as it is. Raises ValueError for what it leaves out, whatever
+        `fault` does."""
         self._check_texts(messages)
         return self._run(messages, generation=False)
 
-    def _run(self, messages: tuple[Message, ...], generation: bool, source: str | None = None) -> str:
+    def _run(
+        self, messages: tuple[Message, ...], generation: bool, source: str | None = None
+    ) -> str:
         """Run the chat template as it is, whatever it leaves out and however many BOS it writes.
 
         source: another template, None for the pinned one.
@@ -258,9 +300,12 @@ class Template:
         except Exception as error:  # the template is someone else's program
             roles = ", ".join(_roles(messages))
             raise ValueError(
-                f"the tokenizer's chat template failed on a conversation ({roles}): {error!s:.1000}. Some templates "
-                "take no system message: unset tokenizer.system, and put its text into tokenizer.prompt_template. Some "
-                "ask for alternating roles: change the data. tokenizer.chat=False does without a template."
+                f"the tokenizer's chat template failed on a conversation ({roles}): "
+                f"{error!s:.1000}. Some templates "
+                "take no system message: unset tokenizer.system, and put its text into "
+                "tokenizer.prompt_template. Some "
+                "ask for alternating roles: change the data. tokenizer.chat=False does without a "
+                "template."
             ) from error
         return str(text)
 
@@ -270,7 +315,8 @@ class Template:
         return text
 
     def _pin(self) -> None:
-        """Write the settings into the template, without its own system block where they want none."""
+        """Write the settings into the template, without its own system block where they want
+        none."""
         self.pinned = pin(self.source, self.settings)
         asked = (_user(_USER),)
         self.apply(asked, generation=False)  # says what it leaves out
@@ -287,12 +333,16 @@ class Template:
         if not self._fills_system_block(text) and not _WORDS.search(block.removeprefix(self._bos)):
             return
         if not is_clear or not rest.startswith(_USER):
-            raise ValueError(f"cannot tell where the chat template's own system block ends: {_UNREMOVABLE}")
+            raise ValueError(
+                f"cannot tell where the chat template's own system block ends: {_UNREMOVABLE}"
+            )
         # SmolLM2's BOS begins the block and every turn, and so the one behind the block.
         begins_with_bos = bool(self._bos) and block.startswith(self._bos)
         kept = self._bos if begins_with_bos and not header.startswith(self._bos) else ""
         self.inserted = block.removeprefix(kept)
-        self.pinned = pin(self.source, self.settings, block=block, header=header, kept=kept, doubled=doubled)
+        self.pinned = pin(
+            self.source, self.settings, block=block, header=header, kept=kept, doubled=doubled
+        )
 
     def _user_header(self) -> str | None:
         """Find the text with which a later user turn begins, None where that cannot be told."""
@@ -306,27 +356,36 @@ class Template:
         return longer[len(shorter) :].partition(_NEXT)[0]
 
     def _fills_system_block(self, text: str) -> bool:
-        """Tell whether `text`, rendered without a system message, has the block that a given one would be put in."""
+        """Tell whether `text`, rendered without a system message, has the block that a given one
+        would be put in."""
         try:
             given = self._try({"role": "system", "content": _SYSTEM}, _user(_USER))
         except ValueError:  # no system messages at all
             return False
         before, system, after = given.partition(_SYSTEM)
-        return bool(system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL))
+        return bool(
+            system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL)
+        )
 
 
 def pin(
-    source: str, settings: TemplateSettings, *, block: str = "", header: str = "", kept: str = "", doubled: str = ""
+    source: str,
+    settings: TemplateSettings,
+    *,
+    block: str = "",
+    header: str = "",
+    kept: str = "",
+    doubled: str = "",
 ) -> str:
     """Write settings into a chat template, so that messages alone are rendered as they are here.
 
-    What the caller names still counts: a system message, and the template's own variables. Without them it has the
-    settings' date and enable_thinking, and the settings' system message.
-    block: what the template writes of its own before the first turn; `kept` is written in its place. Where a
-    conversation begins otherwise, with another date for one, it ends where the first user's turn begins, with `header`.
-    A caller's tools bring the block back, for they stand in it. doubled: a BOS that is written twice, and once here.
-    Marks of what a model generates are gone where anything is cut: transformers counts their places by what was
-    written so far.
+    What the caller names still counts: a system message, and the template's own variables. Without
+    them it has the settings' date and enable_thinking, and the settings' system message.
+    block: what the template writes of its own before the first turn; `kept` is written in its
+    place. Where a conversation begins otherwise, with another date for one, it ends where the first
+    user's turn begins, with `header`. A caller's tools bring the block back, for they stand in it.
+    doubled: a BOS that is written twice, and once here. Marks of what a model generates are gone
+    where anything is cut: transformers counts their places by what was written so far.
     """
     own = "".join(
         f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
@@ -345,7 +404,8 @@ def pin(
             return f"{own}\n{source}"
         return source
     inner = _GENERATION.sub(_as_condition, source)
-    # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from being dropped too.
+    # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from
+    # being dropped too.
     inner = inner.removesuffix("\n") + '{{ "" }}'
     parts = [own, f"{{%- set rendered %}}\n{inner}{{% endset %}}"]
     if block:
@@ -356,7 +416,10 @@ def pin(
             "{%- if rendered.startswith(block) %}{%- set first_turn = block | length %}",
             '{%- elif first_role == "user" %}{%- set first_turn = rendered.find(header) %}',
             "{%- else %}{%- set first_turn = -1 %}{%- endif %}",
-            f"{{%- if first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}{{%- endif %}}",
+            (
+                f"{{%- if first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}{{%- "
+                f"endif %}}"
+            ),
             f"{{%- set rendered = {_literal(kept)} + rendered[first_turn:] %}}{{%- endif %}}",
         ]
     if doubled:
@@ -375,11 +438,14 @@ def _literal(value: Any) -> str:
 def check_texts(apply: Apply, roles: Sequence[str]) -> None:
     """Raise ValueError for a chat template that leaves out a text of a conversation of these roles.
 
-    Stand-ins are looked for, white space apart: users', assistants' in their order, and the system's anywhere, since
-    Mistral's template puts it into the last user's. What a template does to a text of its own kind, such as stripping
-    it or taking a flag out of it (SmolLM3's /no_think), does not count.
+    Stand-ins are looked for, white space apart: users', assistants' in their order, and the
+    system's anywhere, since Mistral's template puts it into the last user's. What a template does
+    to a text of its own kind, such as stripping it or taking a flag out of it (SmolLM3's
+    /no_think), does not count.
     """
-    messages = tuple({"role": role, "content": f"zq{role.upper()}{i}qz"} for i, role in enumerate(roles))
+    messages = tuple(
+        {"role": role, "content": f"zq{role.upper()}{i}qz"} for i, role in enumerate(roles)
+    )
     text = apply(messages, roles[-1] == "user")
     written = "".join(text.split())
     place = 0
@@ -397,14 +463,19 @@ def check_texts(apply: Apply, roles: Sequence[str]) -> None:
 def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
     asked = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
     role = message["role"]
-    told = f"the chat template leaves out the {role}'s text, or moves it: for {asked} it writes {text!r:.500}."
+    told = (
+        f"the chat template leaves out the {role}'s text, or moves it: for {asked} it writes "
+        f"{text!r:.500}."
+    )
     if role == "system":
         return (
-            f"{told} Unset tokenizer.system and put its text into tokenizer.prompt_template, or leave system messages "
+            f"{told} Unset tokenizer.system and put its text into tokenizer.prompt_template, or "
+            "leave system messages "
             f"out of the data; or use {_OWN_TEMPLATE}"
         )
     return (
-        f"{told} It may be made for other roles (human, gpt) or for content in parts, or misspell a name. Use "
+        f"{told} It may be made for other roles (human, gpt) or for content in parts, or "
+        "misspell a name. Use "
         f"{_OWN_TEMPLATE}, or set tokenizer.chat=False to do without one"
     )
 
@@ -412,17 +483,19 @@ def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
 def check_header(apply: Apply, asked: tuple[Message, ...]) -> None:
     """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
 
-    That is one that writes the same with add_generation_prompt as without, though it begins an assistant's message with
-    more than white space (Mistral's does not) and the tags of a thought (Qwen3's). asked: messages, the last of which
-    is the user's.
+    That is one that writes the same with add_generation_prompt as without, though it begins an
+    assistant's message with more than white space (Mistral's does not) and the tags of a thought
+    (Qwen3's). asked: messages, the last of which is the user's.
     """
     prompt, without = (_behind_user(apply(asked, generation)) for generation in (True, False))
     whole = _behind_user(apply((*asked, _ANSWERED), False).partition(_ANSWER)[0])
     if _bare(prompt) == _bare(without) != _bare(whole):
         header = whole.removeprefix(prompt)
         raise ValueError(
-            f"the chat template ignores add_generation_prompt: a prompt ends with {prompt!r:.200}, and an assistant's "
-            f"message begins with {header!r:.200}, which the model would have to write itself. Use {_OWN_TEMPLATE}, or "
+            "the chat template ignores add_generation_prompt: a prompt ends with "
+            f"{prompt!r:.200}, and an assistant's "
+            f"message begins with {header!r:.200}, which the model would have to write itself. "
+            f"Use {_OWN_TEMPLATE}, or "
             f"add at its end: {{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}}"
         )
 
@@ -437,7 +510,8 @@ def _bare(text: str) -> str:
 
 
 def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> None:
-    """Run the tokenizer's chat template, if it is to be used, where it can do no harm: see `rehearse`.
+    """Run the tokenizer's chat template, if it is to be used, where it can do no harm: see
+    `rehearse`.
 
     Raises ValueError when it takes too long or too much memory.
     """
@@ -451,7 +525,8 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
 
 
 def _as_condition(tag: re.Match[str]) -> str:
-    """Write a tag that marks what a model generates, or its end, as a condition that is always met."""
+    """Write a tag that marks what a model generates, or its end, as a condition that is always
+    met."""
     before, end, after = tag.groups()
     condition = "endif" if end else "if true"
     return f"{before}{condition}{after}"
@@ -469,7 +544,9 @@ def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return the tokenizer's chat template. Raises ValueError for one that is no text."""
     source = tokenizer.get_chat_template()
     if not isinstance(source, str):
-        raise ValueError(f"the tokenizer's chat template must be a text, got {type(source).__name__}")
+        raise ValueError(
+            f"the tokenizer's chat template must be a text, got {type(source).__name__}"
+        )
     return source
 
 
@@ -481,17 +558,27 @@ def _at_midnight(source: str, date: str) -> str:
     midnight = datetime.datetime.fromisoformat(date)
     source = _CLOCK.sub(lambda call: repr(midnight.strftime(call[2])), source)
     if re.search(r"strftime_now\s*\(", source):
-        raise ValueError("the chat template asks for the time in a format that it computes: set chat=False")
+        raise ValueError(
+            "the chat template asks for the time in a format that it computes: set chat=False"
+        )
     return source
 
 
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
     """Return what chat templates are given beside the messages."""
-    variables: dict[str, Any] = {"date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")}
+    variables: dict[str, Any] = {
+        "date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")
+    }
     if settings.enable_thinking is None:
         return variables
     return {**variables, "enable_thinking": settings.enable_thinking}
 
 
-_UNREMOVABLE = 'give the system message yourself (system="…"), or accept the template\'s own with system="default"'
-_NO_USER = "the system block of this template is taken out: begin the conversation with a system or a user message"
+_UNREMOVABLE = (
+    'give the system message yourself (system="…"), or accept the template\'s own with '
+    'system="default"'
+)
+_NO_USER = (
+    "the system block of this template is taken out: begin the conversation with a system or a "
+    "user message"
+)

@@ -1,8 +1,9 @@
 """Text to token ids and back, for any Hugging Face fast tokenizer.
 
-Prompts go through `data/template.py` and nothing else is added: at most one beginning-of-sequence token, written by the
-chat template if it writes one, by the tokenizer's own rule where no chat template is used. Completions end with one
-stop token. No mask is ever made from ids: padding may share its id with the end of sequence.
+Prompts go through `data/template.py` and nothing else is added: at most one beginning-of-sequence
+token, written by the chat template if it writes one, by the tokenizer's own rule where no chat
+template is used. Completions end with one stop token. No mask is ever made from ids: padding may
+share its id with the end of sequence.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Ids: TypeAlias = np.ndarray
 Record = TypeVar("Record", Problem, Example)
 
 THINKING = ("<think>", "</think>")
-"""The tokens that begin and end a thought. Where they are special tokens they stay in the text all the same: the answer
-is what follows the thought."""
+"""The tokens that begin and end a thought. Where they are special tokens they stay in the text all
+the same: the answer is what follows the thought."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
 """The name that transformers has for the file of a tokenizer's chat template."""
@@ -49,30 +50,38 @@ _VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-_MAX_VOCABULARY = 2**24  # a larger id is a damaged file's: the tables of a model are made for the largest one
+_MAX_VOCABULARY = (
+    2**24
+)  # a larger id is a damaged file's: the tables of a model are made for the largest one
 
 
 class PromptTokenizer:
     """A fast tokenizer with its templates and stop tokens.
 
     settings: TemplateSettings. template: Template.
-    eos_ids: sorted ids that end a response: those given, the tokenizer's own and the chat template's end of turn.
-    stop_id: the one of them that ends completions made from text: the end of turn for chat, else the tokenizer's own.
+    eos_ids: sorted ids that end a response: those given, the tokenizer's own and the chat
+    template's end of turn.
+    stop_id: the one of them that ends completions made from text: the end of turn for chat, else
+    the tokenizer's own.
     pad_id: the tokenizer's padding id, or stop_id where it has none.
-    bos_id, adds_bos: the id that begins a text, None without one; whether the tokenizer puts it there by itself.
+    bos_id, adds_bos: the id that begins a text, None without one; whether the tokenizer puts it
+    there by itself.
     special_tokens: their names and ids, and the end of turn's, marked as special or not.
     thinking: those of them that begin and end a thought.
     pretrained, backend: the tokenizer as transformers and `tokenizers` know it.
     vocab_size: one more than the largest id; a model's table may be larger.
-    id_limit: ids in use are less than it: vocab_size, or `rows` of the model's embedding where these are fewer.
+    id_limit: ids in use are less than it: vocab_size, or `rows` of the model's embedding where
+    these are fewer.
     fingerprint: 16 hex digits of everything that decides ids and text.
 
-    generates: whether responses follow its prompts; a reward model's tokenizer writes whole conversations only.
-    fault: called for a chat template whose prompts are not whole (`Template.check`), and for stop tokens, padding, BOS
-    and tokens of the template that the embedding has no row for; to encode one of these is an error all the same.
+    generates: whether responses follow its prompts; a reward model's tokenizer writes whole
+    conversations only.
+    fault: called for a chat template whose prompts are not whole (`Template.check`), and for stop
+    tokens, padding, BOS and tokens of the template that the embedding has no row for; to encode one
+    of these is an error all the same.
 
-    Raises ValueError for a tokenizer that is not a fast one or has no stop token, for settings it cannot follow, and
-    what `fault` raises.
+    Raises ValueError for a tokenizer that is not a fast one or has no stop token, for settings it
+    cannot follow, and what `fault` raises.
     """
 
     def __init__(
@@ -86,22 +95,33 @@ class PromptTokenizer:
         fault: Fault = refuse,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise ValueError(f"a fast tokenizer (one with tokenizer.json) is needed, got {type(tokenizer).__name__}")
+            raise ValueError(
+                "a fast tokenizer (one with tokenizer.json) is needed, got "
+                f"{type(tokenizer).__name__}"
+            )
         self.settings = settings or TemplateSettings()
         self.template = Template(tokenizer, self.settings, fault)
         self.pretrained = tokenizer
         vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        if not 0 < self.vocab_size <= _MAX_VOCABULARY:  # before a copy is made: the bindings walk through all ids
-            raise ValueError(f"a tokenizer has 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}")
+        if (
+            not 0 < self.vocab_size <= _MAX_VOCABULARY
+        ):  # before a copy is made: the bindings walk through all ids
+            raise ValueError(
+                f"a tokenizer has 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}"
+            )
         self.backend = _backend_copy(tokenizer)
         self.special_tokens: dict[str, int] = {
-            token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special
+            token.content: i
+            for i, token in self.backend.get_added_tokens_decoder().items()
+            if token.special
         }
         self._hidden = {i for token, i in self.special_tokens.items() if token not in THINKING}
         named = map(str, tokenizer.all_special_tokens)
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
-        self.thinking = {name: self.special_tokens[name] for name in THINKING if name in self.special_tokens}
+        self.thinking = {
+            name: self.special_tokens[name] for name in THINKING if name in self.special_tokens
+        }
         if generates:
             _checked(self.template.check, fault)
         self.stop_id, self.eos_ids = self._stops(eos_ids)
@@ -117,18 +137,21 @@ class PromptTokenizer:
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
-        """Render a prompt as text before tokenisation. Raises ValueError as `Template.render` does."""
+        """Render a prompt as text before tokenisation. Raises ValueError as `Template.render`
+        does."""
         return self.template.render(_bare(prompt))
 
     def conversation(self, prompt: Problem | Prompt) -> tuple[Message, ...]:
-        """Return the prompt as chat messages, system message included, for other libraries' templating."""
+        """Return the prompt as chat messages, system message included, for other libraries'
+        templating."""
         return self.template.conversation(_bare(prompt))
 
     def encode_prompt(self, prompt: Problem | Prompt) -> Ids:
         """Encode a prompt, [P] int32 with P at least 1, ending where the response begins.
 
-        Raises ValueError when the chat template fails, when the problem's own text holds a special token (it would act
-        as one), when the tokenizer does not know a character, and when nothing is left to encode.
+        Raises ValueError when the chat template fails, when the problem's own text holds a special
+        token (it would act as one), when the tokenizer does not know a character, and when nothing
+        is left to encode.
         """
         bare = _bare(prompt)
         contents = [bare] if isinstance(bare, str) else [message["content"] for message in bare]
@@ -143,10 +166,12 @@ class PromptTokenizer:
         return np.asarray(self.without_second_bos(ids), np.int32)
 
     def encode_completion(self, text: str) -> Ids:
-        """Encode a response and its stop token, [T] int32; a stop token written at the end of `text` is that one.
+        """Encode a response and its stop token, [T] int32; a stop token written at the end of
+        `text` is that one.
 
-        Encoded apart from the prompt, as the sampler generates it; THINKING counts as such. Raises ValueError when the
-        text holds another special token elsewhere, or a character that the tokenizer does not know.
+        Encoded apart from the prompt, as the sampler generates it; THINKING counts as such. Raises
+        ValueError when the text holds another special token elsewhere, or a character that the
+        tokenizer does not know.
         """
         stop = self.stop_id
         for name, identifier in self.special_tokens.items():
@@ -158,16 +183,22 @@ class PromptTokenizer:
         return np.asarray(self._inside([*self.encode_text(text), stop], text), np.int32)
 
     def encode_example(self, example: Example) -> tuple[Ids, Ids]:
-        """Encode the prompt exactly as for sampling, and the completion, which alone carries loss: ([P], [T]) int32."""
+        """Encode the prompt exactly as for sampling, and the completion, which alone carries loss:
+        ([P], [T]) int32."""
         return self.encode_prompt(example.prompt), self.encode_completion(example.completion)
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
-        """Decode ids without the stop token and special tokens, THINKING apart: what rewards and readers see."""
+        """Decode ids without the stop token and special tokens, THINKING apart: what rewards and
+        readers see."""
         ids = list(map(int, ids))
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
         if self.thinking:
-            return str(self.backend.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False))
+            return str(
+                self.backend.decode(
+                    [i for i in ids if i not in self._hidden], skip_special_tokens=False
+                )
+            )
         return str(self.backend.decode(ids, skip_special_tokens=True))
 
     def decode_raw(self, ids: Ids | Sequence[int]) -> str:
@@ -177,31 +208,44 @@ class PromptTokenizer:
     def check_stop_string(self, setting: str, string: str) -> str:
         """Return a warning for a stop string with a special token in it, "" for any other.
 
-        Responses are read without that token. The string is not refused: a policy may spell it out in other tokens.
+        Responses are read without that token. The string is not refused: a policy may spell it out
+        in other tokens.
         """
         for name, identifier in self.special_tokens.items():
             ends = identifier in self.eos_ids
             if not name or name not in string or not (ends or identifier in self._hidden):
                 continue
-            way = f"to end responses there, add its id, {identifier}, to eos_token_id in generation_config.json"
+            way = (
+                f"to end responses there, add its id, {identifier}, to eos_token_id in "
+                "generation_config.json"
+            )
             if ends:
                 way = "leave the string out, for that token ends a response by itself"
             return (
-                f"warning: {setting} has {string!r}, and responses are read without the special token {name!r}, so "
+                f"warning: {setting} has {string!r}, and responses are read without the special "
+                f"token {name!r}, so "
                 f"that the string never ends one at it: {way}"
             )
         return ""
 
-    def drop_too_long(self, records: Sequence[Record], max_prompt_length: int) -> tuple[list[Record], int]:
-        """Return the records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
-        short = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
+    def drop_too_long(
+        self, records: Sequence[Record], max_prompt_length: int
+    ) -> tuple[list[Record], int]:
+        """Return the records whose prompt has at most `max_prompt_length` tokens, and how many
+        others there are."""
+        short = [
+            record
+            for record in records
+            if len(self.encode_prompt(record.prompt)) <= max_prompt_length
+        ]
         return short, len(records) - len(short)
 
     def save(self, folder: storage.PathLike) -> None:
-        """Write the tokenizer as transformers reads it, with the chat template as pinned by the settings.
+        """Write the tokenizer as transformers reads it, with the chat template as pinned by the
+        settings.
 
-        Prompts without a chat template leave none behind. eos_ids belong to the model's files. A tokenizer with several
-        chat templates keeps those for other uses.
+        Prompts without a chat template leave none behind. eos_ids belong to the model's files. A
+        tokenizer with several chat templates keeps those for other uses.
         """
         written = copy.copy(self.pretrained)
         own = written.chat_template
@@ -219,12 +263,14 @@ class PromptTokenizer:
     def encode_text(self, text: str) -> list[int]:
         """Encode a rendered text, whose special tokens count as such.
 
-        Raises ValueError if it cannot be encoded, and for a token that the model's embedding has no row for.
+        Raises ValueError if it cannot be encoded, and for a token that the model's embedding has no
+        row for.
         """
         return self._inside(encode(self.backend, text), text)
 
     def _inside(self, ids: list[int], text: str) -> list[int]:
-        """Return the ids of a text. Raises ValueError for one that the model's embedding has no row for."""
+        """Return the ids of a text. Raises ValueError for one that the model's embedding has no row
+        for."""
         if max(ids, default=0) >= self.id_limit:
             raise ValueError(f"{self._outside(max(ids), 'a token')}; it stands in {text!r:.200}")
         return ids
@@ -240,12 +286,14 @@ class PromptTokenizer:
             if name and name in text and name not in allowed:
                 at = max(text.index(name) - 20, 0)
                 raise ValueError(
-                    f"the special token {name!r} stands in the text itself ({text[at : at + 60]!r}) and would act as "
+                    f"the special token {name!r} stands in the text itself "
+                    f"({text[at : at + 60]!r}) and would act as "
                     "one: remove it from the data"
                 )
 
     def _check_own_ids(self) -> None:
-        """Raise ValueError for a token of the tokenizer's own that the model's embedding has no row for."""
+        """Raise ValueError for a token of the tokenizer's own that the model's embedding has no row
+        for."""
         if self.id_limit == self.vocab_size:
             return
         own = [(i, "a stop token") for i in self.eos_ids] + [(self.pad_id, "the padding token")]
@@ -259,17 +307,23 @@ class PromptTokenizer:
 
     def _outside(self, identifier: int, kind: str) -> str:
         return (
-            f"{kind}, {self.backend.id_to_token(identifier)!r}, has the id {identifier}, and the model's embedding has "
-            f"{self.id_limit} rows (vocab_size in its config.json). Take the tokenizer that the model was trained "
-            "with; if tokens were added to it, resize the embedding with transformers (resize_token_embeddings) and "
+            f"{kind}, {self.backend.id_to_token(identifier)!r}, has the id {identifier}, and the "
+            "model's embedding has "
+            f"{self.id_limit} rows (vocab_size in its config.json). Take the tokenizer that the "
+            "model was trained "
+            "with; if tokens were added to it, resize the embedding with transformers "
+            "(resize_token_embeddings) and "
             "save the model again"
         )
 
     def _stops(self, given: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         own = self.pretrained.eos_token_id
         turn_end = self.template.turn_end().lstrip()
-        # Whatever added token a turn ends with ends a response; not all tokenizers mark theirs as special.
-        added = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()} | self.special_tokens
+        # Whatever added token a turn ends with ends a response; not all tokenizers mark theirs as
+        # special.
+        added = {
+            token.content: i for i, token in self.backend.get_added_tokens_decoder().items()
+        } | self.special_tokens
         names = [name for name in added if name and turn_end.startswith(name)]
         end_of_turn = None
         if names:
@@ -277,10 +331,18 @@ class PromptTokenizer:
             end_of_turn = self.special_tokens[name] = added[name]
         stops = [i for i in (end_of_turn, own, *given) if i is not None]
         if not stops:
-            raise ValueError("the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids")
+            raise ValueError(
+                "the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids"
+            )
         for i in stops:
-            if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.vocab_size:
-                raise ValueError(f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}")
+            if (
+                isinstance(i, bool)
+                or not isinstance(i, int | np.integer)
+                or not 0 <= i < self.vocab_size
+            ):
+                raise ValueError(
+                    f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}"
+                )
         return int(stops[0]), tuple(sorted(set(map(int, stops))))
 
     def _fingerprint(self) -> str:
@@ -288,7 +350,9 @@ class PromptTokenizer:
             {
                 "backend": json.loads(self.backend.to_str()),
                 "chat_template": self.template.source,
-                "special_tokens": {key: str(token) for key, token in self.pretrained.special_tokens_map.items()},
+                "special_tokens": {
+                    key: str(token) for key, token in self.pretrained.special_tokens_map.items()
+                },
                 "settings": dataclasses.asdict(self.settings),
                 "stops": [self.stop_id, *self.eos_ids],
                 "pad_id": self.pad_id,
@@ -305,17 +369,22 @@ def _checked(check: Callable[[], None], fault: Fault) -> None:
 
 
 _NO_UNKNOWN = (
-    "a part of it is in no token, and there is none for what is unknown. Where neither model.path nor tokenizer.path "
-    "is set it is the tokenizer of the embedded arithmetic, which knows digits and signs alone: set model.path to a "
+    "a part of it is in no token, and there is none for what is unknown. Where neither "
+    "model.path nor tokenizer.path "
+    "is set it is the tokenizer of the embedded arithmetic, which knows digits and signs alone: "
+    "set model.path to a "
     "model that reads such text, or tokenizer.path for a random one"
 )
 
 
 def encode(backend: Any, text: str) -> list[int]:
-    """Encode a text as it stands by the tokenizer's Rust half. Raises ValueError if it cannot be encoded."""
+    """Encode a text as it stands by the tokenizer's Rust half. Raises ValueError if it cannot be
+    encoded."""
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
-    except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
+    except (
+        Exception
+    ) as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
         reason = str(error)
         if "Missing [UNK] token" in reason:
             reason = _NO_UNKNOWN
@@ -331,10 +400,13 @@ def load_tokenizer(
     generates: bool = True,
     fault: Fault = refuse,
 ) -> PromptTokenizer:
-    """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task ("procedural:slips").
+    """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task
+    ("procedural:slips").
 
-    Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
-    rows, generates, fault: see PromptTokenizer. Raises ValueError when it cannot be found or read, or does not fit.
+    Its stop tokens include those of config.json and generation_config.json beside it. No code of
+    the repository is run.
+    rows, generates, fault: see PromptTokenizer. Raises ValueError when it cannot be found or read,
+    or does not fit.
     """
     name = os.fspath(source)
     options = {"rows": rows, "generates": generates, "fault": fault}
@@ -366,9 +438,14 @@ _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _load_hugging_face(
-    source: str, name: str, settings: TemplateSettings | None, revision: str | None, options: Mapping[str, Any]
+    source: str,
+    name: str,
+    settings: TemplateSettings | None,
+    revision: str | None,
+    options: Mapping[str, Any],
 ) -> PromptTokenizer:
-    """Load a tokenizer from a local folder or hub id; name: what messages call it. options: of PromptTokenizer."""
+    """Load a tokenizer from a local folder or hub id; name: what messages call it. options: of
+    PromptTokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = os.path.expanduser(source)
@@ -377,8 +454,10 @@ def _load_hugging_face(
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
     if is_folder and not any(os.path.exists(os.path.join(source, file)) for file in _VOCABULARIES):
         raise ValueError(  # transformers would make an empty one
-            f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the files of the one the "
-            "model was trained with into it, or set tokenizer.path to a folder or hub id that has it"
+            f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the "
+            "files of the one the "
+            "model was trained with into it, or set tokenizer.path to a folder or hub id that "
+            "has it"
         )
     for file in _VOCABULARIES:
         path = os.path.join(source, file)
@@ -386,16 +465,22 @@ def _load_hugging_face(
             with open(path, "rb") as handle:
                 storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
     try:
-        # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place of a tokenizer.json
-        # that declares a class of its own for generic tokenizers.
-        generic = _declared(source, "tokenizer_config.json", "tokenizer_class", revision) in _GENERIC
+        # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place
+        # of a tokenizer.json that declares a class of its own for generic tokenizers.
+        generic = (
+            _declared(source, "tokenizer_config.json", "tokenizer_class", revision) in _GENERIC
+        )
         loader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
         tokenizer = loader.from_pretrained(source, revision=revision, trust_remote_code=False)
         declared = _declared_eos(source, revision)
     except ImportError:
         raise  # it names what to install
-    except Exception as error:  # damaged files make transformers raise anything, and the bindings bare Exceptions
-        reason = f"{type(error).__name__}: {error!s:.1000}" if is_folder else storage.hub_reason(error)
+    except (
+        Exception
+    ) as error:  # damaged files make transformers raise anything, and the bindings bare Exceptions
+        reason = (
+            f"{type(error).__name__}: {error!s:.1000}" if is_folder else storage.hub_reason(error)
+        )
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
@@ -407,7 +492,8 @@ def _load_hugging_face(
 
 
 def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
-    """Read the end-of-sequence ids in generation_config.json and config.json, where there are such files."""
+    """Read the end-of-sequence ids in generation_config.json and config.json, where there are such
+    files."""
     declared: list[int] = []
     for file in ("generation_config.json", "config.json"):
         eos = _declared(name, file, "eos_token_id", revision)
@@ -419,7 +505,8 @@ def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
 
 
 def _declared(name: str, file: str, field: str, revision: str | None) -> Any:
-    """Read one field of a JSON file beside the tokenizer, None where there is no such file or field."""
+    """Read one field of a JSON file beside the tokenizer, None where there is no such file or
+    field."""
     from transformers.utils.hub import cached_file
 
     path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
@@ -437,7 +524,8 @@ def _bare(prompt: Problem | Prompt) -> Prompt:
 
 
 def _backend_copy(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """Copy the tokenizer's Rust half, on its own: no call on the original can switch padding or truncation on in it."""
+    """Copy the tokenizer's Rust half, on its own: no call on the original can switch padding or
+    truncation on in it."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

@@ -2,8 +2,9 @@
 
     token_logprobs ─► sft_loss | grpo_loss | entropy_loss | sequence_sums ─► dpo_loss | group_dpo_loss
 
-Each returns (loss, sums). The loss is sum(value * weight) with weights, computed on the host once per optimiser step,
-that hold the normaliser of the whole global batch: add losses and sums over micro-batches and devices as they come.
+Each returns (loss, sums). The loss is sum(value * weight) with weights, computed on the host once
+per optimiser step, that hold the normaliser of the whole global batch: add losses and sums over
+micro-batches and devices as they come.
 """
 
 from g2d_jax.losses.dpo import dpo_loss, dpo_weights

@@ -1,14 +1,15 @@
 """Direct preference optimisation on sequence log-probabilities.
 
-Equation 3 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495), after Rafailov et al.
-(arXiv 2305.18290); label smoothing as in conservative DPO; IPO is equation 17 of Azar et al. (arXiv 2310.12036);
-"sigmoid_norm" is length-normalised DPO as in TRL; "simpo" is equation 6 of SimPO (arXiv 2405.14734), which has no
-reference; the negative log-likelihood of the chosen response that may be added
-is the one of the paper's section 4.2 (scale 1 there), per token as in its section 5.1 and in Pang et al. (arXiv
-2404.19733, equation 1). Normaliser: the pairs in the global batch of one optimiser step, or all of its prompts
-(`dpo_weights`).
+Equation 3 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495),
+after Rafailov et al. (arXiv 2305.18290); label smoothing as in conservative DPO; IPO is equation 17
+of Azar et al. (arXiv 2310.12036); "sigmoid_norm" is length-normalised DPO as in TRL; "simpo" is
+equation 6 of SimPO (arXiv 2405.14734), which has no reference; the negative log-likelihood of the
+chosen response that may be added is the one of the paper's section 4.2 (scale 1 there), per token
+as in its section 5.1 and in Pang et al. (arXiv 2404.19733, equation 1). Normaliser: the pairs in
+the global batch of one optimiser step, or all of its prompts (`dpo_weights`).
 
-N: preference pairs. Log-probabilities are sums over the tokens of a response (not means), in nats; with beta 0.1.
+N: preference pairs. Log-probabilities are sums over the tokens of a response (not means), in nats;
+with beta 0.1.
 """
 
 from __future__ import annotations
@@ -34,24 +35,29 @@ from g2d_jax.losses.reduction import (
 from g2d_jax.records import tie_nats
 
 PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
-"""The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's tokens."""
+"""The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's
+tokens."""
 
 NUMBERS = ("beta", "label_smoothing", "simpo_gamma", "nll_coef")
 """The settings that are numbers of the loss: a program may take them as arguments."""
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
-    """Weigh each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs take 0.
+    """Weigh each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding
+    pairs take 0.
 
-    num_prompts: of the global batch, those without a pair included, to divide by in place of the pairs: a prompt
-    without a pair then counts as a loss of 0, as in the paper's published recipe (fairseq2), and the more prompts are
-    skipped, the shorter is the step.
+    num_prompts: of the global batch, those without a pair included, to divide by in place of the
+    pairs: a prompt without a pair then counts as a loss of 0, as in the paper's published recipe
+    (fairseq2), and the more prompts are skipped, the shorter is the step.
     """
-    return np.full((num_pairs,), 1.0 / max(num_pairs if num_prompts is None else num_prompts, 1), np.float32)
+    return np.full(
+        (num_pairs,), 1.0 / max(num_pairs if num_prompts is None else num_prompts, 1), np.float32
+    )
 
 
 def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array:
-    """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels taken as flipped.
+    """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels
+    taken as flipped.
 
     margins: any shape, beta * (log-ratio of chosen - log-ratio of rejected). Same shape, float32.
     """
@@ -60,7 +66,8 @@ def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array
 
 
 def ipo_loss(gaps: jax.Array, beta: Number) -> jax.Array:
-    """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always asks for more.
+    """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always
+    asks for more.
 
     gaps: any shape, log-ratio per token of chosen minus that of rejected. Same shape, float32.
     """
@@ -81,15 +88,16 @@ def dpo_loss(
 ) -> tuple[jax.Array, Sums]:
     """Compute sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
-    policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference; no gradient
-    flows into the reference, and with "simpo", which has none, ref_* are not read. weights: [N], see `dpo_weights`;
-    0 marks a padding pair, whose values do not matter. All arrays have one shape, which may be any.
-    settings.loss_type: "sigmoid" is equation 3; "sigmoid_norm" and "ipo" divide each log-ratio by its response's length
-    in tokens first, as TRL does, and "simpo" each log-probability; its margins are to exceed simpo_gamma. They need
-    chosen_lengths and rejected_lengths [N].
-    settings.label_smoothing: not with "ipo"; with it the loss is conservative DPO's (TRL's "sigmoid" has none).
-    settings.nll_coef: times the chosen response's negative log-likelihood, the mean over its tokens, which needs
-    chosen_lengths; with nll_length_normalization False the sum over them, T times as much for a response of T tokens.
+    policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference;
+    no gradient flows into the reference, and with "simpo", which has none, ref_* are not read.
+    weights: [N], see `dpo_weights`; 0 marks a padding pair, whose values do not matter. All arrays
+    have one shape, which may be any. settings.loss_type: "sigmoid" is equation 3; "sigmoid_norm"
+    and "ipo" divide each log-ratio by its response's length in tokens first, as TRL does, and
+    "simpo" each log-probability; its margins are to exceed simpo_gamma. They need chosen_lengths
+    and rejected_lengths [N]. settings.label_smoothing: not with "ipo"; with it the loss is
+    conservative DPO's (TRL's "sigmoid" has none). settings.nll_coef: times the chosen response's
+    negative log-likelihood, the mean over its tokens, which needs chosen_lengths; with
+    nll_length_normalization False the sum over them, T times as much for a response of T tokens.
     settings.normalizer is that of the weights.
     numbers: of NUMBERS, in place of those of the settings; they may be arguments of a program.
 
@@ -102,33 +110,47 @@ def dpo_loss(
                           that is its reference 0.5, as by chance. TRL counts ties as 0
       logps/chosen, logps/rejected   the policy's summed log-probabilities
       nll_loss            the negative log-likelihood that nll_coef multiplies, only with nll_coef. TRL's DPO has no
-                          such metric (its loss_type "sft" is a mean over all chosen tokens of a batch); the name is
-                          that of its CPO and ORPO trainers
-    Raises ValueError for differing shapes, and without the reference or the lengths where the settings need them.
+                          such metric (its loss_type "sft" is a mean over all chosen tokens of a
+                          batch); the name is that of its CPO and ORPO trainers
+    Raises ValueError for differing shapes, and without the reference or the lengths where the
+    settings need them.
     """
-    beta, label_smoothing, simpo_gamma, nll_coef = (numbers.get(name, getattr(settings, name)) for name in NUMBERS)
+    beta, label_smoothing, simpo_gamma, nll_coef = (
+        numbers.get(name, getattr(settings, name)) for name in NUMBERS
+    )
     loss_type, has_nll = settings.loss_type, not is_off(nll_coef)
     if loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
         raise ValueError(
-            f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and rejected_lengths"
+            f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and "
+            "rejected_lengths"
         )
     if has_nll and settings.nll_length_normalization and chosen_lengths is None:
-        raise ValueError("the NLL term is a mean over tokens: pass chosen_lengths, or nll_length_normalization=False")
+        raise ValueError(
+            "the NLL term is a mean over tokens: pass chosen_lengths, or "
+            "nll_length_normalization=False"
+        )
     if not settings.compares:
         ref_chosen, ref_rejected = jnp.zeros_like(policy_chosen), jnp.zeros_like(policy_rejected)
     elif ref_chosen is None or ref_rejected is None:
-        raise ValueError(f"loss_type {loss_type!r} compares with a reference: pass ref_chosen and ref_rejected")
+        raise ValueError(
+            f"loss_type {loss_type!r} compares with a reference: pass ref_chosen and ref_rejected"
+        )
     inputs = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
     lengths = {"chosen_lengths": chosen_lengths, "rejected_lengths": rejected_lengths}
     check_same_shape(**dict(zip(names, inputs, strict=True)), weights=weights, **lengths)
 
-    policy_chosen, policy_rejected, ref_chosen, ref_rejected = (fill_inactive(x, weights) for x in inputs)
+    policy_chosen, policy_rejected, ref_chosen, ref_rejected = (
+        fill_inactive(x, weights) for x in inputs
+    )
     chosen_logratio = policy_chosen - jax.lax.stop_gradient(ref_chosen)
     rejected_logratio = policy_rejected - jax.lax.stop_gradient(ref_rejected)
     scores = chosen_logratio, rejected_logratio
     if chosen_lengths is not None and rejected_lengths is not None and loss_type in PER_TOKEN:
-        scores = _per_token(chosen_logratio, chosen_lengths), _per_token(rejected_logratio, rejected_lengths)
+        scores = (
+            _per_token(chosen_logratio, chosen_lengths),
+            _per_token(rejected_logratio, rejected_lengths),
+        )
     gaps = scores[0] - scores[1]
     if loss_type == "ipo":
         pair_loss = ipo_loss(gaps, beta)
@@ -147,7 +169,9 @@ def dpo_loss(
         "rewards/chosen": chosen_reward,
         "rewards/rejected": rejected_reward,
         "rewards/margins": margins,
-        "rewards/accuracies": jnp.where(jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32)),
+        "rewards/accuracies": jnp.where(
+            jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32)
+        ),
         "logps/chosen": policy_chosen,
         "logps/rejected": policy_rejected,
     }
@@ -157,7 +181,9 @@ def dpo_loss(
             nll = _per_token(nll, chosen_lengths)
         pair_loss = pair_loss + nll_coef * nll
         metrics["nll_loss"] = nll
-    sums = {"pairs": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
+    sums = {"pairs": active_count(weights)} | {
+        name: active_sum(x, weights) for name, x in metrics.items()
+    }
     return weighted_sum(pair_loss, weights), sums
 
 

@@ -1,8 +1,8 @@
 """Entropy regularisation: the mean next-token entropy of the trained responses, rewarded.
 
-"Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) adds the mean negative entropy of the
-next-token distributions to any loss, with coefficients of 1e-4 to 5e-4. Normaliser: the response tokens of the global
-batch, as in supervised fine-tuning (`sft_weights`).
+"Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) adds the mean
+negative entropy of the next-token distributions to any loss, with coefficients of 1e-4 to 5e-4.
+Normaliser: the response tokens of the global batch, as in supervised fine-tuning (`sft_weights`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from g2d_jax.losses.reduction import (
 def entropy_loss(entropies: jax.Array, weights: jax.Array, coef: Number) -> tuple[jax.Array, Sums]:
     """Compute -coef * sum(entropy * weight), to be added to another loss.
 
-    entropies: of the distribution that each token was drawn from, in nats, differentiable (`token_logprobs`); any
-    shape. weights: same shape, see `sft_weights`; 0 on prompt and padding. coef: at least 0.
-    Returns (loss, sums), scalars in float32. Sums, each over active tokens and with a count of their own, for these
-    tokens need not be those of the other loss ("entropy" is the sampler's metric):
+    entropies: of the distribution that each token was drawn from, in nats, differentiable
+    (`token_logprobs`); any shape. weights: same shape, see `sft_weights`; 0 on prompt and padding.
+    coef: at least 0. Returns (loss, sums), scalars in float32. Sums, each over active tokens and
+    with a count of their own, for these tokens need not be those of the other loss ("entropy" is
+    the sampler's metric):
       policy_entropy|entropy_tokens   entropy
       entropy_tokens                  their number
     Raises ValueError if the shapes differ or for a negative coef.

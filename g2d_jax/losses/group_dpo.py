@@ -1,9 +1,10 @@
 """GroupDPO: the mean DPO loss over all pairs of a correct and an incorrect response to one prompt.
 
-Equation 4 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495). Each response is
-forwarded once: pairs are formed from log-probabilities, inside one row of a packed batch, so a prompt's responses must
-share a row. Normaliser: prompts with a pair in the global batch, or all its prompts, times the prompt's own pairs
-(`group_dpo_weights`).
+Equation 4 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495). Each
+response is
+forwarded once: pairs are formed from log-probabilities, inside one row of a packed batch, so a
+prompt's responses must share a row. Normaliser: prompts with a pair in the global batch, or all its
+prompts, times the prompt's own pairs (`group_dpo_weights`).
 
 R rows, M response places of a row, N prompts.
 """
@@ -23,27 +24,43 @@ from g2d_jax.losses.dpo import dpo_loss
 from g2d_jax.losses.reduction import Number, Sums, check_same_shape
 
 
-def group_dpo_weights(num_correct: ArrayLike, num_incorrect: ArrayLike, num_prompts: int | None = None) -> np.ndarray:
-    """Weigh every pair of each prompt: 1 / (prompts with a pair * correct * incorrect), 0 for a prompt without a pair.
+def group_dpo_weights(
+    num_correct: ArrayLike, num_incorrect: ArrayLike, num_prompts: int | None = None
+) -> np.ndarray:
+    """Weigh every pair of each prompt: 1 / (prompts with a pair * correct * incorrect), 0 for a
+    prompt without a pair.
 
-    num_correct, num_incorrect: [N] responses that take part, of every prompt in the global batch of one optimiser step.
+    num_correct, num_incorrect: [N] responses that take part, of every prompt in the global batch of
+    one optimiser step.
     num_prompts: to divide by in place of the prompts with a pair, as in `dpo_weights`.
     Returns [N] float32. Host side. Raises ValueError for other shapes or a negative count.
     """
     correct, incorrect = np.asarray(num_correct, np.int64), np.asarray(num_incorrect, np.int64)
-    if correct.ndim != 1 or correct.shape != incorrect.shape or (correct < 0).any() or (incorrect < 0).any():
-        raise ValueError(f"counts must be [prompts] and >= 0; got shapes {correct.shape} and {incorrect.shape}")
+    if (
+        correct.ndim != 1
+        or correct.shape != incorrect.shape
+        or (correct < 0).any()
+        or (incorrect < 0).any()
+    ):
+        raise ValueError(
+            f"counts must be [prompts] and >= 0; got shapes {correct.shape} and {incorrect.shape}"
+        )
     pairs = correct * incorrect
     prompts = max(int((pairs > 0).sum()) if num_prompts is None else num_prompts, 1)
     return np.asarray(np.where(pairs > 0, 1.0 / (prompts * np.maximum(pairs, 1)), 0.0), np.float32)
 
 
 def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax.Array:
-    """Spread weights [R, M] to [R, M, M] float32: of chosen place i with rejected place j, 0 where they are no pair.
+    """Spread weights [R, M] to [R, M, M] float32: of chosen place i with rejected place j, 0 where
+    they are no pair.
 
     See `group_dpo_loss` for the arguments.
     """
-    pairs = (sides[:, :, None] > 0) & (sides[:, None, :] < 0) & (groups[:, :, None] == groups[:, None, :])
+    pairs = (
+        (sides[:, :, None] > 0)
+        & (sides[:, None, :] < 0)
+        & (groups[:, :, None] == groups[:, None, :])
+    )
     return jnp.where(pairs, weights.astype(jnp.float32)[:, :, None], 0.0)
 
 
@@ -58,19 +75,29 @@ def group_dpo_loss(
     numbers: Mapping[str, Number] = MappingProxyType({}),
     lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row and one group.
+    """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row
+    and one group.
 
-    All arrays are [R, M]. policy, reference: summed log-probability of each response; no gradient flows into the
-    reference, which is None where the loss has none. sides: 1 chosen, -1 rejected, 0 takes no part (its values do not
-    matter). groups: the prompt of each response, a number that is its own within the row. weights: of each pair that a
-    chosen place is in, see `group_dpo_weights`; those of other places are not read.
-    settings, numbers: as in `dpo_loss`; with these weights nll_coef multiplies the mean over a prompt's chosen
-    responses, then over prompts. lengths: of the responses in tokens, as it asks for them.
+    All arrays are [R, M]. policy, reference: summed log-probability of each response; no gradient
+    flows into the reference, which is None where the loss has none. sides: 1 chosen, -1 rejected, 0
+    takes no part (its values do not matter). groups: the prompt of each response, a number that is
+    its own within the row. weights: of each pair that a chosen place is in, see
+    `group_dpo_weights`; those of other places are not read.
+    settings, numbers: as in `dpo_loss`; with these weights nll_coef multiplies the mean over a
+    prompt's chosen responses, then over prompts. lengths: of the responses in tokens, as it asks
+    for them.
 
-    Returns (loss, sums): `dpo_loss` of the pairs written out, with the same sums, each over pairs; one pair a prompt
-    gives what it gives. Raises ValueError as it does.
+    Returns (loss, sums): `dpo_loss` of the pairs written out, with the same sums, each over pairs;
+    one pair a prompt gives what it gives. Raises ValueError as it does.
     """
-    check_same_shape(policy=policy, reference=reference, sides=sides, groups=groups, weights=weights, lengths=lengths)
+    check_same_shape(
+        policy=policy,
+        reference=reference,
+        sides=sides,
+        groups=groups,
+        weights=weights,
+        lengths=lengths,
+    )
     if policy.ndim != 2:
         raise ValueError(f"the arrays of GroupDPO must be [rows, places], got {policy.shape}")
     pairs = pair_weights(sides, groups, weights)

@@ -1,15 +1,18 @@
-"""Group relative policy optimisation, token-level clipped, with the family of normalisers that TRL names.
+"""Group relative policy optimisation, token-level clipped, with the family of normalisers that TRL
+names.
 
-Equation 1 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) is the default: the loss
-is summed over the tokens and over the responses of a group and averaged over prompts, the advantage is reward minus
-group mean, with no standard deviation and no length. The KL term to the reference, whose form the paper leaves out, is
-the k3 estimator of Schulman (joschu.net/blog/kl-approx.html), weighted like the rest. The other loss types
-are those of Hugging Face TRL 1.16, and verl's "seq-mean-token-sum", which the paper's published recipe computes: that
-of equation 1 over the group's size. With a large Adam epsilon the scale of the loss matters, so they are not
-interchangeable at one learning rate. The ratio may be one per response (GSPO, arXiv 2507.18071) and may be corrected
-for a sampler whose probabilities differ from the trainer's (truncated importance sampling, as TRL's "token_truncate").
-"cispo" (MiniMax-M1, arXiv 2506.13585, equation 4) clips the ratio as a constant weight of the log-probability, so that
-a token beyond the bound still has a gradient.
+Equation 1 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) is
+the default: the loss is summed over the tokens and over the responses of a group and averaged over
+prompts, the advantage is reward minus group mean, with no standard deviation and no length. The KL
+term to the reference, whose form the paper leaves out, is the k3 estimator of Schulman
+(joschu.net/blog/kl-approx.html), weighted like the rest. The other loss types are those of Hugging
+Face TRL 1.16, and verl's "seq-mean-token-sum", which the paper's published recipe computes: that of
+equation 1 over the group's size. With a large Adam epsilon the scale of the loss matters, so they
+are not interchangeable at one learning rate. The ratio may be one per response (GSPO, arXiv
+2507.18071) and may be corrected for a sampler whose probabilities differ from the trainer's
+(truncated importance sampling, as TRL's "token_truncate"). "cispo" (MiniMax-M1, arXiv 2506.13585,
+equation 4) clips the ratio as a constant weight of the log-probability, so that a token beyond the
+bound still has a gradient.
 
 N prompts, G responses per prompt, S sequences (all responses of one optimiser step's global batch).
 """
@@ -38,42 +41,57 @@ from g2d_jax.losses.reduction import (
 )
 
 MAX_LOG_RATIO = 20.0
-"""Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8. Beyond it a token has
-no gradient. From below nothing needs a bound."""
+"""Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8.
+Beyond it a token has no gradient. From below nothing needs a bound."""
 
 
-def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none", eps: float = 1e-4) -> np.ndarray:
-    """Compute each response's advantage: its reward minus its group's mean, optionally over a standard deviation.
+def group_advantages(
+    rewards: ArrayLike, scale_rewards: ScaleRewards = "none", eps: float = 1e-4
+) -> np.ndarray:
+    """Compute each response's advantage: its reward minus its group's mean, optionally over a
+    standard deviation.
 
-    rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and standard deviation and
-    gets advantage 0: it neither helps nor hurts. A group of equal rewards, or with fewer than two scorable
-    responses, gets exactly 0 throughout.
-    scale_rewards: "none" (the paper), or divide by eps + the unbiased (ddof 1) standard deviation of the "group" or
-    of all scorable rewards of the "batch" about their common mean, as in TRL.
-    eps: 1e-4 in TRL, 1e-6 in the paper's published recipe.
-    Returns [N, G] float32, computed in float64 on the host. Raises ValueError for another shape, an infinite reward, an
-    unknown scale_rewards or an eps that is not positive.
+    rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and
+    standard deviation and
+    gets advantage 0: it neither helps nor hurts. A group of equal rewards, or with fewer than two
+    scorable responses, gets exactly 0 throughout.
+    scale_rewards: "none" (the paper), or divide by eps + the unbiased (ddof 1) standard deviation
+    of the "group" or of all scorable rewards of the "batch" about their common mean, as in TRL.
+    eps: 1e-4 in TRL, 1e-6 in the paper's published recipe. Returns [N, G] float32, computed in
+    float64 on the host. Raises ValueError for another shape, an infinite reward, an unknown
+    scale_rewards or an eps that is not positive.
     """
     if not eps > 0.0:
         raise ValueError(
-            f"scale_rewards_eps must be positive, got {eps}; it keeps groups of nearly equal rewards finite"
+            f"scale_rewards_eps must be positive, got {eps}; it keeps groups of nearly equal "
+            "rewards finite"
         )
     rewards = np.asarray(rewards, np.float64)
     if rewards.ndim != 2 or 0 in rewards.shape:
-        raise ValueError(f"rewards must have shape [prompts, responses per prompt], got {rewards.shape}")
+        raise ValueError(
+            f"rewards must have shape [prompts, responses per prompt], got {rewards.shape}"
+        )
     if np.isinf(rewards).any():
         prompt, response = np.argwhere(np.isinf(rewards))[0]
-        raise ValueError(f"the reward of prompt {prompt}, response {response} is infinite; use NaN for unscorable")
+        raise ValueError(
+            f"the reward of prompt {prompt}, response {response} is infinite; use NaN for "
+            "unscorable"
+        )
     scorable = ~np.isnan(rewards)
-    mean = np.where(scorable, rewards, 0.0).sum(1, keepdims=True) / np.maximum(scorable.sum(1, keepdims=True), 1)
+    mean = np.where(scorable, rewards, 0.0).sum(1, keepdims=True) / np.maximum(
+        scorable.sum(1, keepdims=True), 1
+    )
     lowest = np.where(scorable, rewards, np.inf).min(1, keepdims=True)
     highest = np.where(scorable, rewards, -np.inf).max(1, keepdims=True)
-    # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a signal.
+    # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a
+    # signal.
     centred = np.where(scorable & (highest > lowest), rewards - mean, 0.0)
     return (centred / _reward_scale(rewards, centred, scale_rewards, eps)).astype(np.float32)
 
 
-def _reward_scale(rewards: np.ndarray, centred: np.ndarray, scale_rewards: str, eps: float) -> np.ndarray:
+def _reward_scale(
+    rewards: np.ndarray, centred: np.ndarray, scale_rewards: str, eps: float
+) -> np.ndarray:
     """Return the divisor of centred rewards, which broadcasts against [N, G]."""
     scorable = ~np.isnan(rewards)
     if scale_rewards == "none":
@@ -105,20 +123,29 @@ def token_weights(
       "dapo"     tokens of the step. If one generation feeds several steps, TRL takes their average instead
       "cispo"    the same; the loss of a token is another one, see `grpo_loss`
       "bnpo"     tokens of this very step. TRL takes them per micro-batch and device and averages, so that its value
-                 depends on the split; ours is TRL's for one micro-batch on one device, whatever the split
+                 depends on the split; ours is TRL's for one micro-batch on one device, whatever the
+                 split
     lengths: [S] completion tokens of every sequence in the global batch of one optimiser step.
     num_prompts: prompts in that batch, those without any signal included.
-    mask: [S] bool, False for a sequence left out of the loss (TRL's mask_truncated_completions): weight 0, so no policy
-    term and no KL. It still counts as a sequence and in num_prompts, but not in the tokens of the last three.
-    An unscorable sequence is not masked: its advantage is 0, it counts like any other and keeps its KL term.
-    Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a number out of range.
+    mask: [S] bool, False for a sequence left out of the loss (TRL's mask_truncated_completions):
+    weight 0, so no policy term and no KL. It still counts as a sequence and in num_prompts, but not
+    in the tokens of the last three.
+    An unscorable sequence is not masked: its advantage is 0, it counts like any other and keeps its
+    KL term. Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a number
+    out of range.
     """
     lengths = np.asarray(lengths, np.int64)
     included = np.ones(lengths.shape, bool) if mask is None else np.asarray(mask, bool)
     if lengths.ndim != 1 or included.shape != lengths.shape or (lengths < 0).any():
-        raise ValueError(f"lengths and mask must be [S], lengths >= 0; got shapes {lengths.shape} and {included.shape}")
+        raise ValueError(
+            f"lengths and mask must be [S], lengths >= 0; got shapes {lengths.shape} and "
+            f"{included.shape}"
+        )
     if num_prompts < 1 or max_completion_length < 1:
-        raise ValueError(f"num_prompts {num_prompts} and max_completion_length {max_completion_length} must be >= 1")
+        raise ValueError(
+            f"num_prompts {num_prompts} and max_completion_length {max_completion_length} must "
+            "be >= 1"
+        )
     step_tokens = max(int(lengths[included].sum()), 1)
     normalizers: dict[str, float | np.ndarray] = {
         "sum": num_prompts,
@@ -130,19 +157,27 @@ def token_weights(
         "bnpo": step_tokens,
     }
     if loss_type not in normalizers:
-        raise ValueError(f"unknown GRPO loss_type {loss_type!r}; choose one of {', '.join(normalizers)}")
-    return np.asarray(np.where(included, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32)
+        raise ValueError(
+            f"unknown GRPO loss_type {loss_type!r}; choose one of {', '.join(normalizers)}"
+        )
+    return np.asarray(
+        np.where(included, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32
+    )
 
 
 def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np.ndarray:
-    """Compute DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), to be added to each response's reward.
+    """Compute DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), to be added to each
+    response's reward.
 
-    0 for at most max_new_tokens - buffer tokens, from there down in a straight line to -1 at max_new_tokens.
+    0 for at most max_new_tokens - buffer tokens, from there down in a straight line to -1 at
+    max_new_tokens.
     lengths: any shape, tokens of each response. Returns the same shape, float32. Host side.
     Raises ValueError unless 1 <= buffer <= max_new_tokens.
     """
     if not 1 <= buffer <= max_new_tokens:
-        raise ValueError(f"the overlong buffer must be in [1, max_new_tokens {max_new_tokens}], got {buffer}")
+        raise ValueError(
+            f"the overlong buffer must be in [1, max_new_tokens {max_new_tokens}], got {buffer}"
+        )
     over = np.asarray(lengths, np.float64) - (max_new_tokens - buffer)
     # 0 - x and not -x: a short response gets 0, never -0.
     return (0.0 - np.clip(over / buffer, 0.0, 1.0)).astype(np.float32)
@@ -172,24 +207,33 @@ def grpo_loss(
     importance_cap: Number = 0.0,
     sequence_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) * importance + beta * k3)).
+    """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) *
+    importance + beta * k3)).
 
-    The sum is over tokens. All arrays have one shape, any. The numbers may be arguments of a program.
-    logprobs: of the sampled tokens under the policy being trained, the only input that takes a gradient.
-    old_logprobs: under the policy as it was before the first update on its rollouts; None where this update is that
-    first one: they are then logprobs themselves, without gradient, and the ratio is exactly 1 in any dtype.
+    The sum is over tokens. All arrays have one shape, any. The numbers may be arguments of a
+    program.
+    logprobs: of the sampled tokens under the policy being trained, the only input that takes a
+    gradient.
+    old_logprobs: under the policy as it was before the first update on its rollouts; None where
+    this update is that
+    first one: they are then logprobs themselves, without gradient, and the ratio is exactly 1 in
+    any dtype.
     ref_logprobs: under the reference; None where there is none, needed if beta is not 0.
-    advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on prompt and padding.
+    advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on
+    prompt and padding.
     epsilon_high: None is epsilon.
-    cispo: the policy term is -min(ratio, 1 + epsilon_high) * A * log-probability, with no gradient through the ratio.
-    There is no bound from below, as in the paper's runs and in TRL, whose epsilon_high is 1 + ours.
-    sampler_logprobs: as drawn, by a sampler whose arithmetic, and so whose probabilities, differ a little; for metrics,
-    and the base of the importance weights. importance_cap: if not 0, each token's policy term is multiplied by
-    min(old / sampler's probability, importance_cap), truncated importance sampling as TRL's "token_truncate": the cap
-    bounds the variance, at the price of a bias. It needs sampler_logprobs.
-    sequence_ids: int32, the response of each token, in [0, number of tokens) and negative on prompt and padding. Given,
-    the ratio is one per response, exp of its mean log-ratio over the tokens of weight other than 0: GSPO's s_i, TRL's
-    importance_sampling_level "sequence". With the weights of "grpo" the loss is GSPO's objective. None: one per token.
+    cispo: the policy term is -min(ratio, 1 + epsilon_high) * A * log-probability, with no gradient
+    through the ratio. There is no bound from below, as in the paper's runs and in TRL, whose
+    epsilon_high is 1 + ours.
+    sampler_logprobs: as drawn, by a sampler whose arithmetic, and so whose probabilities, differ a
+    little; for metrics, and the base of the importance weights. importance_cap: if not 0, each
+    token's policy term is multiplied by min(old / sampler's probability, importance_cap), truncated
+    importance sampling as TRL's "token_truncate": the cap bounds the variance, at the price of a
+    bias. It needs sampler_logprobs.
+    sequence_ids: int32, the response of each token, in [0, number of tokens) and negative on prompt
+    and padding. Given, the ratio is one per response, exp of its mean log-ratio over the tokens of
+    weight other than 0: GSPO's s_i, TRL's importance_sampling_level "sequence". With the weights of
+    "grpo" the loss is GSPO's objective. None: one per token.
 
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active tokens:
       tokens                  their number, the normaliser of all the others
@@ -203,17 +247,25 @@ def grpo_loss(
       rollout_corr/kl         sampler's - old log-probability, verl's name; the mean estimates KL(sampler || old)
                               these six only with sampler_logprobs
       kl                      k3, only with ref_logprobs
-    Raises ValueError for differing shapes, a negative parameter, beta without a reference, or importance_cap without
-    the sampler's log-probabilities.
+    Raises ValueError for differing shapes, a negative parameter, beta without a reference, or
+    importance_cap without the sampler's log-probabilities.
     """
     if epsilon_high is None:
         epsilon_high = epsilon
-    check_not_negative(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, importance_cap=importance_cap)
+    check_not_negative(
+        epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, importance_cap=importance_cap
+    )
     if not is_off(beta) and ref_logprobs is None:
-        raise ValueError(f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL term")
+        raise ValueError(
+            f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL "
+            "term"
+        )
     capped = not is_off(importance_cap)
     if capped and sampler_logprobs is None:
-        raise ValueError(f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were drawn with")
+        raise ValueError(
+            f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were "
+            "drawn with"
+        )
     check_same_shape(
         logprobs=logprobs,
         old_logprobs=old_logprobs,
@@ -234,8 +286,11 @@ def grpo_loss(
     lowest = 0.0 if cispo else 1.0 - epsilon
     low, high = (ratio < lowest) & (advantages < 0), (ratio > 1.0 + epsilon_high) & (advantages > 0)
     clipped = jnp.clip(jax.lax.stop_gradient(ratio), lowest, 1.0 + epsilon_high)
-    # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a constant.
-    token_loss = -advantages * (clipped * logprobs if cispo else jnp.where(low | high, clipped, ratio))
+    # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a
+    # constant.
+    token_loss = -advantages * (
+        clipped * logprobs if cispo else jnp.where(low | high, clipped, ratio)
+    )
     metrics = {
         "clip_ratio/low_mean": low.astype(jnp.float32),
         "clip_ratio/high_mean": high.astype(jnp.float32),
@@ -244,8 +299,12 @@ def grpo_loss(
     }
     extremes: Sums = {}
     if sampler_logprobs is not None:
-        log_importance = old_logprobs - fill_inactive(jax.lax.stop_gradient(sampler_logprobs), weights)
-        importance = jnp.exp(jnp.minimum(log_importance, jnp.log(importance_cap) if capped else MAX_LOG_RATIO))
+        log_importance = old_logprobs - fill_inactive(
+            jax.lax.stop_gradient(sampler_logprobs), weights
+        )
+        importance = jnp.exp(
+            jnp.minimum(log_importance, jnp.log(importance_cap) if capped else MAX_LOG_RATIO)
+        )
         if capped:
             token_loss = token_loss * importance
         metrics["rollout_corr/kl"] = -log_importance
@@ -260,5 +319,7 @@ def grpo_loss(
         kl = k3(logprobs, fill_inactive(jax.lax.stop_gradient(ref_logprobs), weights))
         token_loss = token_loss + beta * kl
         metrics["kl"] = kl
-    sums = {"tokens": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
+    sums = {"tokens": active_count(weights)} | {
+        name: active_sum(x, weights) for name, x in metrics.items()
+    }
     return weighted_sum(token_loss, weights), sums | extremes

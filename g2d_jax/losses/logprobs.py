@@ -1,10 +1,12 @@
 """Log-probabilities and entropies of tokens over a large vocabulary, without ever holding [N, V].
 
-With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their gradient. So tokens are
-taken in chunks, forward and backward: each chunk's logits live only inside one step of a loop, and the backward pass
-computes them again. The loop ends with the last token that counts: prompts and padding are not multiplied. The backward
-pass is written by hand so that the gradient of the head is summed over chunks in float32 even when the head is bfloat16
-(differentiating the loop would sum it in the head's own type, and a loop as long as data has no gradient).
+With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their
+gradient. So tokens are
+taken in chunks, forward and backward: each chunk's logits live only inside one step of a loop, and
+the backward pass computes them again. The loop ends with the last token that counts: prompts and
+padding are not multiplied. The backward pass is written by hand so that the gradient of the head is
+summed over chunks in float32 even when the head is bfloat16 (differentiating the loop would sum it
+in the head's own type, and a loop as long as data has no gradient).
 
 N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 """
@@ -30,22 +32,26 @@ LOGITS = 2**27
 """Logits of a chunk at most: half a GiB in float32, of which the backward pass holds three."""
 
 CPU_CHUNK = 256
-"""Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on average."""
+"""Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on
+average."""
 
 
 def chunk_of(words: int, platform: str) -> int:
-    """Choose the tokens per chunk for a vocabulary: 256 on a CPU, else 1,024, and for 152k words 768."""
+    """Choose the tokens per chunk for a vocabulary: 256 on a CPU, else 1,024, and for 152k words
+    768."""
     if platform == "cpu":
         return CPU_CHUNK
     return min(CHUNK, max(LOGITS // words // 256, 1) * 256)
 
 
 def transform_logits(logits: jax.Array, temperature: Number = 1.0) -> jax.Array:
-    """Divide logits by the temperature, in float32: the one transform that sampler and trainer share.
+    """Divide logits by the temperature, in float32: the one transform that sampler and trainer
+    share.
 
-    logits: [..., V], any float type. temperature: positive; a number, or an array that broadcasts against logits.
-    Returns [..., V] float32. Raises ValueError for a number that is not positive: greedy decoding has no log-probs of
-    its own, so a caller that decodes greedily takes the argmax and passes 1.
+    logits: [..., V], any float type. temperature: positive; a number, or an array that broadcasts
+    against logits. Returns [..., V] float32. Raises ValueError for a number that is not positive:
+    greedy decoding has no log-probs of its own, so a caller that decodes greedily takes the argmax
+    and passes 1.
     """
     if isinstance(temperature, int | float):
         if not temperature > 0:
@@ -79,19 +85,23 @@ def token_logprobs(
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Compute the log-probability of each target, and the entropy of each next-token distribution, in nats.
+    """Compute the log-probability of each target, and the entropy of each next-token distribution,
+    in nats.
 
-    hidden: [N, D], the decoder's output after its final norm, at the position that predicts the target.
-    head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32. A target outside
-    [0, V) has log-probability NaN, never that of another word; with a loss weight of 0 it does no harm.
-    counted: [N] bool; the others cost nothing, have 0 for both results and no gradient. All count where it is None.
-    temperature: divides the logits, as the sampler does; no gradient flows into it. chunk: tokens at once, of which N
-    need not be a multiple.
+    hidden: [N, D], the decoder's output after its final norm, at the position that predicts the
+    target.
+    head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32.
+    A target outside [0, V) has log-probability NaN, never that of another word; with a loss weight
+    of 0 it does no harm.
+    counted: [N] bool; the others cost nothing, have 0 for both results and no gradient. All count
+    where it is None.
+    temperature: divides the logits, as the sampler does; no gradient flows into it. chunk: tokens
+    at once, of which N need not be a multiple.
     with_entropy: False returns None for the entropies and skips their work.
 
-    Returns (logprobs [N] float32, entropies [N] float32 or None). Both are differentiable in hidden and head, in
-    reverse mode. Softmax in float32 throughout. Raises ValueError for shapes that do not fit, N = 0, chunk < 1 or a
-    temperature that is not positive.
+    Returns (logprobs [N] float32, entropies [N] float32 or None). Both are differentiable in hidden
+    and head, in reverse mode. Softmax in float32 throughout. Raises ValueError for shapes that do
+    not fit, N = 0, chunk < 1 or a temperature that is not positive.
     """
     if hidden.ndim != 2:
         raise ValueError(f"expected hidden [N, D], got {hidden.shape}")
@@ -107,14 +117,18 @@ def _check(hidden: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -
     *tokens, width = hidden.shape
     if head.ndim != 2 or width != head.shape[0] or targets.shape != tuple(tokens):
         raise ValueError(
-            f"expected hidden [..., D], head [D, V], targets [...]; got {hidden.shape}, {head.shape}, {targets.shape}"
+            f"expected hidden [..., D], head [D, V], targets [...]; got {hidden.shape}, "
+            f"{head.shape}, {targets.shape}"
         )
     if not targets.size or chunk < 1:
-        raise ValueError(f"need at least one token and chunk >= 1, got {targets.size} tokens and chunk {chunk}")
+        raise ValueError(
+            f"need at least one token and chunk >= 1, got {targets.size} tokens and chunk {chunk}"
+        )
 
 
 def _positive(temperature: Number) -> jax.Array:
-    """Return a temperature as a float32 scalar. Raises ValueError for one that is known and not positive."""
+    """Return a temperature as a float32 scalar. Raises ValueError for one that is known and not
+    positive."""
     if not isinstance(temperature, jax.core.Tracer) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     return jnp.asarray(temperature, jnp.float32)
@@ -122,8 +136,8 @@ def _positive(temperature: Number) -> jax.Array:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The static settings of a program. parts: the mesh axes that the given head is a part over, inside `shard_map`,
-    each with the head's dimension that it splits."""
+    """The static settings of a program. parts: the mesh axes that the given head is a part over,
+    inside `shard_map`, each with the head's dimension that it splits."""
 
     chunk: int
     with_entropy: bool
@@ -150,7 +164,8 @@ def _forward(
     temperature: jax.Array,
     settings: _Settings,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    """Return ((logprobs, entropies), residuals): the inputs, the whole head and two numbers per token."""
+    """Return ((logprobs, entropies), residuals): the inputs, the whole head and two numbers per
+    token."""
     cast_head = head.astype(hidden.dtype)
     for axis, dimension in settings.parts:
         cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
@@ -159,10 +174,14 @@ def _forward(
     def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         at = chunks[number]
         logits = _logits(_take_rows(hidden, at), cast_head, temperature)
-        target_logits = jnp.sum(jnp.where(_one_hot(_take_rows(targets, at), logits), logits, 0.0), axis=-1)
+        target_logits = jnp.sum(
+            jnp.where(_one_hot(_take_rows(targets, at), logits), logits, 0.0), axis=-1
+        )
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
-        exponentials = jnp.exp(shifted)  # Shared by both sums: most of the cost besides the product.
+        exponentials = jnp.exp(
+            shifted
+        )  # Shared by both sums: most of the cost besides the product.
         total = jnp.sum(exponentials, axis=-1)
         log_z = top + jnp.log(total)
         entropies = jnp.zeros_like(log_z)
@@ -175,14 +194,23 @@ def _forward(
     logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
     unknown = counted & ((targets < 0) | (targets >= cast_head.shape[1]))
     logprobs = jnp.where(unknown, jnp.nan, logprobs)
-    return (logprobs, entropies), (hidden, head, cast_head, targets, counted, temperature, log_z, entropies)
+    return (logprobs, entropies), (
+        hidden,
+        head,
+        cast_head,
+        targets,
+        counted,
+        temperature,
+        log_z,
+        entropies,
+    )
 
 
 def _backward(
     settings: _Settings, residuals: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, None, None]:
-    """Return the gradients of hidden and head. With p the softmax: d logprob / d logit = one_hot - p, and d entropy / d
-    logit = -p * (log p + entropy)."""
+    """Return the gradients of hidden and head. With p the softmax: d logprob / d logit = one_hot -
+    p, and d entropy / d logit = -p * (log p + entropy)."""
     hidden, head, cast_head, targets, counted, temperature, log_z, entropies = residuals
     chunks, count = _chunks(counted, settings.chunk)
 
@@ -198,23 +226,34 @@ def _backward(
             grad -= entropy_grad[:, None] * p * (logps + entropies_c[:, None])
         # Products in the model's own type, as in the forward pass; sums in float32.
         grad = (grad / temperature).astype(hidden.dtype)
-        to_head = jax.lax.dot_general(hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        to_hidden = jax.lax.dot_general(grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        to_head = jax.lax.dot_general(
+            hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        to_hidden = jax.lax.dot_general(
+            grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
         return carry[0] + to_head, carry[1].at[at].set(to_hidden.astype(hidden.dtype), mode="drop")
 
     start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
     head_grad, hidden_grad = jax.lax.fori_loop(0, count, add, start)
-    for axis, dimension in reversed(settings.parts):  # in float32, and each device gets its own part only
-        head_grad = sum_scattered(head_grad, axis, dimension, blocks=8 if head_grad.size > LOGITS else 1)
-    # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole head's gradient for it.
+    for axis, dimension in reversed(
+        settings.parts
+    ):  # in float32, and each device gets its own part only
+        head_grad = sum_scattered(
+            head_grad, axis, dimension, blocks=8 if head_grad.size > LOGITS else 1
+        )
+    # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole
+    # head's gradient for it.
     head_grad = jax.lax.optimization_barrier(head_grad)
     return hidden_grad, head_grad.astype(head.dtype), None, None, None
 
 
 def sum_scattered(matrix: jax.Array, axis: str, dimension: int, blocks: int) -> jax.Array:
-    """Add a matrix up over a mesh axis, each device keeping its part of a dimension. To be traced in `shard_map`.
+    """Add a matrix up over a mesh axis, each device keeping its part of a dimension. To be traced
+    in `shard_map`.
 
-    blocks: it goes in so many, as far as they divide the other dimension. libtpu makes an all-reduce of each, whose
+    blocks: it goes in so many, as far as they divide the other dimension. libtpu makes an
+    all-reduce of each, whose
     result is as large as what goes in: of Qwen2.5-7B's head 2 GiB at once.
     """
     other = 1 - dimension
@@ -235,7 +274,8 @@ def _scattered(block: jax.Array, axis: str, dimension: int) -> jax.Array:
     """Add a matrix up over a mesh axis, each device keeping its part of a dimension, in one go."""
     if jax.default_backend() != "cpu" or jax.process_count() == 1:
         return jax.lax.psum_scatter(block, axis, scatter_dimension=dimension, tiled=True)
-    # Of processes on CPUs Gloo's reduce-scatter may give wrong values for large pieces (jax-ml/jax#40830).
+    # Of processes on CPUs Gloo's reduce-scatter may give wrong values for large pieces
+    # (jax-ml/jax#40830).
     size = block.shape[dimension] // jax.lax.axis_size(axis)
     total = jax.lax.psum(block, axis)
     return jax.lax.dynamic_slice_in_dim(total, jax.lax.axis_index(axis) * size, size, dimension)
@@ -246,17 +286,20 @@ _chunked.defvjp(_forward, _backward)
 
 def _logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
     """Multiply [C, D] x [D, V] -> [C, V] float32, and divide by the temperature."""
-    return transform_logits(jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature)
+    return transform_logits(
+        jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature
+    )
 
 
 def _one_hot(targets: jax.Array, logits: jax.Array) -> jax.Array:
-    """Compare targets [C] with the columns of logits [C, V]: [C, V] bool. No gather: it fuses with its neighbours and
-    needs no scatter."""
+    """Compare targets [C] with the columns of logits [C, V]: [C, V] bool. No gather: it fuses with
+    its neighbours and needs no scatter."""
     return targets[:, None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
 
 
 def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """Locate the tokens that count, int32 [K, C] with N after their end, and count the chunks that hold any."""
+    """Locate the tokens that count, int32 [K, C] with N after their end, and count the chunks that
+    hold any."""
     size = counted.shape[0]
     columns = min(chunk, size)
     most = -(-size // columns)
@@ -280,32 +323,45 @@ def sharded_token_logprobs(
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Compute `token_logprobs` over a mesh: every device takes its own tokens, and the head is gathered once.
+    """Compute `token_logprobs` over a mesh: every device takes its own tokens, and the head is
+    gathered once.
 
-    Left to the compiler, a head or tokens that are sharded would be gathered and reduced anew for every chunk. Here
-    rows are split over data and fsdp and the tokens of a row over tensor (an axis that does not divide is left out),
-    each device runs its own chunks against the whole head, and head gradients are added up once, after the last.
+    Left to the compiler, a head or tokens that are sharded would be gathered and reduced anew for
+    every chunk. Here rows are split over data and fsdp and the tokens of a row over tensor (an axis
+    that does not divide is left out), each device runs its own chunks against the whole head, and
+    head gradients are added up once, after the last.
 
-    hidden: [R, T, D] rows of packed tokens. head: [D, V], as the mesh splits embed and vocab; gathered in hidden's
-    type. targets: [R, T] int32. counted: [R, T] bool. chunk: tokens at once on one device.
+    hidden: [R, T, D] rows of packed tokens. head: [D, V], as the mesh splits embed and vocab;
+    gathered in hidden's type. targets: [R, T] int32. counted: [R, T] bool. chunk: tokens at once on
+    one device.
 
     Returns (logprobs [R, T], entropies [R, T] or None), float32.
     """
     _check(hidden, head, targets, chunk)
     head_spec = spec(mesh, ("embed", "vocab"), head.shape)
-    settings = _Settings(chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis))
+    settings = _Settings(
+        chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis)
+    )
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
     def local(
-        hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, temperature: jax.Array
+        hidden: jax.Array,
+        head: jax.Array,
+        targets: jax.Array,
+        counted: jax.Array,
+        temperature: jax.Array,
     ) -> tuple[jax.Array, jax.Array | None]:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        logprobs, entropies = _chunked(flat, head, targets.reshape(-1), counted.reshape(-1), temperature, settings)
-        return logprobs.reshape(targets.shape), entropies.reshape(targets.shape) if with_entropy else None
+        logprobs, entropies = _chunked(
+            flat, head, targets.reshape(-1), counted.reshape(-1), temperature, settings
+        )
+        return logprobs.reshape(targets.shape), entropies.reshape(
+            targets.shape
+        ) if with_entropy else None
 
-    # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's transpose adds it up
-    # over the axes that do not split the head.
+    # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's
+    # transpose adds it up over the axes that do not split the head.
     split = jax.shard_map(
         local,
         mesh=mesh,
@@ -317,24 +373,30 @@ def sharded_token_logprobs(
 
 
 def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int) -> jax.Array:
-    """Sum of token values per sequence of a packed batch: summed log-probabilities, or lengths from ones.
+    """Sum of token values per sequence of a packed batch: summed log-probabilities, or lengths from
+    ones.
 
-    values: any shape, float. sequence_ids: same shape, int32, in [0, num_sequences) on the tokens that count and
-    negative on prompt and padding, where a NaN does no harm. Returns [num_sequences] float32. Raises ValueError if the
-    shapes differ.
+    values: any shape, float. sequence_ids: same shape, int32, in [0, num_sequences) on the tokens
+    that count and negative on prompt and padding, where a NaN does no harm. Returns [num_sequences]
+    float32. Raises ValueError if the shapes differ.
     """
     if values.shape != sequence_ids.shape:
-        raise ValueError(f"values and sequence_ids must have one shape, got {values.shape} and {sequence_ids.shape}")
+        raise ValueError(
+            f"values and sequence_ids must have one shape, got {values.shape} and "
+            f"{sequence_ids.shape}"
+        )
     ids = sequence_ids.reshape(-1)
     counted = jnp.where(ids >= 0, values.reshape(-1).astype(jnp.float32), 0.0)
     return jax.ops.segment_sum(counted, jnp.maximum(ids, 0), num_sequences)
 
 
 def sequence_means(values: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-    """Replace each token's value by the mean over its sequence's tokens; 0 where sequence_ids is negative.
+    """Replace each token's value by the mean over its sequence's tokens; 0 where sequence_ids is
+    negative.
 
-    values: any shape, float. sequence_ids: same shape, int32, as for `sequence_sums` with at most as many sequences as
-    there are tokens. Returns the same shape, float32, differentiable. Raises ValueError if the shapes differ.
+    values: any shape, float. sequence_ids: same shape, int32, as for `sequence_sums` with at most
+    as many sequences as there are tokens. Returns the same shape, float32, differentiable. Raises
+    ValueError if the shapes differ.
     """
     totals = sequence_sums(values, sequence_ids, values.size)
     lengths = sequence_sums(jnp.ones_like(values), sequence_ids, values.size)

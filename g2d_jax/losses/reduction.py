@@ -1,10 +1,12 @@
 """Weighted sums that padding cannot poison: the one way every loss and metric here is reduced.
 
-A loss is sum(value * weight), where the weights already hold the normaliser of the whole global batch and are 0 on
-padding. Sums may therefore be added over micro-batches and devices in any split without changing the gradient.
+A loss is sum(value * weight), where the weights already hold the normaliser of the whole global
+batch and are 0 on padding. Sums may therefore be added over micro-batches and devices in any split
+without changing the gradient.
 
-"Active" positions are those with a weight other than 0. Shapes: any, equal within one call. A metric whose name ends in
-"/max" or "/min" is no sum but an extreme, and is combined as one (`empty_sums`, `add_sums`).
+"Active" positions are those with a weight other than 0. Shapes: any, equal within one call. A
+metric whose name ends in "/max" or "/min" is no sum but an extreme, and is combined as one
+(`empty_sums`, `add_sums`).
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import jax
 import jax.numpy as jnp
 
 Sums = dict[str, jax.Array]
-"""Scalar float32 sums (or extremes) over active positions; see `mean_metrics` for turning them into means."""
+"""Scalar float32 sums (or extremes) over active positions; see `mean_metrics` for turning them into
+means."""
 
 Number = float | jax.Array
 """A number of a loss: a constant of the program, or a float32 scalar that is an argument of it."""
 
 
 def is_off(number: Number) -> bool:
-    """Return whether a term of this coefficient is left out: it is 0. One that is an argument may be anything."""
+    """Return whether a term of this coefficient is left out: it is 0. One that is an argument may
+    be anything."""
     return not isinstance(number, jax.core.Tracer) and not number
 
 
 def check_not_negative(**numbers: Number) -> None:
-    """Raise ValueError that names a number that is negative or NaN. Arguments of a program cannot be looked at."""
+    """Raise ValueError that names a number that is negative or NaN. Arguments of a program cannot
+    be looked at."""
     for name, number in numbers.items():
         if not isinstance(number, jax.core.Tracer) and not number >= 0.0:
             raise ValueError(f"{name} must not be negative, got {number}")
@@ -36,40 +41,49 @@ def check_not_negative(**numbers: Number) -> None:
 def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Cast values to float32, with 0 wherever weights is 0.
 
-    Apply it to the inputs of a loss, before any arithmetic: a NaN or infinity on padding then reaches neither the
-    sum nor the gradient. Masking the result alone is not enough, because the gradient of a discarded branch is
-    multiplied by 0, and 0 * NaN is NaN.
+    Apply it to the inputs of a loss, before any arithmetic: a NaN or infinity on padding then
+    reaches neither the sum nor the gradient. Masking the result alone is not enough, because the
+    gradient of a discarded branch is multiplied by 0, and 0 * NaN is NaN.
     """
     return jnp.where(weights != 0, values.astype(jnp.float32), 0.0)
 
 
 def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0, whatever their value."""
+    """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0,
+    whatever their value."""
     return jnp.sum(fill_inactive(values, weights) * weights.astype(jnp.float32))
 
 
 def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Sum values over active positions, each counted once, without gradient, to a float32 scalar: for metrics.
+    """Sum values over active positions, each counted once, without gradient, to a float32 scalar:
+    for metrics.
 
-    Divided by `active_count` of the same weights this is TRL's mean over the tokens (or pairs) that carry loss.
+    Divided by `active_count` of the same weights this is TRL's mean over the tokens (or pairs) that
+    carry loss.
     """
     return jax.lax.stop_gradient(jnp.sum(fill_inactive(values, weights)))
 
 
 def active_max(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Return the maximum of values over active positions, a float32 scalar without gradient; -inf if there are none."""
-    return jax.lax.stop_gradient(jnp.max(jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf)))
+    """Return the maximum of values over active positions, a float32 scalar without gradient; -inf
+    if there are none."""
+    return jax.lax.stop_gradient(
+        jnp.max(jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf))
+    )
 
 
 def active_min(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Return the minimum of values over active positions, a float32 scalar without gradient; +inf if there are none."""
+    """Return the minimum of values over active positions, a float32 scalar without gradient; +inf
+    if there are none."""
     return -active_max(-values, weights)
 
 
 def empty_sums(like: Mapping[str, jax.ShapeDtypeStruct]) -> Sums:
     """Return sums of these names, shapes and dtypes over nothing, from which `add_sums` starts."""
     start = {"max": -jnp.inf, "min": jnp.inf}
-    return {name: jnp.full(x.shape, start.get(_extreme(name), 0), x.dtype) for name, x in like.items()}
+    return {
+        name: jnp.full(x.shape, start.get(_extreme(name), 0), x.dtype) for name, x in like.items()
+    }
 
 
 def add_sums(a: Sums, b: Sums) -> Sums:
@@ -91,11 +105,11 @@ def active_count(weights: jax.Array) -> jax.Array:
 def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, float]:
     """Compute means from sums that were added over all micro-batches (and devices) of one step.
 
-    sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs". A sum whose name carries a
-    count of its own, "kl|tokens", is divided by that one and reported as "kl". Every count is kept undivided.
-    Extremes ("…/max", "…/min") stay what they are. Without any active position every mean and extreme is NaN, since
-    there was nothing to measure. Raises KeyError without a count,
-    and ValueError if two sums would be reported under one name.
+    sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs". A sum whose
+    name carries a count of its own, "kl|tokens", is divided by that one and reported as "kl". Every
+    count is kept undivided. Extremes ("…/max", "…/min") stay what they are. Without any active
+    position every mean and extreme is NaN, since there was nothing to measure. Raises KeyError
+    without a count, and ValueError if two sums would be reported under one name.
     """
     split = {name: name.partition("|") for name in sums}
     counts = {per, "tokens", "pairs"} | {count for _, own, count in split.values() if own}
@@ -103,7 +117,10 @@ def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, f
     means: dict[str, float] = {}
     for name, (shown, _, count) in split.items():
         if shown in means:
-            raise ValueError(f"two sums are called {shown!r} once their counts are off: rename one of {list(sums)}")
+            raise ValueError(
+                f"two sums are called {shown!r} once their counts are off: rename one of "
+                f"{list(sums)}"
+            )
         number = numbers[count or per] if name not in numbers else 1.0
         divisor = 1.0 if _extreme(name) in ("max", "min") else number
         means[shown] = float(sums[name]) / divisor if number else float("nan")

@@ -1,4 +1,5 @@
-"""Rotary positions, visibility masks and attention by XLA; the kernels of TPU and GPU are in models/kernels.py.
+"""Rotary positions, visibility masks and attention by XLA; the kernels of TPU and GPU are in
+models/kernels.py.
 
 Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D head_dim.
 """
@@ -18,7 +19,8 @@ from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
 from g2d_jax.records import SEGMENT_STRIDE
 
 CPU_BLOCK = 64
-"""Columns of a block that a CPU's caches hold with its scores; what is skipped is skipped by the block."""
+"""Columns of a block that a CPU's caches hold with its scores; what is skipped is skipped by the
+block."""
 
 SAVED = "attention"
 """The name under which attention's output is kept by remat "attention" (decoder.rematerialise)."""
@@ -30,10 +32,11 @@ COLUMN_BLOCK = 256
 
 
 class Windowed(NamedTuple):
-    """Segment ids of a layer with a sliding window, which goes by position: the responses to a shared prompt lie behind
-    each other.
+    """Segment ids of a layer with a sliding window, which goes by position: the responses to a
+    shared prompt lie behind each other.
 
-    segment_ids, positions: int32 [B, T]. oldest: int32 [B, T], the first position that a token sees.
+    segment_ids, positions: int32 [B, T]. oldest: int32 [B, T], the first position that a token
+    sees.
     """
 
     segment_ids: jax.Array
@@ -48,8 +51,9 @@ Segments = jax.Array | Windowed
 def inverse_frequencies(config: ModelConfig) -> jax.Array:
     """Compute rotary inverse frequencies, float32 [D/2], with the scaling that is configured.
 
-    Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the power in another
-    precision, and at position 100,000 one unit in the last place of a frequency turns the angle by 0.006 rad.
+    Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the
+    power in another precision, and at position 100,000 one unit in the last place of a frequency
+    turns the angle by 0.006 rad.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
@@ -60,13 +64,21 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
         return jnp.asarray(freqs / np.float32(scaling.factor))
     if isinstance(scaling, YarnRope):
         kept = 1 - _yarn_ramp(config, scaling)
-        return jnp.asarray(np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept)
+        return jnp.asarray(
+            np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept
+        )
     wavelengths = np.float32(2 * np.pi) / freqs
     length = np.float32(scaling.original_max_position_embeddings)
-    low, high, factor = map(np.float32, (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
+    low, high, factor = map(
+        np.float32, (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor)
+    )
     smooth = (length / wavelengths - low) / (high - low)
     blended = (1 - smooth) * freqs / factor + smooth * freqs
-    scaled = np.where(wavelengths > length / low, freqs / factor, np.where(wavelengths < length / high, freqs, blended))
+    scaled = np.where(
+        wavelengths > length / low,
+        freqs / factor,
+        np.where(wavelengths < length / high, freqs, blended),
+    )
     return jnp.asarray(scaled)
 
 
@@ -88,23 +100,28 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
 def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
-    size = config.rope_scaling.attention_factor if isinstance(config.rope_scaling, YarnRope) else 1.0
+    size = (
+        config.rope_scaling.attention_factor if isinstance(config.rope_scaling, YarnRope) else 1.0
+    )
     return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
 def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in float32."""
+    """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in
+    float32."""
     cos, sin = (t[:, :, None, :] for t in table)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)
 
 
 def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0) -> jax.Array:
     """Return the causal visibility inside packed segments, bool [B, T, S].
 
-    query_ids [B, T], key_ids [B, S]; query t sits in column offset + t. A token sees earlier columns (and itself) of
-    its own segment and of its group's prefix, as far as its window reaches. Padding sees padding, so no row of the
-    softmax is empty.
+    query_ids [B, T], key_ids [B, S]; query t sits in column offset + t. A token sees earlier
+    columns (and itself) of its own segment and of its group's prefix, as far as its window reaches.
+    Padding sees padding, so no row of the softmax is empty.
     """
     if isinstance(query_ids, Windowed):
         assert isinstance(key_ids, Windowed)
@@ -112,17 +129,23 @@ def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0)
         return near & visible(query_ids.segment_ids, key_ids.segment_ids, offset)
     assert isinstance(key_ids, jax.Array)
     query, key = query_ids[:, :, None], key_ids[:, None, :]
-    same = (query == key) | ((query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0))
+    same = (query == key) | (
+        (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
+    )
     columns = offset + jnp.arange(query_ids.shape[1])
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
 
 
-def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool) -> jax.Array:
-    """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask bool [B, S].
+def attend_cached(
+    q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool
+) -> jax.Array:
+    """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask
+    bool [B, S].
 
-    by_sums: scores are a product and a sum, not a matrix product: with one query there is nothing to reuse, a CPU's
-    compiler fuses the two, and with S last in the keys every step of the sum is a long vector (4x a batched product). A
-    TPU's compiler copies the cache for it, several times a layer; accelerators get the product.
+    by_sums: scores are a product and a sum, not a matrix product: with one query there is nothing
+    to reuse, a CPU's compiler fuses the two, and with S last in the keys every step of the sum is a
+    long vector (4x a batched product). A TPU's compiler copies the cache for it, several times a
+    layer; accelerators get the product.
     """
     batch, _, heads, dim = q.shape
     grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim)
@@ -147,8 +170,10 @@ def attend_blocks(
 ) -> jax.Array:
     """Attend with one query a row to a ring of columns, a block at a time from the newest one back.
 
-    q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is read where it lies.
-    column: of the newest token. earlier: int32 [B], tokens of the row before it, at most `most`. Blocks that no row
+    q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is
+    read where it lies.
+    column: of the newest token. earlier: int32 [B], tokens of the row before it, at most `most`.
+    Blocks that no row
     reaches back to are not read: one program serves every length, at the cost of the longest row.
     """
     batch, _, heads, dim = q.shape
@@ -161,9 +186,13 @@ def attend_blocks(
     def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = (column // block - number) % total * block
         k = jax.lax.dynamic_slice(keys, (layer, 0, 0, 0, first), (1, *keys.shape[1:4], block))[0]
-        v = jax.lax.dynamic_slice(values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim))[0]
+        v = jax.lax.dynamic_slice(
+            values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim)
+        )[0]
         scores = _product("bkrd,bkds->bkrs", grouped, k) * dim**-0.5
-        mask = ((column - first - jnp.arange(block)) % width)[None] <= earlier[:, None]  # [B, block]
+        mask = ((column - first - jnp.arange(block)) % width)[None] <= earlier[
+            :, None
+        ]  # [B, block]
         return _softmax_step(carry, jnp.where(mask[:, None, None], scores, LOWEST), v)
 
     _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, _softmax_start(grouped.shape))
@@ -171,7 +200,8 @@ def attend_blocks(
 
 
 def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -> jax.Array:
-    """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and `earlier` before it."""
+    """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and
+    `earlier` before it."""
     return jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
 
 
@@ -179,12 +209,14 @@ def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -
 def packed_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int = CPU_BLOCK
 ) -> jax.Array:
-    """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D], softmax in float32.
+    """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D],
+    softmax in float32.
 
-    Pairs of a block of queries and a block of keys are taken one after the other, and only those of which some row
-    sees something (`visible`): memory grows with T, and of groups that share a row none pays for the others. block:
-    the most columns of one. Its output and log-sum-exp carry the name SAVED: with both kept, the backward pass
-    computes the scores of a pair again, and nothing else.
+    Pairs of a block of queries and a block of keys are taken one after the other, and only those of
+    which some row sees something (`visible`): memory grows with T, and of groups that share a row
+    none pays for the others. block: the most columns of one. Its output and log-sum-exp carry the
+    name SAVED: with both kept, the backward pass computes the scores of a pair again, and nothing
+    else.
     """
     return _attended(q, k, v, segment_ids, block)[0]
 
@@ -192,15 +224,19 @@ def packed_attention(
 def _attended(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    """Return the output, and what the backward pass reads: the inputs, the output and its log-sum-exp."""
+    """Return the output, and what the backward pass reads: the inputs, the output and its
+    log-sum-exp."""
     ids = _ids_in_blocks(segment_ids, block)
     queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
     pairs, count = _visible_pairs(ids)
 
     def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         i, j = pairs[number]
-        # Where a query sees none of these keys its weights are 1, until a pair that it sees takes them off by `decay`.
-        new = _softmax_step(tuple(x[i] for x in carry), _scores(queries[i], keys[j], ids, i, j), values[j])
+        # Where a query sees none of these keys its weights are 1, until a pair that it sees takes
+        # them off by `decay`.
+        new = _softmax_step(
+            tuple(x[i] for x in carry), _scores(queries[i], keys[j], ids, i, j), values[j]
+        )
         return tuple(x.at[i].set(part) for x, part in zip(carry, new, strict=True))
 
     largest, mass, mixed = jax.lax.fori_loop(0, count, add, _softmax_start(queries.shape))
@@ -208,11 +244,16 @@ def _attended(
     return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
 
 
-def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    """Return the gradients. With p the weights and g the gradient of the output: d score = p * (g . v - g . output)."""
+def _attended_backward(
+    block: int, residuals: tuple[Any, ...], gradient: jax.Array
+) -> tuple[Any, ...]:
+    """Return the gradients. With p the weights and g the gradient of the output: d score = p * (g .
+    v - g . output)."""
     q, k, v, segment_ids, out, log_mass = residuals
     ids = _ids_in_blocks(segment_ids, block)
-    queries, keys, values, gradients, outs = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v, gradient, out))
+    queries, keys, values, gradients, outs = (
+        _in_blocks(x, block, k.shape[2]) for x in (q, k, v, gradient, out)
+    )
     pairs, count = _visible_pairs(ids)
     along = jnp.sum(gradients.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1)
 
@@ -221,7 +262,9 @@ def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: jax.Arr
         i, j = pairs[number]
         weights = jnp.exp(_scores(queries[i], keys[j], ids, i, j) - log_mass[i][..., None])
         to_weights = _product("bkqd,bksd->bkqs", gradients[i], values[j])
-        to_scores = (weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5).astype(q.dtype)
+        to_scores = (weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5).astype(
+            q.dtype
+        )
         return (
             to_q.at[i].add(_product("bkqs,bksd->bkqd", to_scores, keys[j])),
             to_k.at[j].add(_product("bkqs,bkqd->bksd", to_scores, queries[i])),
@@ -230,7 +273,9 @@ def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: jax.Arr
 
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
     sums = jax.lax.fori_loop(0, count, add, start)
-    return *(_in_rows(x, like.shape).astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True)), None
+    return *(
+        _in_rows(x, like.shape).astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True)
+    ), None
 
 
 packed_attention.defvjp(_attended, _attended_backward)
@@ -239,19 +284,24 @@ packed_attention.defvjp(_attended, _attended_backward)
 def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
     """Reshape [B, T, heads, D] to [blocks, B, K, R * columns, D], with zeros after the end.
 
-    The R query heads of a key head become further queries: plain batched products, which a CPU needs to be quick.
+    The R query heads of a key head become further queries: plain batched products, which a CPU
+    needs to be quick.
     """
     batch, length, heads, dim = x.shape
     count = -(-length // block)
     columns = -(-length // count // 8) * 8 if count > 1 else length
     x = jnp.pad(x, ((0, 0), (0, count * columns - length), (0, 0), (0, 0)))
-    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim).transpose(1, 0, 3, 4, 2, 5)
+    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim).transpose(
+        1, 0, 3, 4, 2, 5
+    )
     return x.reshape(count, batch, kv_heads, -1, dim)
 
 
 def _ids_in_blocks(segment_ids: Segments, block: int) -> Segments:
     """Reshape ids [B, T] to [blocks, B, columns]."""
-    return jax.tree.map(lambda x: _in_blocks(x[..., None, None], block, 1)[:, :, 0, :, 0], segment_ids)
+    return jax.tree.map(
+        lambda x: _in_blocks(x[..., None, None], block, 1)[:, :, 0, :, 0], segment_ids
+    )
 
 
 def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -262,7 +312,8 @@ def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
-    """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2], and their number.
+    """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2],
+    and their number.
 
     ids [blocks, B, columns].
     """
@@ -272,9 +323,11 @@ def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
     return jnp.stack(jnp.nonzero(sees, size=blocks * (blocks + 1) // 2), axis=1), sees.sum()
 
 
-def _scores(queries: jax.Array, keys: jax.Array, ids: Segments, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R * columns, columns],
-    LOWEST where a query does not see the key."""
+def _scores(
+    queries: jax.Array, keys: jax.Array, ids: Segments, i: jax.Array, j: jax.Array
+) -> jax.Array:
+    """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R *
+    columns, columns], LOWEST where a query does not see the key."""
     scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
     batch, kv_heads, _, columns = scores.shape
     of_queries, of_keys = (jax.tree.map(lambda x, at=at: x[at], ids) for at in (i, j))
@@ -284,11 +337,14 @@ def _scores(queries: jax.Array, keys: jax.Array, ids: Segments, i: jax.Array, j:
 
 
 def _softmax_start(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the greatest score, the sum of weights and that of weighted values over no keys, of queries [..., D]."""
+    """Return the greatest score, the sum of weights and that of weighted values over no keys, of
+    queries [..., D]."""
     return jnp.full(shape[:-1], LOWEST), jnp.zeros(shape[:-1]), jnp.zeros(shape, jnp.float32)
 
 
-def _softmax_step(carry: tuple[jax.Array, ...], scores: jax.Array, values: jax.Array) -> tuple[jax.Array, ...]:
+def _softmax_step(
+    carry: tuple[jax.Array, ...], scores: jax.Array, values: jax.Array
+) -> tuple[jax.Array, ...]:
     """Add a block of keys to `_softmax_start`: scores float32 [B, K, Q, S], values [B, K, S, D]."""
     largest, mass, mixed = carry
     now = jnp.maximum(largest, scores.max(axis=-1))

@@ -9,23 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 PRE_NORM = (("attn_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
-POST_NORM = (("attn_post_norm", "post_attention_layernorm"), ("mlp_post_norm", "post_feedforward_layernorm"))
+POST_NORM = (
+    ("attn_post_norm", "post_attention_layernorm"),
+    ("mlp_post_norm", "post_feedforward_layernorm"),
+)
 GEMMA_NORM = (PRE_NORM[0], POST_NORM[0], ("mlp_norm", "pre_feedforward_layernorm"), POST_NORM[1])
-"""A layer's norms, before and behind its two parts, and both: the parameter's name here, Hugging Face's."""
+"""A layer's norms, before and behind its two parts, and both: the parameter's name here, Hugging
+Face's."""
 
 
 @dataclass(frozen=True)
 class Family:
     """Holds what sets one family of models apart.
 
-    architecture: Hugging Face's class. qkv_bias: queries, keys and values have biases. qk_norm: queries and keys are
-    normalised, each head for itself or ("all heads") over all of them at once. norms: see PRE_NORM. unit_offset: they
-    multiply by 1 + weight. gelu: in place of SiLU. scaled_embeddings: by the square root of hidden_size. sliding: which
-    layers have a sliding window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
-    ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none may have one. stated:
-    fields of ModelConfig that config.json of this family has beside those of every family. fixed: what config.json says
-    besides. The rest: what transformers takes where config.json leaves the field out; kv_heads_optional: as many as
-    there are heads; no_rope_layer_interval: each so many layers one has no rotary embeddings.
+    architecture: Hugging Face's class. qkv_bias: queries, keys and values have biases. qk_norm:
+    queries and keys are normalised, each head for itself or ("all heads") over all of them at once.
+    norms: see PRE_NORM. unit_offset: they multiply by 1 + weight. gelu: in place of SiLU.
+    scaled_embeddings: by the square root of hidden_size. sliding: which layers have a sliding
+    window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
+    ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
+    may have one. stated: fields of ModelConfig that config.json of this family has beside those of
+    every family. fixed: what config.json says besides. The rest: what transformers takes where
+    config.json leaves the field out; kv_heads_optional: as many as there are heads;
+    no_rope_layer_interval: each so many layers one has no rotary embeddings.
     """
 
     architecture: str
@@ -111,7 +117,13 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 NO_WINDOW = 2**31 - 1
 """The window of a layer that has none, longer than any sequence."""
 
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
 """The sizes that every config.json states."""
 
 
@@ -138,8 +150,9 @@ class Llama3Rope:
 class YarnRope:
     """YaRN's frequency scaling (Peng et al. 2023, arXiv:2309.00071, definition 2).
 
-    Frequencies that turn more than beta_fast times within the original length stay, those of fewer than beta_slow turns
-    are divided by the factor; between them is a ramp, which truncate begins and ends at whole dimensions.
+    Frequencies that turn more than beta_fast times within the original length stay, those of fewer
+    than beta_slow turns are divided by the factor; between them is a ramp, which truncate begins
+    and ends at whole dimensions.
     attention_factor: of cos and sin.
     """
 
@@ -156,7 +169,8 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope
 
 
 def no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
-    """Return ModelConfig.no_rope_layers of a model in which every so-many-th layer has no rotary embeddings."""
+    """Return ModelConfig.no_rope_layers of a model in which every so-many-th layer has no rotary
+    embeddings."""
     return tuple(int(number % interval != 0) for number in range(1, layers + 1))
 
 
@@ -166,11 +180,12 @@ LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "d
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B, W frozen.
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B,
+    W frozen.
 
-    targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski 2023,
-    arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises ValueError for what is out
-    of range.
+    targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski
+    2023, arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises
+    ValueError for what is out of range.
     """
 
     rank: int
@@ -181,13 +196,19 @@ class Lora:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
-            raise ValueError(f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}")
+            raise ValueError(
+                f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
         if wrong := [name for name in self.targets if name not in LINEAR]:
-            raise ValueError(f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}")
+            raise ValueError(
+                f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}"
+            )
         if not self.targets or len(set(self.targets)) < len(self.targets):
-            raise ValueError(f"lora.targets must name at least one layer, and none twice, got {self.targets}")
+            raise ValueError(
+                f"lora.targets must name at least one layer, and none twice, got {self.targets}"
+            )
 
     @property
     def scale(self) -> float:
@@ -197,15 +218,18 @@ class Lora:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, a gated feed-forward layer.
+    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, a gated feed-forward
+    layer.
 
-    family: a name in FAMILIES. attention_bias: of all four linear layers of attention. no_rope_layers: of each layer 0
-    where it has no rotary embeddings, else 1; empty: as the family has it. sliding_window: the positions that a token
-    sees in layers whose entry in layer_types is SLIDING, itself included; without entries no layer has a window.
-    rope_local_base_freq: theta of those layers where it is another one. query_pre_attn_scalar: scores are divided by
-    its root, where the family has it, else by head_dim's. lora: adapters beside the linear layers; only they are then
-    trained. quantise: the kind of codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises
-    ValueError for a family that is not known, for what it does not have, and for sizes that do not go together.
+    family: a name in FAMILIES. attention_bias: of all four linear layers of attention.
+    no_rope_layers: of each layer 0 where it has no rotary embeddings, else 1; empty: as the family
+    has it. sliding_window: the positions that a token sees in layers whose entry in layer_types is
+    SLIDING, itself included; without entries no layer has a window.
+    rope_local_base_freq: theta of those layers where it is another one. query_pre_attn_scalar:
+    scores are divided by its root, where the family has it, else by head_dim's. lora: adapters
+    beside the linear layers; only they are then trained. quantise: the kind of codes, of
+    quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError for a
+    family that is not known, for what it does not have, and for sizes that do not go together.
     """
 
     family: str
@@ -237,20 +261,26 @@ class ModelConfig:
 
     @property
     def positions(self) -> int:
-        """The positions that the model is made for: max_position_embeddings, and no fewer than YaRN extends it to.
+        """The positions that the model is made for: max_position_embeddings, and no fewer than YaRN
+        extends it to.
 
         Qwen2.5's config.json keeps the length before the extension.
         """
         rope = self.rope_scaling
         if not isinstance(rope, YarnRope):
             return self.max_position_embeddings
-        return max(self.max_position_embeddings, int(rope.factor * rope.original_max_position_embeddings))
+        return max(
+            self.max_position_embeddings, int(rope.factor * rope.original_max_position_embeddings)
+        )
 
     def windows(self, length: int) -> tuple[int, ...]:
-        """Return the window of each layer; nothing where all of them are as long as the sequences."""
+        """Return the window of each layer; nothing where all of them are as long as the
+        sequences."""
         if not self.layer_types or self.sliding_window is None or self.sliding_window >= length:
             return ()
-        return tuple(self.sliding_window if kind == SLIDING else NO_WINDOW for kind in self.layer_types)
+        return tuple(
+            self.sliding_window if kind == SLIDING else NO_WINDOW for kind in self.layer_types
+        )
 
     @property
     def base(self) -> ModelConfig:
@@ -258,7 +288,8 @@ class ModelConfig:
         return dataclasses.replace(self, lora=None, quantise="")
 
     def with_quantisation(self, quantise: str) -> ModelConfig:
-        """Return the same config with the linear layers as codes of this kind; empty: with weights."""
+        """Return the same config with the linear layers as codes of this kind; empty: with
+        weights."""
         return dataclasses.replace(self, quantise=quantise)
 
     def adapted(self, name: str) -> bool:
@@ -268,13 +299,23 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
-        for name in ("attention_bias", "no_rope_layers", "rope_local_base_freq", "query_pre_attn_scalar"):
+        for name in (
+            "attention_bias",
+            "no_rope_layers",
+            "rope_local_base_freq",
+            "query_pre_attn_scalar",
+        ):
             if getattr(self, name) and name not in self.traits.stated:
                 raise ValueError(f"{name}: the family {self.family} has none")
         for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window"):
+        for name in (
+            "rope_theta",
+            "rope_local_base_freq",
+            "query_pre_attn_scalar",
+            "sliding_window",
+        ):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
         if isinstance(self.rope_scaling, YarnRope) and self.rope_theta <= 1:
@@ -287,15 +328,25 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
         if (interval := self.traits.no_rope_layer_interval) and not self.no_rope_layers:
-            object.__setattr__(self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers))
+            object.__setattr__(
+                self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers)
+            )
         if theta := self.traits.rope_local_base_freq:
             object.__setattr__(self, "rope_local_base_freq", self.rope_local_base_freq or theta)
-            object.__setattr__(self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim)
+            object.__setattr__(
+                self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim
+            )
         if self.layer_types and not (self.traits.sliding and self.sliding_window):
-            raise ValueError(f"layer_types: the family {self.family} has none, or sliding_window is not set")
+            raise ValueError(
+                f"layer_types: the family {self.family} has none, or sliding_window is not set"
+            )
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types must be of {self.num_hidden_layers} layers, got {len(self.layer_types)}")
+            raise ValueError(
+                f"layer_types must be of {self.num_hidden_layers} layers, got "
+                f"{len(self.layer_types)}"
+            )
         if self.no_rope_layers and len(self.no_rope_layers) != self.num_hidden_layers:
             raise ValueError(
-                f"no_rope_layers must say 0 or 1 of each of {self.num_hidden_layers} layers, got {self.no_rope_layers}"
+                f"no_rope_layers must say 0 or 1 of each of {self.num_hidden_layers} layers, got "
+                f"{self.no_rope_layers}"
             )

@@ -1,12 +1,15 @@
-"""Attention of a decode step by a TPU kernel that reads from a ring of columns only what each row needs.
+"""Attention of a decode step by a TPU kernel that reads from a ring of columns only what each row
+needs.
 
-`attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a row has blocks of
-its own. One grid step is one block of one row: the steps are those blocks alone, counted on the device, and the next
-block is fetched while this one is multiplied, across the border of two rows, too.
+`attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a
+row has blocks of its own. One grid step is one block of one row: the steps are those blocks alone,
+counted on the device, and the next block is fetched while this one is multiplied, across the border
+of two rows, too.
 
-Why not jax.experimental.pallas.ops.tpu.ragged_paged_attention: it reads pages of keys and values interleaved by head,
-[pages, columns, 2 K, D], with a table of pages for each row; the ring has no pages, keys with the columns last, and all
-layers in one array, so that a step would copy the cache into that form.
+Why not jax.experimental.pallas.ops.tpu.ragged_paged_attention: it reads pages of keys and values
+interleaved by head, [pages, columns, 2 K, D], with a table of pages for each row; the ring has no
+pages, keys with the columns last, and all layers in one array, so that a step would copy the cache
+into that form.
 
 Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers, W columns.
 """
@@ -26,7 +29,8 @@ from g2d_jax.models.attention import COLUMN_BLOCK, LOWEST, blocks_back
 from g2d_jax.models.kernels import LANES
 
 BLOCK_BYTES = 2**18
-"""Bytes of a block of keys, as far as the width allows: they take about as long to come as a grid step to begin."""
+"""Bytes of a block of keys, as far as the width allows: they take about as long to come as a grid
+step to begin."""
 
 
 def attend_ring(
@@ -39,7 +43,9 @@ def attend_ring(
     mesh: Mesh,
 ) -> jax.Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads."""
-    query = meshes.spec(mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3]))
+    query = meshes.spec(
+        mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
+    )
     cache = PartitionSpec(None, query[0], query[2], None, None)
     specs = query, cache, cache, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
     run = jax.shard_map(_attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)
@@ -47,13 +53,21 @@ def attend_ring(
 
 
 def block_columns(width: int, column_bytes: int) -> int:
-    """Return a block's columns, a divisor of the width. column_bytes: of a column of a device's keys in a layer."""
-    sizes = (size for size in (1024, 512) if width % size == 0 and size * column_bytes <= BLOCK_BYTES)
+    """Return a block's columns, a divisor of the width. column_bytes: of a column of a device's
+    keys in a layer."""
+    sizes = (
+        size for size in (1024, 512) if width % size == 0 and size * column_bytes <= BLOCK_BYTES
+    )
     return next(sizes, min(COLUMN_BLOCK, width))
 
 
 def _attend(
-    q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array, column: jax.Array, earlier: jax.Array
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    layer: jax.Array,
+    column: jax.Array,
+    earlier: jax.Array,
 ) -> jax.Array:
     """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape
@@ -73,17 +87,25 @@ def _attend(
         return scalars[3][step], 0, 0, 0
 
     head = pl.BlockSpec((None, kv_heads, heads // kv_heads, dim), of_row)
-    key = pl.BlockSpec((None, None, kv_heads, dim, block), lambda i, *s: (s[0][0], s[3][i], 0, 0, nth(i, *s)))
-    value = pl.BlockSpec((None, None, kv_heads, block, dim), lambda i, *s: (s[0][0], s[3][i], 0, nth(i, *s), 0))
+    key = pl.BlockSpec(
+        (None, None, kv_heads, dim, block), lambda i, *s: (s[0][0], s[3][i], 0, 0, nth(i, *s))
+    )
+    value = pl.BlockSpec(
+        (None, None, kv_heads, block, dim), lambda i, *s: (s[0][0], s[3][i], 0, nth(i, *s), 0)
+    )
     mixing = "krs,ksd->krd"
-    if dim % LANES:  # XLA stores such values with the columns last: as they are here, they would be copied
+    if (
+        dim % LANES
+    ):  # XLA stores such values with the columns last: as they are here, they would be copied
         values, value, mixing = values.swapaxes(3, 4), key, "krs,kds->krd"
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=4,
         grid=(ends[-1],),
         in_specs=[head, key, value],
         out_specs=head,
-        scratch_shapes=[pltpu.VMEM((kv_heads, heads // kv_heads, n), jnp.float32) for n in (1, 1, dim)],
+        scratch_shapes=[
+            pltpu.VMEM((kv_heads, heads // kv_heads, n), jnp.float32) for n in (1, 1, dim)
+        ],
     )
 
     def add_block(*refs: Any) -> None:
@@ -96,13 +118,22 @@ def _attend(
             largest[...] = jnp.full_like(largest, LOWEST)
             mass[...], mixed[...] = jnp.zeros_like(mass), jnp.zeros_like(mixed)
 
-        scores = jnp.einsum("krd,kds->krs", q[...], k[...], preferred_element_type=jnp.float32) * dim**-0.5
-        back = place[1] - nth(step, *refs[:4]) * block - jax.lax.broadcasted_iota(jnp.int32, (1, 1, block), 2)
+        scores = (
+            jnp.einsum("krd,kds->krs", q[...], k[...], preferred_element_type=jnp.float32)
+            * dim**-0.5
+        )
+        back = (
+            place[1]
+            - nth(step, *refs[:4]) * block
+            - jax.lax.broadcasted_iota(jnp.int32, (1, 1, block), 2)
+        )
         mask = jnp.where(back < 0, back + width, back) <= earlier[row]
         scores = jnp.where(mask, scores, LOWEST)
         now = jnp.maximum(largest[...], scores.max(axis=-1, keepdims=True))
         weights, decay = jnp.exp(scores - now), jnp.exp(largest[...] - now)
-        product = jnp.einsum(mixing, weights.astype(v.dtype), v[...], preferred_element_type=jnp.float32)
+        product = jnp.einsum(
+            mixing, weights.astype(v.dtype), v[...], preferred_element_type=jnp.float32
+        )
         largest[...], mass[...] = now, mass[...] * decay + weights.sum(axis=-1, keepdims=True)
         mixed[...] = mixed[...] * decay + product
 
@@ -111,5 +142,7 @@ def _attend(
             out[...] = (mixed[...] / mass[...]).astype(out.dtype)
 
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
-    run = pl.pallas_call(add_block, out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype), grid_spec=grid)
+    run = pl.pallas_call(
+        add_block, out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype), grid_spec=grid
+    )
     return run(place, earlier, starts, rows, grouped, keys, values).reshape(q.shape)

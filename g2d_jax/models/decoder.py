@@ -1,7 +1,9 @@
-"""The decoder: Flax NNX modules used as plain pytrees, and one forward function for training, prefill and decode.
+"""The decoder: Flax NNX modules used as plain pytrees, and one forward function for training,
+prefill and decode.
 
-Shapes: B rows, T tokens, S cache columns, E hidden_size, H heads, K key/value heads, D head_dim, M intermediate_size,
-V vocabulary, L layers. Parameters of the layers are stacked: every array of `Decoder.blocks` begins with L.
+Shapes: B rows, T tokens, S cache columns, E hidden_size, H heads, K key/value heads, D head_dim, M
+intermediate_size, V vocabulary, L layers. Parameters of the layers are stacked: every array of
+`Decoder.blocks` begins with L.
 """
 
 from __future__ import annotations
@@ -54,9 +56,12 @@ class Block(Parameters):
 
 
 class Decoder(Parameters):
-    """The parameters of a model. blocks: one stacked Block (training), or one Block a layer (`unstack`, decode)."""
+    """The parameters of a model. blocks: one stacked Block (training), or one Block a layer
+    (`unstack`, decode)."""
 
-    def __init__(self, config: ModelConfig, outer: Mapping[str, jax.Array], blocks: Block | nnx.List):
+    def __init__(
+        self, config: ModelConfig, outer: Mapping[str, jax.Array], blocks: Block | nnx.List
+    ):
         super().__init__(outer)
         self.config = config
         self.blocks = blocks
@@ -68,7 +73,9 @@ def build(config: ModelConfig, make: Callable[[str, Param], Any]) -> Decoder:
     `make` may return arrays, shapes or shardings: the tree is the same.
     """
     outer = {name: make(name, row) for name, row in outer_params(config).items()}
-    return Decoder(config, outer, Block({name: make(name, row) for name, row in block_params(config).items()}))
+    return Decoder(
+        config, outer, Block({name: make(name, row) for name, row in block_params(config).items()})
+    )
 
 
 def parameter(model: Decoder, name: str) -> Any:
@@ -82,8 +89,8 @@ def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
 
 
 def fresh(name: str, row: Param, key: jax.Array, std: float) -> jax.Array:
-    """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their A as PEFT has it,
-    uniform within 1 / sqrt(inputs). Each array's key is its name's."""
+    """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their
+    A as PEFT has it, uniform within 1 / sqrt(inputs). Each array's key is its name's."""
     shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
     if row.init == "normal":
         return std * jax.random.normal(own, shape)
@@ -105,11 +112,14 @@ def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """Return the `shardings` of the tree that `unstack` gives."""
-    return _by_layer(shardings(config, mesh), lambda at, _: NamedSharding(mesh, PartitionSpec(*at.spec[1:])))
+    return _by_layer(
+        shardings(config, mesh), lambda at, _: NamedSharding(mesh, PartitionSpec(*at.spec[1:]))
+    )
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters are always float32."""
+    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters are always
+    float32."""
 
     def describe(_: str, row: Param) -> Any:
         return quantise.tree(row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else dtype)
@@ -138,26 +148,34 @@ def count_trained(config: ModelConfig) -> int:
 
 
 def unstack(model: Decoder) -> Decoder:
-    """Return the same parameters with one Block a layer: decode then reads each layer's arrays where they lie."""
+    """Return the same parameters with one Block a layer: decode then reads each layer's arrays
+    where they lie."""
     return _by_layer(model, lambda x, layer: x[layer])
 
 
 def _by_layer(model: Decoder, take: Callable[[Any, int], Any]) -> Decoder:
     """Make one Block a layer of a stacked tree, of take(leaf, layer)."""
-    layers = [jax.tree.map(lambda x, i=i: take(x, i), model.blocks) for i in range(model.config.num_hidden_layers)]
+    layers = [
+        jax.tree.map(lambda x, i=i: take(x, i), model.blocks)
+        for i in range(model.config.num_hidden_layers)
+    ]
     outer = {name: parameter(model, name) for name in outer_params(model.config)}
     return Decoder(model.config, outer, nnx.List(layers))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("keys", "values", "column", "width"), meta_fields=())
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("keys", "values", "column", "width"),
+    meta_fields=(),
+)
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes one column, and the
-    token that a row read n steps ago lies n columns before it. Rows never move.
+    """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
+    one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer; of a stacked model one array of all, which begins with L.
-    See attention.attend_cached for why they differ. column: int32 scalar, where the next token is written. width: int32
-    scalar, the columns in use, no more than W.
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer; of a stacked model one array of all,
+    which begins with L. See attention.attend_cached for why they differ. column: int32 scalar,
+    where the next token is written. width: int32 scalar, the columns in use, no more than W.
     """
 
     keys: tuple[jax.Array, ...]
@@ -166,11 +184,15 @@ class Cache:
     width: jax.Array
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float, *, unit_offset: bool = False) -> jax.Array:
-    """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's dtype. unit_offset:
-    multiply by 1 + weight, and round after it."""
+def rms_norm(
+    x: jax.Array, weight: jax.Array, eps: float, *, unit_offset: bool = False
+) -> jax.Array:
+    """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's
+    dtype. unit_offset: multiply by 1 + weight, and round after it."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps)
+    scale = jax.lax.rsqrt(
+        jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps
+    )
     weight = jnp.expand_dims(weight, range(x.ndim - weight.ndim))
     if unit_offset:
         return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
@@ -186,27 +208,35 @@ def norm(c: ModelConfig, parameters: Parameters, name: str, x: jax.Array) -> jax
 
 
 def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
-    """Multiply x [B, T, *in] with weight [*in, *out] to [B, T, *out]; `inputs` input dimensions, in dtype, or x's.
+    """Multiply x [B, T, *in] with weight [*in, *out] to [B, T, *out]; `inputs` input dimensions, in
+    dtype, or x's.
 
-    Written as one product of two matrices: XLA's CPU compiler runs the gradient of the same product on
-    three-dimensional arrays 3 times slower; on other devices it makes no difference.
+    Written as one product of two matrices: XLA's CPU compiler runs the gradient of the same product
+    on three-dimensional arrays 3 times slower; on other devices it makes no difference.
     """
     size = math.prod(weight.shape[:inputs])
-    product = jnp.matmul(x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=dtype)
+    product = jnp.matmul(
+        x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=dtype
+    )
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def wide_linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
-    """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's type."""
+    """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's
+    type."""
     return linear(x, weight, inputs, jnp.float32)
 
 
-def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _wide_forward(
+    x: jax.Array, weight: jax.Array, inputs: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return wide_linear(x, weight, inputs), (x, weight)
 
 
-def _wide_backward(inputs: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _wide_backward(
+    inputs: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *saved)
     return pull(gradient.astype(saved[0].dtype))  # type: ignore[return-value]
 
@@ -215,13 +245,16 @@ wide_linear.defvjp(_wide_forward, _wide_backward)
 
 
 def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight again from its
-    codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a time."""
+    """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight
+    again from its
+    codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a
+    time."""
 
     def decoding(x: jax.Array, weight: Any, inputs: int) -> jax.Array:
         if weight.qtype != "int8":
             return product(x, quantise.decode(weight, x.dtype), inputs)
-        # One scale an output is one of the product, and codes are exact in x's type: a GPU's product reads them itself.
+        # One scale an output is one of the product, and codes are exact in x's type: a GPU's
+        # product reads them itself.
         y = product(x, weight.qvalue.astype(x.dtype), inputs)
         return (y * weight.scale.reshape(1, 1, *weight.shape[inputs:])).astype(y.dtype)
 
@@ -229,19 +262,26 @@ def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def project(
-    c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1, dropout: Dropout | None = None
+    c: ModelConfig,
+    block: Block,
+    name: str,
+    x: jax.Array,
+    inputs: int = 1,
+    dropout: Dropout | None = None,
 ) -> jax.Array:
     """Apply the linear layer `name`, with its adapter and its bias if it has them.
 
-    The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would be lost while B is
-    small, rounded away in all of y alike.
+    The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would
+    be lost while B is small, rounded away in all of y alike.
     """
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
     product = wide_linear if adapted else linear
     y = (quantised(product) if quantise.is_quantised(weight) else product)(x, weight, inputs)
     if c.lora and adapted:
-        low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
+        low = linear(
+            x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs
+        )
         y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
     if hasattr(block, f"{name}_bias"):
         return y + getattr(block, f"{name}_bias")[...][None, None]
@@ -249,12 +289,19 @@ def project(
 
 
 def project_qkv(
-    c: ModelConfig, block: Block, x: jax.Array, rope: tuple[jax.Array, jax.Array], dropout: Dropout | None = None
+    c: ModelConfig,
+    block: Block,
+    x: jax.Array,
+    rope: tuple[jax.Array, jax.Array],
+    dropout: Dropout | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
+    """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
+    rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
-    if c.query_pre_attn_scalar and c.query_pre_attn_scalar != c.head_dim:  # whose root attention divides by
+    if (
+        c.query_pre_attn_scalar and c.query_pre_attn_scalar != c.head_dim
+    ):  # whose root attention divides by
         q = q * (c.head_dim / c.query_pre_attn_scalar) ** 0.5
     return rotate(q, rope), rotate(k, rope), v
 
@@ -262,21 +309,33 @@ def project_qkv(
 def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
     """Apply the gated feed-forward layer and add its residual."""
     y = norm(c, block, "mlp_norm", x)
-    gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(project(c, block, "gate", y, dropout=dropout))
-    y = project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
+    gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(
+        project(c, block, "gate", y, dropout=dropout)
+    )
+    y = project(
+        c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout
+    )
     return x + norm(c, block, "mlp_post_norm", y)
 
 
 def rotary_tables(c: ModelConfig, positions: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-    """Return the rotary table of the layers, and that of sliding ones where they have a theta of their own."""
+    """Return the rotary table of the layers, and that of sliding ones where they have a theta of
+    their own."""
     tables = [rotary_table(c, positions)]
     if c.rope_local_base_freq and SLIDING in c.layer_types:
-        tables.append(rotary_table(replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None), positions))
+        tables.append(
+            rotary_table(
+                replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None), positions
+            )
+        )
     return tables
 
 
-def layer_rope(c: ModelConfig, tables: list[tuple[jax.Array, jax.Array]], number: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the layer has none."""
+def layer_rope(
+    c: ModelConfig, tables: list[tuple[jax.Array, jax.Array]], number: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the
+    layer has none."""
     rope, *local = tables
     if local:
         is_sliding = jnp.array([kind == SLIDING for kind in c.layer_types])[number]
@@ -297,7 +356,9 @@ def apply_block(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Apply one layer; return x and this layer's new (keys, values)."""
     block = jax.tree.map(
-        lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype), block, is_leaf=quantise.is_quantised
+        lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
+        block,
+        is_leaf=quantise.is_quantised,
     )
     q, k, v = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
     y = project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
@@ -305,7 +366,8 @@ def apply_block(
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
-    """Recompute a layer in the backward pass: "full" saves its input only, "attention" also attention's output."""
+    """Recompute a layer in the backward pass: "full" saves its input only, "attention" also
+    attention's output."""
     if remat == "none":
         return fn
     policy = jax.checkpoint_policies.save_only_these_names(SAVED) if remat == "attention" else None
@@ -327,24 +389,34 @@ def forward(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
-    tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T tokens of a row
-    attend among themselves; keep_kv also returns keys and values, each [L, B, T, K, D]. attention: of
-    kernels.attention_for. mesh: what lies between the layers is split over it by rows alone; left to itself XLA splits
-    it like the weights, by width, and gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32
-    [B, T, 2], for the dropout of adapters in training; None: none is dropped.
+    tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
+    tokens of a row attend among themselves; keep_kv also returns keys and values, each [L, B, T, K,
+    D]. attention: of kernels.attention_for. mesh: what lies between the layers is split over it by
+    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all
+    devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
+    in training; None: none is dropped.
     """
     c, laid_out = model.config, partial(lay_out, mesh)
     x = laid_out(embedded(model, tokens, dtype, mesh), "rows", None, None)
     ropes, windows = rotary_tables(c, positions), c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
 
-    def layer(x: jax.Array, own: tuple[Block, Any]) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    def layer(
+        x: jax.Array, own: tuple[Block, Any]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         block, number = own
         dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         ids: Segments = segment_ids
         if windows:
             ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
-        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), lambda q, k, v: attention(q, k, v, ids), dropped)
+        x, kv = apply_block(
+            c,
+            block,
+            x,
+            layer_rope(c, ropes, number),
+            lambda q, k, v: attention(q, k, v, ids),
+            dropped,
+        )
         return laid_out(x, "rows", None, None), kv if keep_kv else None
 
     layer, numbers = rematerialise(layer, remat), jnp.arange(c.num_hidden_layers)
@@ -367,9 +439,11 @@ def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:
-    """Look tokens up, each device in its part of the width: the table is not gathered. [B, T, E] in dtype.
+    """Look tokens up, each device in its part of the width: the table is not gathered. [B, T, E] in
+    dtype.
 
-    Cast after it: the table's gradient, a sum over all places of a word, is then added up in its own type.
+    Cast after it: the table's gradient, a sum over all places of a word, is then added up in its
+    own type.
     """
     x = model.embed[...][tokens].astype(dtype)
     if model.config.traits.scaled_embeddings:
@@ -388,31 +462,40 @@ def decode(
     mesh: Mesh | None = None,
     kernel: DecodeKernel = "xla",
 ) -> tuple[jax.Array, Cache]:
-    """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the advanced cache.
+    """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the
+    advanced cache.
 
-    tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of tokens before it.
-    A stacked model has a stacked cache, and attention reads as much of it as the longest row needs. An unstacked one
-    has an array a layer, and attention reads the first `cache.width` columns, which is one of `widths`. kernel:
-    "pallas" reads of a stacked cache what each row needs, see models/decode_kernel.py.
+    tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of
+    tokens before it. A stacked model has a stacked cache, and attention reads as much of it as the
+    longest row needs. An unstacked one has an array a layer, and attention reads the first
+    `cache.width` columns, which is one of `widths`. kernel: "pallas" reads of a stacked cache what
+    each row needs, see models/decode_kernel.py.
 
-    Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are. A sampling mesh has
-    an fsdp axis where it splits weights more often than there are key heads; attention alone has its rows split by it.
+    Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are.
+    A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
+    attention alone has its rows split by it.
     """
     c, laid_out = model.config, partial(lay_out, mesh)
     x = embedded(model, laid_out(tokens, "rows")[:, None], dtype, mesh)
     positions = laid_out(positions, "rows")
-    ropes = jax.tree.map(lambda x: laid_out(x, "rows", None, None), rotary_tables(c, positions[:, None]))
+    ropes = jax.tree.map(
+        lambda x: laid_out(x, "rows", None, None), rotary_tables(c, positions[:, None])
+    )
     longest, windows = jnp.max(positions), c.windows(cache.keys[0].shape[-1])
     by_sums = mesh is None or platform_of(mesh) == "cpu"
 
-    def stored(keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array) -> Any:
+    def stored(
+        keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array
+    ) -> Any:
         """Return the cache of a layer with its new column; k, v [B, 1, K, D]."""
         k, v = (laid_out(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
         k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
         keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
         return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, cache.column, 0))
 
-    def apply(x: jax.Array, block: Block, keys: Any, values: Any, number: Any, read: Callable) -> Any:
+    def apply(
+        x: jax.Array, block: Block, keys: Any, values: Any, number: Any, read: Callable
+    ) -> Any:
         layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -425,13 +508,16 @@ def decode(
         return laid_out(x, "replica_rows", None, "embed"), keys, values
 
     def reached(number: Any) -> tuple[jax.Array, jax.Array]:
-        """Return the tokens before the newest one that a layer reads: of each row, and of the longest."""
+        """Return the tokens before the newest one that a layer reads: of each row, and of the
+        longest."""
         if not windows:
             return positions, longest
         most = jnp.array(windows)[number] - 1
         return jnp.minimum(positions, most), jnp.minimum(longest, most)
 
-    def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, number: jax.Array) -> jax.Array:
+    def read_blocks(
+        q: jax.Array, keys: jax.Array, values: jax.Array, number: jax.Array
+    ) -> jax.Array:
         earlier, most = reached(number)
         if kernel == "pallas":
             from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
@@ -446,7 +532,9 @@ def decode(
         mask = ages[None] <= reached(number)[0][:, None]  # [B, W]
 
         def first(width: int) -> jax.Array:
-            return attend_cached(q, keys[..., :width], values[..., :width, :], mask[:, :width], by_sums=by_sums)
+            return attend_cached(
+                q, keys[..., :width], values[..., :width, :], mask[:, :width], by_sums=by_sums
+            )
 
         if len(widths) == 1:
             return first(widths[0])
@@ -460,7 +548,9 @@ def decode(
             return apply(x, own[0], keys, values, own[1], read_blocks), None
 
         numbers = jnp.arange(c.num_hidden_layers)
-        (x, key, value), _ = jax.lax.scan(layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers))
+        (x, key, value), _ = jax.lax.scan(
+            layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers)
+        )
         keys, values = (key,), (value,)
     else:
         layers = []
@@ -469,7 +559,9 @@ def decode(
             layers.append(both)
         keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width
-    return norm(c, model, "final_norm", x)[:, 0], Cache(tuple(keys), tuple(values), column, cache.width)
+    return norm(c, model, "final_norm", x)[:, 0], Cache(
+        tuple(keys), tuple(values), column, cache.width
+    )
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]

@@ -1,7 +1,9 @@
-"""Dropout before adapters, as PEFT has it: y = x W + scale * (dropout(x) A) B, each adapter with a mask of its own.
+"""Dropout before adapters, as PEFT has it: y = x W + scale * (dropout(x) A) B, each adapter with a
+mask of its own.
 
-Every token's mask comes from its sequence's key, its position, the layer and the adapter: it is the same in whatever
-row, on whatever device the token lies, and the same when a layer is computed again for the backward pass.
+Every token's mask comes from its sequence's key, its position, the layer and the adapter: it is the
+same in whatever row, on whatever device the token lies, and the same when a layer is computed again
+for the backward pass.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import jax
 import jax.numpy as jnp
 
 Dropout = Callable[[str, jax.Array], jax.Array]
-"""(name of the linear layer, its input x [B, T, *in]) -> what its adapter reads, of x's shape and dtype."""
+"""(name of the linear layer, its input x [B, T, *in]) -> what its adapter reads, of x's shape and
+dtype."""
 
 
 def token_keys(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """Return typed keys [B, T]. keys: uint32 [B, T, 2], of each token's sequence; positions: int32 [B, T]."""
+    """Return typed keys [B, T]. keys: uint32 [B, T, 2], of each token's sequence; positions: int32
+    [B, T]."""
 
     def token_key(data: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.wrap_key_data(data, impl="threefry2x32"), position)
@@ -26,7 +30,8 @@ def token_keys(keys: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def of_layer(rate: float, keys: jax.Array, layer: jax.Array | int) -> Dropout:
-    """Return the dropout of one layer. rate: share of the inputs that is set to 0; the others are divided by 1 - rate.
+    """Return the dropout of one layer. rate: share of the inputs that is set to 0; the others are
+    divided by 1 - rate.
 
     keys: of `token_keys`. layer: its number, an int32 scalar.
     """

@@ -1,9 +1,9 @@
 """Floating-point operations by formula: what XLA's own count misses inside loops.
 
-A multiply-add counts as two. P_mm are the parameters that tokens are multiplied with: all but the embedding's rows, the
-head included. Attention counts the positions that each token really reads: itself and what comes before it, of its own
-sequence; a layer with a sliding window counts as one without. Kernels that compute masked positions too do more work
-than is counted here.
+A multiply-add counts as two. P_mm are the parameters that tokens are multiplied with: all but the
+embedding's rows, the head included. Attention counts the positions that each token really reads:
+itself and what comes before it, of its own sequence; a layer with a sliding window counts as one
+without. Kernels that compute masked positions too do more work than is counted here.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ def matmul_params(config: ModelConfig) -> int:
 
 
 def attended(length: int, before: int = 0) -> int:
-    """Count the positions that `length` tokens read together, each itself and those before it, after `before` more."""
+    """Count the positions that `length` tokens read together, each itself and those before it,
+    after `before` more."""
     return length * before + length * (length + 1) // 2
 
 
 def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Count a forward pass of `tokens` tokens that read `positions` positions: 2 P_mm a token, 4 L H d a position."""
+    """Count a forward pass of `tokens` tokens that read `positions` positions: 2 P_mm a token, 4 L
+    H d a position."""
     width = config.num_attention_heads * config.head_dim
     return 2.0 * matmul_params(config) * tokens + 4.0 * config.num_hidden_layers * width * positions
 
 
 def train_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Count both passes: three times the forward pass; with adapters less the gradients of what is not trained.
+    """Count both passes: three times the forward pass; with adapters less the gradients of what is
+    not trained.
 
-    The optimiser's few operations a parameter are not counted, nor what the backward pass computes again: with remat,
-    the layers; in batches of more than one chunk of losses/logprobs.py, the logits.
+    The optimiser's few operations a parameter are not counted, nor what the backward pass computes
+    again: with remat, the layers; in batches of more than one chunk of losses/logprobs.py, the
+    logits.
     """
     frozen = matmul_params(config.base) if config.lora else 0
     return 3.0 * forward_flops(config, tokens, positions) - 2.0 * frozen * tokens

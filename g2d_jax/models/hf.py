@@ -1,11 +1,13 @@
-"""Weights from and to Hugging Face folders, tensor by tensor, by the architecture's table (table.py).
+"""Weights from and to Hugging Face folders, tensor by tensor, by the architecture's table
+(table.py).
 
     model = load(resolve("Qwen/Qwen2.5-0.5B"), mesh=mesh)
     save(model, "exported", dtype="bfloat16", eos_ids=[151645])
     save_adapters(policy, "adapters", base="Qwen/Qwen2.5-0.5B")    as PEFT reads them: PeftModel.from_pretrained
 
-The host holds one tensor of the file at a time, when loading and when saving; conversion to our layout (transpose,
-reshape, cast) runs on the devices. Folders may be on an object store. `benchmarks/loading.py` measures both.
+The host holds one tensor of the file at a time, when loading and when saving; conversion to our
+layout (transpose, reshape, cast) runs on the devices. Folders may be on an object store.
+`benchmarks/loading.py` measures both.
 """
 
 from __future__ import annotations
@@ -45,7 +47,16 @@ from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param, expected_shapes, tensors
 from g2d_jax.runtime import processes, storage
 
-__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save", "save_adapters"]
+__all__ = [
+    "config_from_hf",
+    "config_to_hf",
+    "load",
+    "read_config",
+    "read_sampling",
+    "resolve",
+    "save",
+    "save_adapters",
+]
 
 FINISHED = {CONFIG: "a model", ADAPTERS: "adapters"}
 """The files that are written last, and what a folder holds that has one."""
@@ -62,20 +73,25 @@ def load(
     lora: Lora | None = None,
     quantised: str = "",
 ) -> Decoder:
-    """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with parameters in dtype.
+    """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with
+    parameters in dtype.
 
-    With a mesh every array is placed by decoder.shardings; without one everything lies on the default device. Of
-    several processes, which must call it together, each reads its share of the rows of every tensor, one range of the
-    file, and the devices exchange what they need; see `_reading`. All headers are checked before anything is read or
-    made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by name. lora: what stands
-    beside these adapters instead, as `lora.frozen` gives it. quantised: the kind of codes that the linear layers are
-    held as, a parameter being encoded as soon as it is on the devices; no more than one of them is there as it was.
+    With a mesh every array is placed by decoder.shardings; without one everything lies on the
+    default device. Of several processes, which must call it together, each reads its share of the
+    rows of every tensor, one range of the file, and the devices exchange what they need; see
+    `_reading`. All headers are checked before anything is read or
+    made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by
+    name. lora: what stands beside these adapters instead, as `lora.frozen` gives it. quantised: the
+    kind of codes that the linear layers are held as, a parameter being encoded as soon as it is on
+    the devices; no more than one of them is there as it was.
     """
     config = read_config(folder)
     headers = find_weights(epath.Path(folder), config)
     if config.tie_word_embeddings and "lm_head.weight" in headers:
         _check_tied(headers)
-    return load_decoder(dataclasses.replace(config, lora=lora, quantise=quantised), headers, mesh=mesh, dtype=dtype)
+    return load_decoder(
+        dataclasses.replace(config, lora=lora, quantise=quantised), headers, mesh=mesh, dtype=dtype
+    )
 
 
 def load_decoder(
@@ -85,7 +101,8 @@ def load_decoder(
     mesh: Mesh | None = None,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
 ) -> Decoder:
-    """Read the Decoder of config from tensors whose headers have been checked; mesh and dtype as in `load`."""
+    """Read the Decoder of config from tensors whose headers have been checked; mesh and dtype as in
+    `load`."""
     placements = None if mesh is None else decoder.shardings(config, mesh)
 
     def read(name: str, row: Param) -> Any:
@@ -98,10 +115,11 @@ def load_decoder(
 
 
 def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype: jnp.dtype) -> Any:
-    """Read a parameter in our layout. A stack [L, …] is allocated once on the devices and filled in place: the host
-    never holds more than a layer.
+    """Read a parameter in our layout. A stack [L, …] is allocated once on the devices and filled in
+    place: the host never holds more than a layer.
 
-    target: a sharding, or a QArray of them for a quantised parameter, whose dtypes are those of its codes and scales.
+    target: a sharding, or a QArray of them for a quantised parameter, whose dtypes are those of its
+    codes and scales.
     """
     staged = _stored_sharding(row, target)
     make_zeros, fill = _programs(dataclasses.replace(row, hf=""), dtype, target, staged)
@@ -116,18 +134,21 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
 def _programs(
     row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
 ) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
-    """Return two jitted programs: make an empty stack; write one stored layer into a (donated) stack, or convert what
-    is in no layer."""
+    """Return two jitted programs: make an empty stack; write one stored layer into a (donated)
+    stack, or convert what is in no layer."""
 
     def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
         if staged is not None:
-            # What processes read is brought to its devices in the stored dtype; the rest each does with its own part.
+            # What processes read is brought to its devices in the stored dtype; the rest each does
+            # with its own part.
             theirs = jax.lax.with_sharding_constraint(theirs, staged)
         weight = (theirs if row.flat is None else theirs.T).reshape(row.shape)
         value = quantise.encode(row, weight) if row.quantised else weight.astype(dtype)
         if not row.layers:
             return value
-        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, value)
+        return jax.tree.map(
+            lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, value
+        )
 
     zeros = jax.jit(lambda: quantise.tree(row, jnp.zeros, dtype), out_shardings=target)
     return zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
@@ -153,10 +174,11 @@ def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
 def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
     """Return how a stored tensor is split for reading.
 
-    One process reads all of it once and gives every device its part. Of several, each reads the rows of its devices,
-    every device having as many: together they read the file once, in ranges without gaps, however the parameters are
-    sharded and replicated. Where the rows cannot be shared out evenly, a process reads all those of which its devices
-    hold parts.
+    One process reads all of it once and gives every device its part. Of several, each reads the
+    rows of its devices,
+    every device having as many: together they read the file once, in ranges without gaps, however
+    the parameters are sharded and replicated. Where the rows cannot be shared out evenly, a process
+    reads all those of which its devices hold parts.
     """
     mesh = staged.mesh
     assert isinstance(mesh, Mesh)  # of devices, not an abstract one
@@ -166,8 +188,8 @@ def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
 
 
 def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
-    """Carry the sharding of a parameter over to the stored layout of one layer, where head_dim is folded into the axis
-    before it. target: as in `load_parameter`."""
+    """Carry the sharding of a parameter over to the stored layout of one layer, where head_dim is
+    folded into the axis before it. target: as in `load_parameter`."""
     if target is None:
         return None
     ours: NamedSharding = target.qvalue if row.quantised else target
@@ -177,7 +199,8 @@ def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
 
 
 def _check_tied(headers: Mapping[str, Stored]) -> None:
-    """Raise ValueError if a tied model's lm_head.weight is not the embedding: it would silently be dropped.
+    """Raise ValueError if a tied model's lm_head.weight is not the embedding: it would silently be
+    dropped.
 
     The leader compares them.
     """
@@ -187,7 +210,9 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
         parts = itertools.pairwise(edges)
         return all(
-            np.array_equal(safetensors_file.read_rows(embed, *part), safetensors_file.read_rows(head, *part))
+            np.array_equal(
+                safetensors_file.read_rows(embed, *part), safetensors_file.read_rows(head, *part)
+            )
             for part in parts
         )
 
@@ -209,19 +234,23 @@ def save(
     pad_id: int | None = None,
     generation_entries: Mapping[str, Any] | None = None,
 ) -> epath.Path:
-    """Write a model folder that transformers and `load` read: safetensors, generation_config.json, config.json.
+    """Write a model folder that transformers and `load` read: safetensors, generation_config.json,
+    config.json.
 
-    model: stacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that layer is written.
+    model: stacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that
+    layer is written.
     dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index.
-    generation_entries are added to generation_config.json. config.json is written last: a folder without it is an
-    unfinished export. Write tokenizer and model card before calling this. Every process must call it; the first one
-    writes. Raises ValueError when the folder already holds a finished model or adapters; Preempted between two files
-    of a watched process.
+    generation_entries are added to generation_config.json. config.json is written last: a folder
+    without it is an unfinished export. Write tokenizer and model card before calling this. Every
+    process must call it; the first one writes. Raises ValueError when the folder already holds a
+    finished model or adapters; Preempted between two files of a watched process.
     """
     place, stored = epath.Path(folder), jnp.dtype(dtype)
     if stored.name not in ("float32", "bfloat16"):
         raise ValueError(f"weights are saved as float32 or bfloat16, not {stored.name}")
-    config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=stored.name)
+    config = config_to_hf(
+        model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=stored.name
+    )
     ids = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     processes.on_leader(lambda: _clear(place))
     shapes, fetch = expected_shapes(model.config.base), fetcher(model, stored)
@@ -231,27 +260,39 @@ def save(
         safetensors_file.write(place / file, {name: shapes[name] for name in names}, stored, fetch)
     if jax.process_index() == 0:
         if split.is_sharded:
-            storage.write_json(place / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+            storage.write_json(
+                place / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            )
         generation = {name: value for name, value in ids.items() if value is not None}
         storage.write_json(place / GENERATION, {**generation, **(generation_entries or {})})
         storage.write_json(place / CONFIG, config)
     return place
 
 
-def save_adapters(policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "float32") -> epath.Path:
-    """Write a policy's adapters alone, as Hugging Face's PEFT reads them. base: the model they stand beside, a hub id
-    or a folder; PEFT loads it by that name.
+def save_adapters(
+    policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "float32"
+) -> epath.Path:
+    """Write a policy's adapters alone, as Hugging Face's PEFT reads them. base: the model they
+    stand beside, a hub id or a folder; PEFT loads it by that name.
 
-    adapter_config.json is written last. Every process must call it; the first one writes. Raises ValueError for a
-    policy without adapters, and for a folder that holds some, or a model, already.
+    adapter_config.json is written last. Every process must call it; the first one writes. Raises
+    ValueError for a policy without adapters, and for a folder that holds some, or a model, already.
     """
     place, low_rank = epath.Path(folder), policy.config.lora
     if low_rank is None:
-        raise ValueError("the policy has no adapters: all its parameters were trained, export it as a model")
+        raise ValueError(
+            "the policy has no adapters: all its parameters were trained, export it as a model"
+        )
     processes.on_leader(lambda: _clear(place))
-    shapes = {name: row.stored_shape for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
+    shapes = {
+        name: row.stored_shape
+        for name, (_, row, _) in tensors(policy.config).items()
+        if row.adapter
+    }
     stored = jnp.dtype(dtype)
-    safetensors_file.write(place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored))
+    safetensors_file.write(
+        place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored)
+    )
     if jax.process_index() == 0:
         adapter_config = {
             "peft_type": "LORA",
@@ -271,7 +312,8 @@ def save_adapters(policy: Decoder, folder: storage.PathLike, *, base: str, dtype
 
 
 def _clear(folder: epath.Path) -> None:
-    """Make the folder and take away what would make a half-written export look complete or mix two exports."""
+    """Make the folder and take away what would make a half-written export look complete or mix two
+    exports."""
     for name, what in FINISHED.items():
         if (folder / name).exists():
             raise ValueError(f"{folder} already holds {what}; choose another folder")
@@ -282,8 +324,11 @@ def _clear(folder: epath.Path) -> None:
                 path.unlink()
 
 
-def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float) -> StateDictSplit:
-    """Share tensors of these stored shapes out over files of at most max_bytes, or of a single tensor that is larger.
+def plan_shards(
+    shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float
+) -> StateDictSplit:
+    """Share tensors of these stored shapes out over files of at most max_bytes, or of a single
+    tensor that is larger.
 
     itemsize: bytes of a number.
     """
@@ -296,10 +341,11 @@ def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes:
 
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
-    """Return a function from Hugging Face's name to the host array in the stored layout. Every process calls it: with
-    several, every device holds a tensor whole while it is fetched.
+    """Return a function from Hugging Face's name to the host array in the stored layout. Every
+    process calls it: with several, every device holds a tensor whole while it is fetched.
 
-    A layer with adapters comes merged with them, and a quantised one as the weights that its codes stand for.
+    A layer with adapters comes merged with them, and a quantised one as the weights that its codes
+    stand for.
     """
     table = tensors(model.config)
 
@@ -307,7 +353,11 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
         name, row, layer = table[hf_name]
         value = _parameter(model, name, layer).astype(dtype)
         array = value if row.flat is None else value.reshape(row.flat).T
-        gathered = array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True)
+        gathered = (
+            array
+            if array.is_fully_addressable
+            else multihost_utils.process_allgather(array, tiled=True)
+        )
         return np.ascontiguousarray(gathered)
 
     return fetch
@@ -325,7 +375,11 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="scale")
-def _merged_layer(stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale: float) -> jax.Array:
+def _merged_layer(
+    stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale: float
+) -> jax.Array:
     """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
-    value, own_adapter = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter))
+    value, own_adapter = jax.tree.map(
+        lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter)
+    )
     return lora.merged(value, own_adapter, scale)[0]

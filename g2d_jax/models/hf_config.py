@@ -1,7 +1,8 @@
 """Hugging Face's config.json to a ModelConfig and back.
 
-Reads what transformers 4 writes (rope_theta, rope_scaling) and what transformers 5 writes (rope_parameters). Whatever
-would change the arithmetic and is not built here is refused by name, never ignored.
+Reads what transformers 4 writes (rope_theta, rope_scaling) and what transformers 5 writes
+(rope_parameters). Whatever would change the arithmetic and is not built here is refused by name,
+never ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
-    "original_max_position_embeddings": (None,),  # transformers takes it in place of that of the rope's entries
+    "original_max_position_embeddings": (
+        None,
+    ),  # transformers takes it in place of that of the rope's entries
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "use_bidirectional_attention": (False, None),
@@ -43,47 +46,68 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
 _SLIDING_WINDOW = 4096  # where config.json leaves it out
 
 MAX_LAYERS = 10_000
-"""More than any model has: what config.json says is not believed before lists of all layers are made."""
+"""More than any model has: what config.json says is not believed before lists of all layers are
+made."""
 
 _ROPES: tuple[type[RopeScaling], ...] = (LinearRope, Llama3Rope, YarnRope)
-_ROPE_FIELDS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mscale", "mscale_all_dim"}
+_ROPE_FIELDS = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "mscale",
+    "mscale_all_dim",
+}
 _ROPE_FIELDS |= {entry.name for rope in _ROPES for entry in dataclasses.fields(rope)}
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Read the contents of a config.json of a model_type in FAMILIES.
 
-    Raises ValueError naming the field for another model type (mixtures of experts, vision …), sliding windows in
-    a family without them, rope types other than "default", "linear", "llama3" and "yarn", biases of feed-forward
-    layers, quantised weights, and for missing or misformed sizes.
+    Raises ValueError naming the field for another model type (mixtures of experts, vision …),
+    sliding windows in a family without them, rope types other than "default", "linear", "llama3"
+    and "yarn", biases of feed-forward layers, quantised weights, and for missing or misformed
+    sizes.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
-            f"config.json: model_type {family!r} is not supported; supported are {', '.join(FAMILIES)} "
-            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, Mistral, SmolLM3, OLMo 2, text-only Gemma 3)"
+            f"config.json: model_type {family!r} is not supported; supported are "
+            f"{', '.join(FAMILIES)} "
+            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, Mistral, SmolLM3, OLMo 2, "
+            "text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
     sizes: dict[str, Any] = {name: _field(raw, name, int) for name in SIZES}
     if sizes["num_hidden_layers"] > MAX_LAYERS:
-        raise ValueError(f"config.json: num_hidden_layers {sizes['num_hidden_layers']} is more than {MAX_LAYERS}")
+        raise ValueError(
+            f"config.json: num_hidden_layers {sizes['num_hidden_layers']} is more than {MAX_LAYERS}"
+        )
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     if raw.get("head_dim") is None and absent.head_dim is None and hidden % heads:
-        raise ValueError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise ValueError(
+            f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+        )
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
     window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
     of_family: dict[str, Any] = {}
     if absent.rope_local_base_freq:
         raw = _by_layer_type(raw)
-        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, absent.rope_local_base_freq)
+        of_family["rope_local_base_freq"] = _field(
+            raw, "rope_local_base_freq", float, absent.rope_local_base_freq
+        )
     if absent.query_pre_attn_scalar:
-        of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, absent.query_pre_attn_scalar)
+        of_family["query_pre_attn_scalar"] = _field(
+            raw, "query_pre_attn_scalar", int, absent.query_pre_attn_scalar
+        )
     theta, scaling = _rope(raw, absent.rope_theta, positions)
     return ModelConfig(
         family=family,
         **sizes,
-        num_key_value_heads=_field(raw, "num_key_value_heads", int, heads if absent.kv_heads_optional else None),
+        num_key_value_heads=_field(
+            raw, "num_key_value_heads", int, heads if absent.kv_heads_optional else None
+        ),
         head_dim=_field(raw, "head_dim", int, absent.head_dim or hidden // heads),
         tie_word_embeddings=_field(raw, "tie_word_embeddings", bool, absent.tie_word_embeddings),
         rope_theta=theta,
@@ -106,8 +130,15 @@ def config_to_hf(
     pad_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both read."""
-    others = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_theta", "rms_norm_eps")
+    """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both
+    read."""
+    others = (
+        "num_key_value_heads",
+        "head_dim",
+        "tie_word_embeddings",
+        "rope_theta",
+        "rms_norm_eps",
+    )
     named = (*SIZES, *others, "max_position_embeddings", *config.traits.stated)
     copied = {name: getattr(config, name) for name in named}
     if "no_rope_layers" in copied:
@@ -119,7 +150,9 @@ def config_to_hf(
         **copied,
         **config.traits.fixed,
         **_sliding_to_hf(config),
-        "rope_scaling": {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)} if scaling else None,
+        "rope_scaling": {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)}
+        if scaling
+        else None,
         **_activation(config.traits),
         "attention_dropout": 0.0,
         "bos_token_id": bos_id,
@@ -151,7 +184,9 @@ def _activation(family: Family) -> dict[str, str]:
     return {"hidden_act": "silu"}
 
 
-def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int | None, tuple[str, ...]]:
+def _sliding(
+    raw: Mapping[str, Any], family: Family, layers: int
+) -> tuple[int | None, tuple[str, ...]]:
     """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
     window = None
     if family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False):
@@ -173,12 +208,20 @@ def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int |
         usual = [FULL] * min(full, layers) + [SLIDING] * (layers - full)
     if kinds is None:
         kinds = usual
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
-        raise ValueError(f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got {kinds!r:.200}")
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in (SLIDING, FULL) for kind in kinds)
+    ):
+        raise ValueError(
+            f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got "
+            f"{kinds!r:.200}"
+        )
     has_none = window is None or not family.sliding
     if (SLIDING in kinds and has_none) or (family.sliding == "all" and kinds != usual):
         raise ValueError(
-            "config.json: layer_types: sliding-window attention is not supported in this family, or is not in use"
+            "config.json: layer_types: sliding-window attention is not supported in this family, "
+            "or is not in use"
         )
     if SLIDING in kinds:
         return _field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)
@@ -200,13 +243,17 @@ def _sliding_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields with transformers 5's rope_parameters of two types of layers as its version 4 has them."""
+    """Return the fields with transformers 5's rope_parameters of two types of layers as its version
+    4 has them."""
     both = raw.get("rope_parameters")
     if not isinstance(both, Mapping) or not set(both) <= {SLIDING, FULL}:
         return raw
     local = both.get(SLIDING) or {}
     if not isinstance(local, Mapping) or local.get("rope_type", "default") != "default":
-        raise ValueError(f"config.json: rope_parameters.{SLIDING} must be of rope type default, got {local!r:.200}")
+        raise ValueError(
+            f"config.json: rope_parameters.{SLIDING} must be of rope type default, got "
+            f"{local!r:.200}"
+        )
     theta = local.get("rope_theta", raw.get("rope_local_base_freq"))
     return {**raw, "rope_parameters": both.get(FULL), "rope_local_base_freq": theta}
 
@@ -217,14 +264,21 @@ def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tupl
         return ()
     flags = raw.get("no_rope_layers")
     if flags is None:
-        return no_rope_layers(_field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers)
-    if not isinstance(flags, list) or len(flags) < layers or any(flag not in (0, 1) for flag in flags):
+        return no_rope_layers(
+            _field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers
+        )
+    if (
+        not isinstance(flags, list)
+        or len(flags) < layers
+        or any(flag not in (0, 1) for flag in flags)
+    ):
         raise ValueError("config.json: no_rope_layers must be a list of 0 or 1 for each layer")
     return tuple(map(int, flags[:layers]))
 
 
 def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, RopeScaling | None]:
-    """Read rope_theta and the scaling, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4).
+    """Read rope_theta and the scaling, from rope_parameters (transformers 5) or rope_theta and
+    rope_scaling (4).
 
     theta: where it is not stated. positions: max_position_embeddings.
     """
@@ -235,7 +289,8 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", *(scaling.rope_type for scaling in _ROPES)):
         raise ValueError(
-            f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 and yarn are"
+            f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 "
+            "and yarn are"
         )
     if unknown := sorted(set(rope) - _ROPE_FIELDS):
         raise ValueError(f"config.json: {field}: unknown entries {unknown}")
@@ -253,11 +308,16 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
         return theta, LinearRope(factor)
     if kind == "llama3":
         return theta, Llama3Rope(
-            factor, _field(rope, "low_freq_factor", float), _field(rope, "high_freq_factor", float), length
+            factor,
+            _field(rope, "low_freq_factor", float),
+            _field(rope, "high_freq_factor", float),
+            length,
         )
     size = _mscale(factor, 1.0)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        size = _mscale(factor, _field(rope, "mscale", float)) / _mscale(factor, _field(rope, "mscale_all_dim", float))
+        size = _mscale(factor, _field(rope, "mscale", float)) / _mscale(
+            factor, _field(rope, "mscale_all_dim", float)
+        )
     return theta, YarnRope(
         factor,
         length,
@@ -269,7 +329,8 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
 
 
 def _mscale(factor: float, scale: float) -> float:
-    """Return by how much YaRN lengthens queries and keys where positions are extended by this factor."""
+    """Return by how much YaRN lengthens queries and keys where positions are extended by this
+    factor."""
     if factor <= 1:
         return 1.0
     return 0.1 * scale * math.log(factor) + 1.0

@@ -1,7 +1,9 @@
-"""A Hugging Face model folder: located or downloaded, its config read, its weight files checked by their headers.
+"""A Hugging Face model folder: located or downloaded, its config read, its weight files checked by
+their headers.
 
-A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is fetched.
-Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code of the folder is run.
+A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is
+fetched. Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code
+of the folder is run.
 """
 
 from __future__ import annotations
@@ -29,25 +31,39 @@ GENERATION = "generation_config.json"
 ADAPTERS = "adapter_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
-_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # derived from the config, written by old transformers
+_HARMLESS = re.compile(
+    r"(^|\.)rotary_emb\.inv_freq$"
+)  # derived from the config, written by old transformers
 _NAMED = 5
-_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_SAMPLING = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+)
 
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
-    """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing local folder, or
-    one on an object store, is taken as it is. What has the form of a path (`places.is_path`) is never asked of the hub.
+    """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing
+    local folder, or one on an object store, is taken as it is. What has the form of a path
+    (`places.is_path`) is never asked of the hub.
 
-    Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
-    Raises ValueError when neither a folder nor a readable hub repository, ImportError when an object store's driver is
-    absent. `read_config` checks that a folder on an object store exists.
+    Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into
+    Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository,
+    ImportError when an object store's driver is absent. `read_config` checks that a folder on an
+    object store exists.
     """
     if not storage.is_local(path_or_id):
         storage.check_driver(path_or_id)
         return epath.Path(path_or_id)
     text = os.fspath(path_or_id)
     try:
-        name = places.decided(text, "model" if isinstance(path_or_id, str) else "path", places.here())
+        name = places.decided(
+            text, "model" if isinstance(path_or_id, str) else "path", places.here()
+        )
     except ValueError as error:
         raise ValueError(f"model {error}") from error
     if os.path.isabs(name):
@@ -55,26 +71,34 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
             raise ValueError(f"model: there is no folder {places.shown(name)}")
         return epath.Path(name)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise ValueError(f"model {name!r} is neither an existing folder nor a hub id of the form org/name")
+        raise ValueError(
+            f"model {name!r} is neither an existing folder nor a hub id of the form org/name"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         # The second pattern keeps out subfolders: copies in other formats, the original checkpoint.
-        downloaded = snapshot_download(name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"])
+        downloaded = snapshot_download(
+            name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"]
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"model {name!r} is not a local folder and could not be downloaded: {storage.hub_reason(error)}"
+            f"model {name!r} is not a local folder and could not be downloaded: "
+            f"{storage.hub_reason(error)}"
         ) from error
     return epath.Path(downloaded)
 
 
 def read_config(folder: storage.PathLike) -> ModelConfig:
-    """Read a model folder's ModelConfig. Raises ValueError (see config_from_hf), also without a config.json."""
+    """Read a model folder's ModelConfig. Raises ValueError (see config_from_hf), also without a
+    config.json."""
     path = epath.Path(folder) / CONFIG
     if not _is_file(path):
         _refuse_adapters(epath.Path(folder))
-        raise ValueError(f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export")
+        raise ValueError(
+            f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
+        )
     raw = read_json(path)
     try:
         return config_from_hf(raw)
@@ -89,16 +113,18 @@ def _refuse_adapters(folder: epath.Path) -> None:
         return
     base = read_json(file).get("base_model_name_or_path")
     raise ValueError(
-        f"{folder} holds adapters alone, trained beside {base!r:.200}: a whole model is needed. Merge them with PEFT: "
+        f"{folder} holds adapters alone, trained beside {base!r:.200}: a whole model is needed. "
+        "Merge them with PEFT: "
         "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
     )
 
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
-    """Read the sampling settings of a folder's generation_config.json: temperature, top_p and the like, {} without one.
+    """Read the sampling settings of a folder's generation_config.json: temperature, top_p and the
+    like, {} without one.
 
-    These are what transformers and vLLM take as defaults. Only numbers and truth values under known names are read.
-    Raises ValueError naming the file if it is damaged.
+    These are what transformers and vLLM take as defaults. Only numbers and truth values under known
+    names are read. Raises ValueError naming the file if it is damaged.
     """
     path = epath.Path(folder) / GENERATION
     raw = read_json(path) if _is_file(path) else {}
@@ -106,7 +132,8 @@ def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
 
 
 def _is_file(path: epath.Path) -> bool:
-    """Return whether the path is a file. Raises OSError naming the path when an object store does not answer."""
+    """Return whether the path is a file. Raises OSError naming the path when an object store does
+    not answer."""
     with storage.naming("read", path):
         return bool(path.is_file())
 
@@ -130,7 +157,8 @@ def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
 
 
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
-    """Map each tensor's name to its header, unchecked. Raises ValueError naming a missing or unreadable file."""
+    """Map each tensor's name to its header, unchecked. Raises ValueError naming a missing or
+    unreadable file."""
     if _is_file(folder / WEIGHTS):
         return read_header(folder / WEIGHTS)
     if _is_file(folder / INDEX):
@@ -139,7 +167,8 @@ def read_headers(folder: epath.Path) -> dict[str, Stored]:
         pickled = any(path.suffix in (".bin", ".pth") for path in folder.iterdir())
     if pickled:
         raise ValueError(
-            f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading a pickle runs "
+            f"{folder} holds only pickled weights (.bin, .pth), which are not read because "
+            "loading a pickle runs "
             "code; convert it once, where you trust it, with transformers: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
         )
@@ -152,16 +181,19 @@ def check_headers(
     config: ModelConfig,
     extra: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Stored]:
-    """Return the tensors of `headers` that belong to the architecture, checked against it by name, shape and dtype.
+    """Return the tensors of `headers` that belong to the architecture, checked against it by name,
+    shape and dtype.
 
-    extra: names and stored shapes of tensors required beside the decoder's own, such as a reward model's head.
-    Raises ValueError naming the tensor (and file) that is missing, unexpected, misshapen, truncated or of a dtype
-    other than float32, float16 and bfloat16. Of what the architecture does not know only rotary inverse frequencies
-    and a tied model's lm_head.weight (the caller compares it with the embedding) are accepted.
+    extra: names and stored shapes of tensors required beside the decoder's own, such as a reward
+    model's head. Raises ValueError naming the tensor (and file) that is missing, unexpected,
+    misshapen, truncated or of a dtype other than float32, float16 and bfloat16. Of what the
+    architecture does not know only rotary inverse frequencies and a tied model's lm_head.weight
+    (the caller compares it with the embedding) are accepted.
     """
     if config.num_hidden_layers > len(headers):  # before the names of a billion layers are made up
         raise ValueError(
-            f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold {len(headers)} tensors"
+            f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold "
+            f"{len(headers)} tensors"
         )
     expected = expected_shapes(config) | dict(extra or {})
     allowed = dict(expected)
@@ -172,15 +204,26 @@ def check_headers(
     if missing:
         _refuse_wrapped(folder, headers)
     _refuse(folder, "missing", missing)
-    _refuse(folder, "not part of the architecture", [name for name in headers if name not in allowed])
+    _refuse(
+        folder, "not part of the architecture", [name for name in headers if name not in allowed]
+    )
     wrong = [
-        f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected {list(allowed[name])}"
+        (
+            f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected "
+            f"{list(allowed[name])}"
+        )
         for name, stored in headers.items()
         if stored.shape != allowed[name]
     ]
     _refuse(folder, "of another shape than config.json says", wrong)
-    wrong = [f"{name}: {stored.dtype}" for name, stored in headers.items() if stored.dtype not in DTYPES]
-    _refuse(folder, f"of an unsupported dtype ({', '.join(DTYPES)} are read; quantised weights are not)", wrong)
+    wrong = [
+        f"{name}: {stored.dtype}" for name, stored in headers.items() if stored.dtype not in DTYPES
+    ]
+    _refuse(
+        folder,
+        f"of an unsupported dtype ({', '.join(DTYPES)} are read; quantised weights are not)",
+        wrong,
+    )
     return headers
 
 
@@ -191,39 +234,56 @@ def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
 
 
 _WRAPPED = {
-    "_orig_mod.": "a model that torch.compile had wrapped: save what was compiled, compiled_model._orig_mod",
+    "_orig_mod.": (
+        "a model that torch.compile had wrapped: save what was compiled, compiled_model._orig_mod"
+    ),
     "base_model.model.": "a model with PEFT's adapters in it: save what merge_and_unload() returns",
-    "module.": "a model that DataParallel or DeepSpeed had wrapped: save what it wrapped, wrapper.module",
+    "module.": (
+        "a model that DataParallel or DeepSpeed had wrapped: save what it wrapped, wrapper.module"
+    ),
 }
 """The beginnings of tensor names that were saved from a wrapper, and the wrapper of each."""
 
 
 def _refuse_wrapped(folder: epath.Path, headers: Mapping[str, Stored]) -> None:
-    """Raise ValueError for tensors that are called after a wrapper of the model, which must be saved without it."""
+    """Raise ValueError for tensors that are called after a wrapper of the model, which must be
+    saved without it."""
     for prefix, origin in _WRAPPED.items():
         wrapped = [name for name in headers if name.startswith(prefix) or f".{prefix}" in name]
         if wrapped:
             raise ValueError(
-                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called after {origin} "
+                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called "
+                f"after {origin} "
                 f"(save_pretrained), or take {prefix!r} out of the names"
             )
 
 
 def _indexed_headers(folder: epath.Path) -> dict[str, Stored]:
-    """Read the headers of the shards the index names; every tensor it promises must be in the header of its shard."""
+    """Read the headers of the shards the index names; every tensor it promises must be in the
+    header of its shard."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
     ):
-        raise ValueError(f"{folder / INDEX}: weight_map must map tensor names to file names in the same folder")
+        raise ValueError(
+            f"{folder / INDEX}: weight_map must map tensor names to file names in the same folder"
+        )
     headers: dict[str, Stored] = {}
     for file in sorted(set(weight_map.values())):
         promised = [name for name, shard_file in weight_map.items() if shard_file == file]
         if not _is_file(folder / file):
-            raise ValueError(f"{folder}: file {file} is missing; {INDEX} says that it holds {promised[0]}")
+            raise ValueError(
+                f"{folder}: file {file} is missing; {INDEX} says that it holds {promised[0]}"
+            )
         shard = read_header(folder / file)
-        _refuse(folder, "missing", [f"{name} (by {INDEX} in {file})" for name in promised if name not in shard])
+        _refuse(
+            folder,
+            "missing",
+            [f"{name} (by {INDEX} in {file})" for name in promised if name not in shard],
+        )
         for name in shard.keys() & headers.keys():
-            raise ValueError(f"tensor {name} is in both {headers[name].file} and {shard[name].file}")
+            raise ValueError(
+                f"tensor {name} is in both {headers[name].file} and {shard[name].file}"
+            )
         headers |= shard
     return headers

@@ -1,24 +1,31 @@
-"""Attention kernels of the platforms: splash attention on TPU, cuDNN on GPU, XLA anywhere; and the choice among them.
+"""Attention kernels of the platforms: splash attention on TPU, cuDNN on GPU, XLA anywhere; and the
+choice among them.
 
-Layouts. "sequence": a row is one sequence with padding on one side (prompts before decoding). "packed": a row holds
-groups whose members share one copy of the prompt (data/packing.py). What a token sees is `attention.visible` in both.
-Layers with a sliding window shorter than the row are served as "packed" ones are.
+Layouts. "sequence": a row is one sequence with padding on one side (prompts before decoding).
+"packed": a row holds groups whose members share one copy of the prompt (data/packing.py). What a
+token sees is `attention.visible` in both. Layers with a sliding window shorter than the row are
+served as "packed" ones are.
 
-- xla: `attention.packed_attention`, by pairs of blocks, of which those without anything visible are skipped.
-- splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the device, of which blocks
-  without anything visible are skipped.
-- cudnn: "sequence" by causality, with rows rolled to begin in column 0; "packed" by causality and a mask for each row,
-  T * T bfloat16 numbers that every head shares. The latter only where asked for: no device has run it.
+- xla: `attention.packed_attention`, by pairs of blocks, of which those without anything visible are
+  skipped.
+- splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the
+  device, of which blocks without anything visible are skipped.
+- cudnn: "sequence" by causality, with rows rolled to begin in column 0; "packed" by causality and a
+  mask for each row, T * T bfloat16 numbers that every head shares. The latter only where asked for:
+  no device has run it.
 
-Why a mask for shared prompts on TPU. Splash knows equality of segment ids, and a response sees two of them: its own and
-the prompt's. Three ways were weighed. Rows without sharing repeat the prompt for every response: 8 responses of 512
-tokens to a prompt of 256 are 6,144 tokens in place of 4,352, in all products and not in attention alone. Two passes,
-own tokens and prompt, merged by their log-sum-exp, compute every block twice, and their gradient needs parts of the
-kernel that are not public. A mask goes through the public interface, and its gradient is the kernel's own. It costs
-memory, T * T bytes a row for each of the forward and the two backward kernels, and 4 T * T for the row that is under
-way: compiled for v5e, 16,384 tokens a device in rows of 4,096 and 28 heads of 128, one layer's attention and gradient
-peak at 898 MiB, against 745 MiB with segment ids alone and 1,846 MiB by XLA. And it pays by the block: most pairs of a
-row of several groups do not see each other, and a causal mask would not skip them.
+Why a mask for shared prompts on TPU. Splash knows equality of segment ids, and a response sees two
+of them: its own and the prompt's. Three ways were weighed. Rows without sharing repeat the prompt
+for every response: 8 responses of 512 tokens to a prompt of 256 are 6,144 tokens in place of 4,352,
+in all products and not in attention alone. Two passes, own tokens and prompt, merged by their
+log-sum-exp, compute every block twice, and their gradient needs parts of the kernel that are not
+public. A mask goes through the public interface, and its gradient is the kernel's own. It costs
+memory, T * T bytes a row for each of the forward and the two backward kernels, and 4 T * T for the
+row that is under
+way: compiled for v5e, 16,384 tokens a device in rows of 4,096 and 28 heads of 128, one layer's
+attention and gradient peak at 898 MiB, against 745 MiB with segment ids alone and 1,846 MiB by XLA.
+And it pays by the block: most pairs of a row of several groups do not see each other, and a causal
+mask would not skip them.
 
 Shapes: B rows, T columns, H query heads, K key/value heads, R = H/K, D head_dim.
 """
@@ -47,31 +54,43 @@ LANES = 128
 """Splash attention's rows are a multiple of this."""
 
 XLA_BLOCK = 512
-"""Columns of a block of XLA's attention where there is no kernel of its own: enough to keep a matrix unit busy."""
+"""Columns of a block of XLA's attention where there is no kernel of its own: enough to keep a
+matrix unit busy."""
 
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
 
 
 def choose(
-    setting: AttentionSetting, *, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout
+    setting: AttentionSetting,
+    *,
+    platform: str,
+    dtype: jnp.dtype,
+    head_dim: int,
+    length: int,
+    layout: Layout,
 ) -> Kernel:
     """Choose the kernel for rows of `length` columns.
 
-    setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of activations. "auto" takes
-    the platform's kernel where it can serve and XLA elsewhere. Raises ValueError, which says what to change, where a
-    kernel is asked for that cannot serve.
+    setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of
+    activations. "auto" takes the platform's kernel where it can serve and XLA elsewhere. Raises
+    ValueError, which says what to change, where a kernel is asked for that cannot serve.
     """
     kernel = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
     if setting == "auto" and kernel == "cudnn" and layout == "packed":
         return "xla"
     obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout)
     if obstacle and setting != "auto":
-        raise ValueError(f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto")
+        raise ValueError(
+            f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto"
+        )
     return "xla" if obstacle else kernel
 
 
-def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> str:
-    """Explain why the kernel cannot serve, up to what would change that besides "auto"; "" if it can."""
+def _obstacle(
+    kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout
+) -> str:
+    """Explain why the kernel cannot serve, up to what would change that besides "auto"; "" if it
+    can."""
     if kernel == "xla":
         return ""
     if _OF_PLATFORM.get(platform) != kernel:
@@ -81,14 +100,23 @@ def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, le
         if head_dim % 8:
             return f"it needs a head_dim that is a multiple of 8, and this model's is {head_dim}:"
         if length % LANES:
-            return f"it needs rows of a multiple of {LANES} tokens, not {length}: set compute.row_length to one, or"
+            return (
+                f"it needs rows of a multiple of {LANES} tokens, not {length}: set "
+                "compute.row_length to one, or"
+            )
         return ""
     if layout == "packed" and length % 2:
-        return f"its gradient needs rows of an even number of tokens, not {length}: set compute.row_length to one, or"
+        return (
+            f"its gradient needs rows of an even number of tokens, not {length}: set "
+            "compute.row_length to one, or"
+        )
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16, not in {dtype.name}: set dtype to bfloat16, or"
     if head_dim % 8 or head_dim > 128:
-        return f"it needs a head_dim that is a multiple of 8 and at most 128, and this model's is {head_dim}:"
+        return (
+            "it needs a head_dim that is a multiple of 8 and at most 128, and this model's is "
+            f"{head_dim}:"
+        )
     return ""
 
 
@@ -96,7 +124,8 @@ def check_decode(kernel: DecodeKernel, platform: str) -> None:
     """Raise ValueError where the kernel of decode steps, compute.decode_attention, cannot serve."""
     if kernel == "pallas" and platform != "tpu":
         raise ValueError(
-            f"compute.decode_attention is 'pallas', but that kernel needs a TPU and these devices are {platform!r}: "
+            "compute.decode_attention is 'pallas', but that kernel needs a TPU and these "
+            f"devices are {platform!r}: "
             "run there, or set it to xla"
         )
 
@@ -107,14 +136,19 @@ def platform_of(mesh: Mesh) -> str:
 
 
 def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Attention:
-    """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel it is."""
+    """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel
+    it is."""
     platform = platform_of(mesh)
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments) -> jax.Array:
         length, dim = q.shape[1], q.shape[3]
         layout = "packed" if isinstance(segment_ids, Windowed) else of_rows
-        kernel = choose(setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout)
-        run: Attention = partial(packed_attention, block=CPU_BLOCK if platform == "cpu" else XLA_BLOCK)
+        kernel = choose(
+            setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout
+        )
+        run: Attention = partial(
+            packed_attention, block=CPU_BLOCK if platform == "cpu" else XLA_BLOCK
+        )
         if kernel == "splash":
             block = block_size(str(mesh.devices.flat[0].device_kind), length, layout)
             run = partial(splash_attention, layout=layout, block=block)
@@ -126,7 +160,8 @@ def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Att
 
 
 def block_size(device_kind: str, length: int, layout: Layout) -> int:
-    """Return a block's columns, a divisor of `length`: at most 512 on v5e and for masks (1 MiB a block), else 1024."""
+    """Return a block's columns, a divisor of `length`: at most 512 on v5e and for masks (1 MiB a
+    block), else 1024."""
     small = layout == "packed" or "v5 lite" in device_kind.lower() or "v5e" in device_kind.lower()
     sizes = (512, 256, LANES) if small else (1024, 512, 256, LANES)
     return next(size for size in sizes if length % size == 0)
@@ -144,15 +179,23 @@ def splash_attention(
 ) -> jax.Array:
     """Attend by jax.experimental.pallas.ops.tpu.splash_attention, on one device.
 
-    block: columns of a block. interpret: run the kernel's program step by step on any platform, for tests. Its output
-    and log-sum-exp carry the name SAVED, so that remat "attention" does not run the forward kernel again.
+    block: columns of a block. interpret: run the kernel's program step by step on any platform, for
+    tests. Its output and log-sum-exp carry the name SAVED, so that remat "attention" does not run
+    the forward kernel again.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     batch, length, heads, dim = q.shape
     repeats = heads // k.shape[2]
-    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
+    names = (
+        "block_q",
+        "block_kv",
+        "block_kv_compute",
+        "block_q_dkv",
+        "block_kv_dkv",
+        "block_kv_dkv_compute",
+    )
     sizes: dict[str, Any] = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
     make: Callable[..., Any] = partial(
         splash.make_splash_mqa_single_device,
@@ -174,7 +217,9 @@ def splash_attention(
         masked: Any = splash.SplashAttentionKernel(*dynamic_infos, **kernel.kwargs)
         return jax.vmap(masked)(q, k, v)
 
-    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(q.dtype)  # the kernel has no scale of its own
+    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(
+        q.dtype
+    )  # the kernel has no scale of its own
     q = scaled.transpose(0, 2, 1, 3).reshape(batch, -1, repeats, length, dim)
     mixed = jax.vmap(row)(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), segment_ids)
     return mixed.reshape(batch, heads, length, dim).transpose(0, 2, 1, 3)
@@ -191,13 +236,16 @@ def cudnn_attention(
 ) -> jax.Array:
     """Attend by jax.nn.dot_product_attention in bfloat16, on one device.
 
-    Rows of one sequence are rolled to the left until they begin in column 0. All padding then lies behind the sequence,
-    where causality hides it, so that no lengths are needed; what padding itself sees differs from `visible`, and nobody
-    reads it. implementation: "xla" computes the same without a GPU, for tests.
+    Rows of one sequence are rolled to the left until they begin in column 0. All padding then lies
+    behind the sequence, where causality hides it, so that no lengths are needed; what padding
+    itself sees differs from `visible`, and nobody reads it. implementation: "xla" computes the same
+    without a GPU, for tests.
     """
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
     if layout == "packed":
-        return checkpoint_name(attend(q, k, v, mask=visible(segment_ids, segment_ids)[:, None]), SAVED)
+        return checkpoint_name(
+            attend(q, k, v, mask=visible(segment_ids, segment_ids)[:, None]), SAVED
+        )
     assert isinstance(segment_ids, jax.Array)
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
@@ -208,10 +256,11 @@ def cudnn_attention(
 def per_device(
     kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments
 ) -> jax.Array:
-    """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a loop as long as data.
+    """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a
+    loop as long as data.
 
-    Where the tensor axis divides the query heads but not the key heads, these are repeated first: a device's query
-    heads would else need a part of them that no layout names.
+    Where the tensor axis divides the query heads but not the key heads, these are repeated first: a
+    device's query heads would else need a part of them that no layout names.
     """
     q_spec = meshes.spec(mesh, ("rows", None, "heads", None), q.shape)
     if q_spec[2] and k.shape[2] % mesh.shape["tensor"]:

@@ -1,10 +1,12 @@
-"""Low-rank adapters: a Decoder whose config has `lora` carries them in its blocks, as NAME_a and NAME_b beside NAME.
+"""Low-rank adapters: a Decoder whose config has `lora` carries them in its blocks, as NAME_a and
+NAME_b beside NAME.
 
     policy = combine(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = partition(policy)    only `trained` has gradients, moments and checkpoints
     combine(trained, rest)               the policy again; all policies of a run share one frozen tree
     viewed, unstacked(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
-                                         bfloat16, or int8, is too coarse for W + scale A B while B is small
+                                         bfloat16, or int8, is too coarse for W + scale A B while B
+                                         is small
     merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
                                          a layer at a time
 
@@ -27,14 +29,16 @@ from g2d_jax.models.table import Param, block_params, outer_params
 
 
 def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
-    """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's key is its name's."""
+    """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's
+    key is its name's."""
     return build(config, lambda name, row: fresh(name, row, key, 0.0) if row.adapter else None)
 
 
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
     """Return the frozen part of a policy with adapters: the base's own arrays, None for adapters.
 
-    With `quantise` in the config its linear layers are quantised, one after the other; the base's stay as they are.
+    With `quantise` in the config its linear layers are quantised, one after the other; the base's
+    stay as they are.
     """
 
     def make(name: str, row: Param) -> Any:
@@ -49,13 +53,16 @@ def frozen(base: Decoder, config: ModelConfig) -> Decoder:
 
 
 def partition(model: Decoder) -> tuple[Decoder, Decoder | None]:
-    """Partition the tree into (trained, rest), each with None for what the other has. Leaves may be shapes or
-    shardings."""
+    """Partition the tree into (trained, rest), each with None for what the other has. Leaves may be
+    shapes or shardings."""
     if not model.config.lora:
         return model, None
 
     def part(adapters: bool) -> Decoder:
-        return build(model.config, lambda name, row: parameter(model, name) if row.adapter == adapters else None)
+        return build(
+            model.config,
+            lambda name, row: parameter(model, name) if row.adapter == adapters else None,
+        )
 
     return part(True), part(False)
 
@@ -64,11 +71,14 @@ def combine(trained: Decoder, rest: Decoder | None) -> Decoder:
     """Combine the two trees that `partition` gives."""
     if rest is None:
         return trained
-    return build(trained.config, lambda name, row: parameter(trained if row.adapter else rest, name))
+    return build(
+        trained.config, lambda name, row: parameter(trained if row.adapter else rest, name)
+    )
 
 
 def merge(model: Decoder) -> Decoder:
-    """Put W + scale * A B in place of each adapted layer, float32; the rest stays. To be traced under jit.
+    """Put W + scale * A B in place of each adapted layer, float32; the rest stays. To be traced
+    under jit.
 
     Of a quantised layer, W is what its codes stand for, float32 too where it has no adapter.
     """
@@ -88,7 +98,8 @@ def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Give `viewed` with one Block a layer. To be traced under jit.
 
-    Layer after layer where there are codes, so that beside the result no more than one layer exists in float32.
+    Layer after layer where there are codes, so that beside the result no more than one layer exists
+    in float32.
     """
     config = model.config.with_quantisation(weights)
     if not (model.config.quantise or weights):
@@ -107,7 +118,8 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 
 
 def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
-    """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is those already."""
+    """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is
+    those already."""
     if quantise.is_quantised(value):
         if value.qtype == row.quantised:
             return value
@@ -118,15 +130,18 @@ def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
-    """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all layers."""
+    """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all
+    layers."""
     sides = "ab" if model.config.adapted(name) else ""
     return parameter(model, name), tuple(parameter(model, f"{name}_{side}") for side in sides)
 
 
 def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
-    """Compute W + scale * A B, float32, of the layers of a parameter: [L, *in, *out], [L, *in, rank], [L, rank, *out].
+    """Compute W + scale * A B, float32, of the layers of a parameter: [L, *in, *out], [L, *in,
+    rank], [L, rank, *out].
 
-    value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it is, codes decoded.
+    value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it
+    is, codes decoded.
     """
     if quantise.is_quantised(value):
         value = quantise.decode(value, jnp.dtype(jnp.float32))

@@ -1,16 +1,18 @@
-"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base of QLoRA, and the
-sampler's weights under `sampling_weights`.
+"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base
+of QLoRA, and the sampler's weights under `sampling_weights`.
 
     int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
     nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,
-            arXiv:2305.14314, section 3: 4-bit NormalFloat; scales there are float32 of 64 numbers, quantised again)
+            arXiv:2305.14314, section 3: 4-bit NormalFloat; scales there are float32 of 64 numbers,
+            quantised again)
 
 A code's value times its scale is the weight. Scales span the same numbers on every mesh, and the
 greatest magnitude of them is the same in whatever order devices find it: so are the codes.
 
-The codes are qwix's own. What they stand for is computed here: `qwix.dequantize` of NF4 runs over the flattened array,
-for which XLA gathers all of a sharded one on every device, and which takes five times the memory on a TPU. Encoding it
-has that cost too, every device then encoding a whole layer, but only while loading.
+The codes are qwix's own. What they stand for is computed here: `qwix.dequantize` of NF4 runs over
+the flattened array, for which XLA gathers all of a sharded one on every device, and which takes
+five times the memory on a TPU. Encoding it has that cost too, every device then encoding a whole
+layer, but only while loading.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ SCALES = {"int8": jnp.float32, "nf4": jnp.bfloat16}
 """Dtypes of the scales."""
 
 TILE = 32
-"""Inputs that share a scale of NF4; where the inputs are no multiple of it, their greatest common divisor. With 64 the
-scales of 3,584 inputs could not be split over 16 devices, and each would hold them all."""
+"""Inputs that share a scale of NF4; where the inputs are no multiple of it, their greatest common
+divisor. With 64 the scales of 3,584 inputs could not be split over 16 devices, and each would hold
+them all."""
 
 
 def check(setting: str, kind: str, *kinds: str) -> None:
-    """Raise ValueError where a setting asks for a kind that it cannot have, ImportError where qwix is not installed."""
+    """Raise ValueError where a setting asks for a kind that it cannot have, ImportError where qwix
+    is not installed."""
     if not kind:
         return
     if kind not in kinds:
@@ -48,11 +52,14 @@ def check(setting: str, kind: str, *kinds: str) -> None:
     try:
         import qwix  # noqa: F401
     except ImportError as error:
-        raise extras.missing(f"{setting} is {kind!r}, which needs the package qwix", "quant") from error
+        raise extras.missing(
+            f"{setting} is {kind!r}, which needs the package qwix", "quant"
+        ) from error
 
 
 def is_quantised(value: Any) -> TypeGuard[Any]:
-    """Return whether the value is a quantised weight: a qwix.QArray, of arrays, shapes or shardings."""
+    """Return whether the value is a quantised weight: a qwix.QArray, of arrays, shapes or
+    shardings."""
     qwix = sys.modules.get("qwix")
     return qwix is not None and isinstance(value, qwix.QArray)
 
@@ -67,7 +74,8 @@ def scale_shape(row: Param) -> tuple[int, ...]:
 
 
 def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None) -> Any:
-    """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and scales."""
+    """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and
+    scales."""
     if not row.quantised:
         return make(row.full_shape, dtype)
     import qwix
@@ -78,7 +86,8 @@ def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = N
 
 
 def encode(row: Param, weight: jax.Array) -> Any:
-    """Quantise a weight, [*shape] of the row or stacked [L, *shape], of any floating-point type. To be traced."""
+    """Quantise a weight, [*shape] of the row or stacked [L, *shape], of any floating-point type. To
+    be traced."""
     import qwix
 
     before = weight.ndim - len(row.shape)
@@ -97,7 +106,8 @@ def encode(row: Param, weight: jax.Array) -> Any:
 
 
 def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
-    """Compute the weight that a QArray stands for; code times scale in float32, then in dtype. To be traced."""
+    """Compute the weight that a QArray stands for; code times scale in float32, then in dtype. To
+    be traced."""
     codes, scales = weight.qvalue, weight.scale.astype(jnp.float32)
     values = codes.astype(jnp.float32) if weight.qtype == "int8" else jnp.asarray(_nf4())[codes]
     whole, tiled, spread = codes.shape, [], []

@@ -1,4 +1,5 @@
-"""A reward model: the decoder with a scalar head [E] in place of the language model's, and where its score is read.
+"""A reward model: the decoder with a scalar head [E] in place of the language model's, and where
+its score is read.
 
 Two layouts of Hugging Face folders are read:
 
@@ -7,8 +8,8 @@ Two layouts of Hugging Face folders are read:
     v_head.weight  Athene-RM-8B's (huggingface.co/Nexusflow/Athene-RM-8B): a Llama 3.1 trunk; the score is read at the
                    last CLS token, id 128003, which is appended to the conversation
 
-The trunk is `decoder.Decoder` with its embedding marked as tied: a reward model multiplies with no output matrix, so
-none is loaded.
+The trunk is `decoder.Decoder` with its embedding marked as tied: a reward model multiplies with no
+output matrix, so none is loaded.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ SCORE, V_HEAD = "score.weight", "v_head.weight"
 CLS_ID = 128_003
 """The token that Athene's reward models are read at: Llama 3.1's <|reserved_special_token_1|>."""
 
-_ARCHITECTURES = tuple(f"{family}ForSequenceClassification" for family in ("Llama", "Qwen2", "Qwen3"))
+_ARCHITECTURES = tuple(
+    f"{family}ForSequenceClassification" for family in ("Llama", "Qwen2", "Qwen3")
+)
 
 
 @dataclass(frozen=True)
 class ReadOut:
     """The token of a conversation at which the score is read.
 
-    cls_id: the last token of this id, which is appended to the conversation; None: the last token that is not pad_id.
+    cls_id: the last token of this id, which is appended to the conversation; None: the last token
+    that is not pad_id.
     pad_id: config.json's padding token, None where it has none: then the last token.
     """
 
@@ -61,7 +65,8 @@ class ReadOut:
         return np.append(ids, np.int32(self.cls_id))
 
     def scored_part(self, ids: np.ndarray) -> np.ndarray:
-        """Cut ids, int32 [T], behind the token that is read (later ones cannot reach it); empty if there is none."""
+        """Cut ids, int32 [T], behind the token that is read (later ones cannot reach it); empty if
+        there is none."""
         matches = ids == self.cls_id if self.cls_id is not None else ids != self.pad_id
         places = np.flatnonzero(np.broadcast_to(matches, ids.shape))
         return ids[: places[-1] + 1 if len(places) else 0]
@@ -70,7 +75,8 @@ class ReadOut:
 @partial(jax.tree_util.register_dataclass, data_fields=("trunk", "head"), meta_fields=("read_out",))
 @dataclass(frozen=True)
 class ScalarModel:
-    """The parameters of a reward model. trunk: stacked Decoder without a head. head: float32 [E]."""
+    """The parameters of a reward model. trunk: stacked Decoder without a head. head: float32
+    [E]."""
 
     trunk: Decoder
     head: jax.Array
@@ -82,22 +88,27 @@ class ScalarModel:
         return self.trunk.config
 
 
-def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> ScalarModel:  # type: ignore[assignment]
+def load(
+    folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32
+) -> ScalarModel:  # type: ignore[assignment]
     """Load a reward-model folder with the trunk's parameters in dtype and the head in float32.
 
-    Streams, places and checks as `hf.load` does: safetensors only, and a missing, unexpected, misshapen or truncated
-    tensor raises ValueError by name. Raises it too for several labels, for a folder with neither or both of the two
-    heads, and for an architecture whose read-out is not known. A language model's lm_head.weight in the file is not
-    read, as in transformers.
+    Streams, places and checks as `hf.load` does: safetensors only, and a missing, unexpected,
+    misshapen or truncated tensor raises ValueError by name. Raises it too for several labels, for a
+    folder with neither or both of the two heads, and for an architecture whose read-out is not
+    known. A language model's lm_head.weight in the file is not read, as in transformers.
     """
     config, headers, head, read_out = check(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
-    return ScalarModel(trunk, hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out)
+    return ScalarModel(
+        trunk, hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out
+    )
 
 
 def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
-    """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the headers alone.
+    """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the
+    headers alone.
 
     Raises ValueError as `load` does.
     """
@@ -107,38 +118,55 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
     heads = [name for name in (SCORE, V_HEAD) if name in headers]
     if len(heads) != 1:
         what = f"both {SCORE} and {V_HEAD}" if heads else f"neither {SCORE} nor {V_HEAD}"
-        raise ValueError(f"{folder} holds {what}: a reward model has one scalar head, under one of these names")
+        raise ValueError(
+            f"{folder} holds {what}: a reward model has one scalar head, under one of these names"
+        )
     try:
         read_out = _read_out(read_json(place / CONFIG), heads[0], config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = Param((config.hidden_size,), ("norm",), "normal", heads[0], (config.hidden_size, 1))
-    return config, check_headers(place, headers, config, {head.hf: head.stored_shape}), head, read_out
+    return (
+        config,
+        check_headers(place, headers, config, {head.hf: head.stored_shape}),
+        head,
+        read_out,
+    )
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
-    """Return a reward model of this trunk with a ShapeDtypeStruct and its sharding in place of every array."""
-    head = jax.ShapeDtypeStruct((config.hidden_size,), jnp.float32, sharding=meshes.replicated(mesh))
+    """Return a reward model of this trunk with a ShapeDtypeStruct and its sharding in place of
+    every array."""
+    head = jax.ShapeDtypeStruct(
+        (config.hidden_size,), jnp.float32, sharding=meshes.replicated(mesh)
+    )
     trunk = decoder.abstract_on(dataclasses.replace(config, tie_word_embeddings=True), mesh, dtype)
     return ScalarModel(trunk, head, ReadOut())  # type: ignore[arg-type]  # shapes in place of arrays
 
 
 def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut:
-    """Return where config.json's model reads its score. Raises ValueError naming the field that contradicts it."""
+    """Return where config.json's model reads its score. Raises ValueError naming the field that
+    contradicts it."""
     if name == V_HEAD:
         if config.family != "llama" or config.vocab_size <= CLS_ID:
             raise ValueError(
-                f"{V_HEAD} is read at the CLS token {CLS_ID} of Llama 3.1, but config.json says model_type "
+                f"{V_HEAD} is read at the CLS token {CLS_ID} of Llama 3.1, but config.json says "
+                "model_type "
                 f"{config.family!r} with vocab_size {config.vocab_size}"
             )
         return ReadOut(cls_id=CLS_ID)
-    labels = raw.get("num_labels", len(raw["id2label"]) if isinstance(raw.get("id2label"), Mapping) else 1)
+    labels = raw.get(
+        "num_labels", len(raw["id2label"]) if isinstance(raw.get("id2label"), Mapping) else 1
+    )
     if labels != 1:
-        raise ValueError(f"config.json: num_labels is {labels!r}; a reward model has 1 ({SCORE} of shape [1, E])")
+        raise ValueError(
+            f"config.json: num_labels is {labels!r}; a reward model has 1 ({SCORE} of shape [1, E])"
+        )
     names = raw.get("architectures") or []
     if unknown := [other for other in names if other not in _ARCHITECTURES]:
         raise ValueError(
-            f"config.json: architectures {unknown} may read {SCORE} elsewhere; supported: {', '.join(_ARCHITECTURES)}"
+            f"config.json: architectures {unknown} may read {SCORE} elsewhere; supported: "
+            f"{', '.join(_ARCHITECTURES)}"
         )
     pad = raw.get("pad_token_id")
     if type(pad) not in (int, type(None)):
@@ -154,23 +182,34 @@ def read_scores(
     mesh: Mesh,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
 ) -> jax.Array:
-    """Compute scores, float32 [B], read at the last of each row's tokens, by the platform's attention if it can serve.
+    """Compute scores, float32 [B], read at the last of each row's tokens, by the platform's
+    attention if it can serve.
 
-    tokens: int32 [B, T], filled up on the right with any ids: no earlier token sees them. lengths: int32 [B], at
-    least 1. dtype: of activations. The product with the head is a sum in float32, which no device shortens.
+    tokens: int32 [B, T], filled up on the right with any ids: no earlier token sees them. lengths:
+    int32 [B], at least 1. dtype: of activations. The product with the head is a sum in float32,
+    which no device shortens.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    segments, attention = jnp.full_like(tokens, SEGMENT_STRIDE), attention_for("auto", mesh, "sequence")
-    hidden, _ = forward(model.trunk, tokens, positions, segments, dtype=dtype, attention=attention, mesh=mesh)
+    segments = jnp.full_like(tokens, SEGMENT_STRIDE)
+    attention = attention_for("auto", mesh, "sequence")
+    hidden, _ = forward(
+        model.trunk, tokens, positions, segments, dtype=dtype, attention=attention, mesh=mesh
+    )
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return jnp.sum(last.astype(jnp.float32) * model.head[None], axis=-1)
 
 
 def score_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
-    """Count floating-point operations of scoring conversations of these lengths, as in models/flops.py.
+    """Count floating-point operations of scoring conversations of these lengths, as in
+    models/flops.py.
 
-    config: of `ScalarModel`. No product with an output matrix; 2 E for the head, once a conversation.
+    config: of `ScalarModel`. No product with an output matrix; 2 E for the head, once a
+    conversation.
     """
     tokens, positions = sum(lengths), sum(map(flops.attended, lengths))
     unused = 2.0 * config.vocab_size * config.hidden_size * tokens
-    return flops.forward_flops(config, tokens, positions) - unused + 2.0 * config.hidden_size * len(lengths)
+    return (
+        flops.forward_flops(config, tokens, positions)
+        - unused
+        + 2.0 * config.hidden_size * len(lengths)
+    )

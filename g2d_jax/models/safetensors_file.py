@@ -1,10 +1,12 @@
-"""A safetensors file: its header, the rows of its tensors, and writing one; each without holding the whole file.
+"""A safetensors file: its header, the rows of its tensors, and writing one; each without holding
+the whole file.
 
     8 bytes      length of the header, little endian
     the header   JSON: tensor name -> dtype, shape, data_offsets [begin, end) into the rest; "__metadata__": texts
     the rest     the tensors, row by row, one behind the other
 
-(https://github.com/safetensors/safetensors, "Format".) Files are local or on an object store, see ranges.py.
+(https://github.com/safetensors/safetensors, "Format".) Files are local or on an object store, see
+ranges.py.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ _ALIGN = 8  # the rest begins at a multiple of this
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor's place in a file. file, the header's shape (Hugging Face's layout), safetensors' dtype code ("BF16"),
-    and the byte of the file at which it begins."""
+    """A tensor's place in a file. file, the header's shape (Hugging Face's layout), safetensors'
+    dtype code ("BF16"), and the byte of the file at which it begins."""
 
     file: storage.PathLike
     shape: tuple[int, ...]
@@ -44,9 +46,10 @@ class Stored:
 def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """Read every tensor's place in a file, by name; nothing but the header is read.
 
-    Raises ValueError naming the file, and the tensor if there is one to name, for a header that is longer than the
-    file, no JSON, or describes anything but tensors that fill the file without gaps: a truncated file names the first
-    tensor that is cut. Raises OSError for an object store that does not answer.
+    Raises ValueError naming the file, and the tensor if there is one to name, for a header that is
+    longer than the file, no JSON, or describes anything but tensors that fill the file without
+    gaps: a truncated file names the first tensor that is cut. Raises OSError for an object store
+    that does not answer.
     """
     try:
         return _parse(file, ranges.size(file))
@@ -55,7 +58,9 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
     except (ValueError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and not storage.is_local(file):
             raise
-        raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
+        raise ValueError(
+            f"{os.fspath(file)} is not a readable safetensors file: {error}"
+        ) from error
 
 
 def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
@@ -63,9 +68,15 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
         raise ValueError(f"it has {size} bytes, too few for a header: truncated")
     length = int.from_bytes(ranges.read(file, 0, 8).tobytes(), "little")
     if length > min(size - 8, _MAX_HEADER_BYTES):  # before room is made for it
-        # A pointer's first letters are such a number; only then is it worth a further request to a store.
-        storage.refuse_pointer(file, ranges.read(file, 0, min(size, len(storage.POINTER))).tobytes())
-        raise ValueError(f"it declares a header of {length} bytes in a file of {size}: truncated, or not safetensors")
+        # A pointer's first letters are such a number; only then is it worth a further request to a
+        # store.
+        storage.refuse_pointer(
+            file, ranges.read(file, 0, min(size, len(storage.POINTER))).tobytes()
+        )
+        raise ValueError(
+            f"it declares a header of {length} bytes in a file of {size}: truncated, or not "
+            "safetensors"
+        )
     header = json.loads(ranges.read(file, 8, length).tobytes().decode("utf-8"))
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
@@ -74,9 +85,14 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
     data, at = size - 8 - length, 0
     for (begin, end), name in places:
         if begin != at:
-            raise ValueError(f"tensor {name:.200} begins at byte {begin} of the data, expected {at}")
+            raise ValueError(
+                f"tensor {name:.200} begins at byte {begin} of the data, expected {at}"
+            )
         if end > data:
-            raise ValueError(f"truncated: tensor {name:.200} ends after the end of the file; download or copy it again")
+            raise ValueError(
+                f"truncated: tensor {name:.200} ends after the end of the file; download or copy "
+                "it again"
+            )
         at = end
     if at != data:
         raise ValueError(f"the tensors take {at} bytes, the file has {data} for them")
@@ -87,7 +103,8 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
 
 
 def _place(name: str, entry: Any) -> tuple[int, int]:
-    """Return a tensor's [begin, end) in the data. Raises ValueError for an entry that cannot be true."""
+    """Return a tensor's [begin, end) in the data. Raises ValueError for an entry that cannot be
+    true."""
     wrong = ValueError(f"tensor {name:.200}: its entry in the header is {entry!r:.200}")
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise wrong
@@ -106,7 +123,8 @@ def _sizes(value: Any) -> TypeGuard[list[int]]:
 
 
 def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one range of its file."""
+    """Read rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one
+    range of its file."""
     dtype, (rows, *rest) = DTYPES[stored.dtype], stored.shape or (1,)
     stop, row = rows if stop is None else stop, math.prod(rest) * DTYPES[stored.dtype].itemsize
     data = ranges.read(stored.file, stored.start + start * row, (stop - start) * row).view(dtype)
@@ -114,13 +132,17 @@ def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.nda
 
 
 def write(
-    file: storage.PathLike, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, fetch: Callable[[str], np.ndarray]
+    file: storage.PathLike,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: np.dtype,
+    fetch: Callable[[str], np.ndarray],
 ) -> None:
     """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
 
-    fetch: from a name to the array of that shape and dtype, one of DTYPES; it is asked for one at a time. Every process
-    must call it, to take part in fetching; the first one writes. The file is as readable as its folder allows (umask).
-    Raises OSError naming it; what was written by then stays, and is not a safetensors file.
+    fetch: from a name to the array of that shape and dtype, one of DTYPES; it is asked for one at a
+    time. Every process must call it, to take part in fetching; the first one writes. The file is as
+    readable as its folder allows (umask). Raises OSError naming it; what was written by then stays,
+    and is not a safetensors file.
     """
     if jax.process_index() > 0:
         for name in shapes:

@@ -1,8 +1,10 @@
-"""The shapes of the models people bring, as tables: planning and random-weight runs need no download.
+"""The shapes of the models people bring, as tables: planning and random-weight runs need no
+download.
 
-Sizes, rope_theta, eps and tying are those of each model's published config.json (base model; of Qwen3 the chat
-model, whose max_position_embeddings is 40960). Tuned variants (-Instruct, -Base) share the entry: they may state
-another max_position_embeddings or, rarely, another rms_norm_eps, so a run always reads the config beside the weights.
+Sizes, rope_theta, eps and tying are those of each model's published config.json (base model; of
+Qwen3 the chat model, whose max_position_embeddings is 40960). Tuned variants (-Instruct, -Base)
+share the entry: they may state another max_position_embeddings or, rarely, another rms_norm_eps, so
+a run always reads the config beside the weights.
 """
 
 from __future__ import annotations
@@ -15,8 +17,18 @@ from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
 _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
-    "Llama-3": {"family": "llama", "vocab_size": 128_256, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
-    "SmolLM2": {"family": "llama", "vocab_size": 49_152, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5},
+    "Llama-3": {
+        "family": "llama",
+        "vocab_size": 128_256,
+        "rope_theta": 500_000.0,
+        "rms_norm_eps": 1e-5,
+    },
+    "SmolLM2": {
+        "family": "llama",
+        "vocab_size": 49_152,
+        "rope_theta": 100_000.0,
+        "rms_norm_eps": 1e-5,
+    },
     "SmolLM3": {"family": "smollm3", "vocab_size": 128_256, "rope_theta": 5e6},
     "Mistral": {"family": "mistral", "vocab_size": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
     "OLMo-2": {"family": "olmo2", "vocab_size": 100_352, "rope_theta": 500_000.0},
@@ -25,11 +37,28 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def _shape(
-    family: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, positions: int, **more: Any
+    family: str,
+    hidden: int,
+    mlp: int,
+    layers: int,
+    heads: int,
+    kv: int,
+    positions: int,
+    **more: Any,
 ) -> ModelConfig:
-    """Build a shape of a family. positions: max_position_embeddings; more: other fields, over the family's own."""
-    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
-    sizes |= {"num_key_value_heads": kv, "head_dim": hidden // heads, "max_position_embeddings": positions}
+    """Build a shape of a family. positions: max_position_embeddings; more: other fields, over the
+    family's own."""
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    sizes |= {
+        "num_key_value_heads": kv,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": positions,
+    }
     return ModelConfig(**{**_FAMILIES[family], **sizes, "tie_word_embeddings": False, **more})
 
 
@@ -81,7 +110,8 @@ _OTHER_NAMES = {
 
 
 def shape(name: str) -> ModelConfig:
-    """Return the shape by model name: "Qwen2.5-7B", "Qwen2.5-7B-Instruct" or "Qwen/Qwen2.5-7B-Instruct".
+    """Return the shape by model name: "Qwen2.5-7B", "Qwen2.5-7B-Instruct" or
+    "Qwen/Qwen2.5-7B-Instruct".
 
     Raises ValueError with the nearest names when the table has no such model.
     """
@@ -92,5 +122,8 @@ def shape(name: str) -> ModelConfig:
     if plain not in SHAPES:
         near = difflib.get_close_matches(plain, SHAPES, n=3) or list(SHAPES)
         listed = ", ".join(near)
-        raise ValueError(f"no shape table for model {name!r}; nearest: {listed}; a folder with its config.json will do")
+        raise ValueError(
+            f"no shape table for model {name!r}; nearest: {listed}; a folder with its "
+            "config.json will do"
+        )
     return SHAPES[plain]

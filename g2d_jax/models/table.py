@@ -1,4 +1,5 @@
-"""The table of a decoder's parameters: it drives initialisation, sharding, import, export and adapters."""
+"""The table of a decoder's parameters: it drives initialisation, sharding, import, export and
+adapters."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ _PEFT = "base_model.model."  # in front of the names in PEFT's files
 class Param:
     """One row of the table.
 
-    shape and axes are of one layer. hf: Hugging Face's tensor name, {layer} where there is one per layer.
-    Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a bias as (out,), so that
-    ours.reshape(flat).T is theirs. None means stored alike. adapter: of LoRA; the name is PEFT's then. quantised: the
-    kind of codes that stand for it, see quantise.py; empty: none. layers: how many are stacked in one array, which
-    begins with that dimension; 0: it is in no layer.
+    shape and axes are of one layer. hf: Hugging Face's tensor name, {layer} where there is one per
+    layer. Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a
+    bias as (out,), so that ours.reshape(flat).T is theirs. None means stored alike. adapter: of
+    LoRA; the name is PEFT's then. quantised: the kind of codes that stand for it, see quantise.py;
+    empty: none. layers: how many are stacked in one array, which begins with that dimension; 0: it
+    is in no layer.
     """
 
     shape: tuple[int, ...]
@@ -52,29 +54,60 @@ class Param:
     def inputs(self) -> int:
         """The number of a linear layer's dimensions, the first ones, that are its inputs."""
         assert self.flat is not None
-        return next(n for n in range(1, len(self.shape)) if math.prod(self.shape[:n]) == self.flat[0])
+        return next(
+            n for n in range(1, len(self.shape)) if math.prod(self.shape[:n]) == self.flat[0]
+        )
 
 
 def block_params(c: ModelConfig) -> dict[str, Param]:
     """Return the table of one layer, adapters last."""
-    e, h, k, d, m = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
+    e = c.hidden_size
+    h = c.num_attention_heads
+    k = c.num_key_value_heads
+    d = c.head_dim
+    m = c.intermediate_size
     layer = "model.layers.{layer}"
     attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-    table = {ours: Param((e,), ("norm",), _unit(c), f"{layer}.{theirs}.weight") for ours, theirs in c.traits.norms}
+    table = {
+        ours: Param((e,), ("norm",), _unit(c), f"{layer}.{theirs}.weight")
+        for ours, theirs in c.traits.norms
+    }
     table |= {
-        "q": Param((e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)),
-        "k": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.k_proj.weight", (e, k * d)),
-        "v": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.v_proj.weight", (e, k * d)),
-        "o": Param((h, d, e), ("heads", "head_dim", "embed"), "normal", f"{attn}.o_proj.weight", (h * d, e)),
+        "q": Param(
+            (e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)
+        ),
+        "k": Param(
+            (e, k, d),
+            ("embed", "kv_heads", "head_dim"),
+            "normal",
+            f"{attn}.k_proj.weight",
+            (e, k * d),
+        ),
+        "v": Param(
+            (e, k, d),
+            ("embed", "kv_heads", "head_dim"),
+            "normal",
+            f"{attn}.v_proj.weight",
+            (e, k * d),
+        ),
+        "o": Param(
+            (h, d, e), ("heads", "head_dim", "embed"), "normal", f"{attn}.o_proj.weight", (h * d, e)
+        ),
         "gate": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.gate_proj.weight", (e, m)),
         "up": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.up_proj.weight", (e, m)),
         "down": Param((m, e), ("mlp", "embed"), "normal", f"{mlp}.down_proj.weight", (m, e)),
     }
     if c.traits.qkv_bias or c.attention_bias:
         table |= {
-            "q_bias": Param((h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)),
-            "k_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)),
-            "v_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)),
+            "q_bias": Param(
+                (h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)
+            ),
+            "k_bias": Param(
+                (k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)
+            ),
+            "v_bias": Param(
+                (k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)
+            ),
         }
     if c.attention_bias:
         table["o_bias"] = Param((e,), ("norm",), "zeros", f"{attn}.o_proj.bias")
@@ -85,8 +118,12 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
         }
     if c.traits.qk_norm == "all heads":
         table |= {
-            "q_norm": Param((h, d), ("heads", "head_dim"), "ones", f"{attn}.q_norm.weight", (h * d,)),
-            "k_norm": Param((k, d), ("kv_heads", "head_dim"), "ones", f"{attn}.k_norm.weight", (k * d,)),
+            "q_norm": Param(
+                (h, d), ("heads", "head_dim"), "ones", f"{attn}.q_norm.weight", (h * d,)
+            ),
+            "k_norm": Param(
+                (k, d), ("kv_heads", "head_dim"), "ones", f"{attn}.k_norm.weight", (k * d,)
+            ),
         }
     for name in LINEAR.values():
         table[name] = replace(table[name], quantised=c.quantise)
@@ -102,8 +139,20 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     inputs = row.inputs
     stem = _PEFT + row.hf.removesuffix(".weight")
     to_rank, from_rank = (row.flat[0], rank), (rank, row.flat[1])
-    a = Param((*row.shape[:inputs], rank), (*row.axes[:inputs], "rank"), "uniform", f"{stem}.lora_A.weight", to_rank)
-    b = Param((rank, *row.shape[inputs:]), ("rank", *row.axes[inputs:]), "zeros", f"{stem}.lora_B.weight", from_rank)
+    a = Param(
+        (*row.shape[:inputs], rank),
+        (*row.axes[:inputs], "rank"),
+        "uniform",
+        f"{stem}.lora_A.weight",
+        to_rank,
+    )
+    b = Param(
+        (rank, *row.shape[inputs:]),
+        ("rank", *row.axes[inputs:]),
+        "zeros",
+        f"{stem}.lora_B.weight",
+        from_rank,
+    )
     return {f"{name}_a": replace(a, adapter=True), f"{name}_b": replace(b, adapter=True)}
 
 
@@ -113,7 +162,8 @@ def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
 
 
 def outer_params(c: ModelConfig) -> dict[str, Param]:
-    """Return the table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
+    """Return the table of what is not in a layer. A tied model has no "head": it reads the
+    embedding transposed."""
     v, e = c.vocab_size, c.hidden_size
     table = {
         "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
@@ -140,5 +190,6 @@ def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
 
 
 def expected_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Map the names of all of the architecture's tensors to their stored shapes, in Hugging Face's order."""
+    """Map the names of all of the architecture's tensors to their stored shapes, in Hugging Face's
+    order."""
     return {name: row.stored_shape for name, (_, row, _) in tensors(c).items()}

@@ -1,4 +1,5 @@
-"""The needs and the cost of a run on a target machine: its programs are compiled for it ahead of time.
+"""The needs and the cost of a run on a target machine: its programs are compiled for it ahead of
+time.
 
 name ─► topologies ─► compiling: devices        config ─► programs: jitted functions, abstract inputs
                 └──────────────┬──────────────────────────────┘
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def ready(spec: str, name: str) -> list[str]:
-    """Read the plans for this machine, compiled before, from the docstring of a shipped config; [] for none."""
+    """Read the plans for this machine, compiled before, from the docstring of a shipped config; []
+    for none."""
     if spec.partition(":")[0] not in shipped():
         return []
     text = ast.get_docstring(ast.parse(locate(spec)[0].read_text("utf-8"))) or ""
@@ -49,14 +51,18 @@ def plan(
 ) -> bool:
     """Print the plan of a run on the machine of this name; return whether it fits.
 
-    price: of one chip for an hour. prompt, response: their mean tokens. stages: those to plan, () for all. auto: choose
-    mesh, micro-batch and remat. verbose: show every program, too. Call it in a process that has not used JAX:
-    the environment is set here.
-    Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
+    price: of one chip for an hour. prompt, response: their mean tokens. stages: those to plan, ()
+    for all. auto: choose mesh, micro-batch and remat. verbose: show every program, too. Call it in
+    a process that has not used JAX: the environment is set here. Raises ValueError for a name or
+    settings that cannot work, ImportError where the compiler is not installed.
     """
-    if any(value is not None and value < least for value, least in ((prompt, 1), (response, 1), (price, 0))):
+    if any(
+        value is not None and value < least
+        for value, least in ((prompt, 1), (response, 1), (price, 0))
+    ):
         raise ValueError(
-            "a prompt and a response have at least one token and a price is not negative: got prompt "
+            "a prompt and a response have at least one token and a price is not negative: got "
+            "prompt "
             f"{prompt}, response {response}, price {price}"
         )
     settings = Config.of(config)
@@ -86,14 +92,18 @@ def plan(
             screen.say(f"what would fit, with another result: {search.as_arguments(changed)}")
         else:
             screen.say(
-                "what would fit: none of the settings tried, neither with bfloat16 moments nor with LoRA, also beside "
+                "what would fit: none of the settings tried, neither with bfloat16 moments nor "
+                "with LoRA, also beside "
                 "an int8 base if the extra quant is installed; take a larger machine"
             )
     return not run_plan.misfits
 
 
-def rates(config: ConfigDict, name: str, say: Callable[[str], None], response: int | None = None) -> Rates:
-    """Compute how fast a recipe's stages handle tokens on a machine, of those that costs count. As `plan` otherwise.
+def rates(
+    config: ConfigDict, name: str, say: Callable[[str], None], response: int | None = None
+) -> Rates:
+    """Compute how fast a recipe's stages handle tokens on a machine, of those that costs count. As
+    `plan` otherwise.
 
     Raises ValueError too where the recipe does not fit the machine.
     """
@@ -102,10 +112,16 @@ def rates(config: ConfigDict, name: str, say: Callable[[str], None], response: i
     from g2d_jax.config.graph import plan as order_of
     from g2d_jax.plan import planning, show
 
-    stages = [stage for stage in order_of(settings).order if settings.stages[stage].kind not in ("sft", "evaluate")]
+    stages = [
+        stage
+        for stage in order_of(settings).order
+        if settings.stages[stage].kind not in ("sft", "evaluate")
+    ]
     run_plan = planning.make(settings, compiler, stages=stages, response=response)
     if run_plan.misfits:
-        raise ValueError(f"{config.name} on {name}: {show.verdict(run_plan, None)}; see g2d plan --auto")
+        raise ValueError(
+            f"{config.name} on {name}: {show.verdict(run_plan, None)}; see g2d plan --auto"
+        )
     return show.rates(run_plan, response)
 
 

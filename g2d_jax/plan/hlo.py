@@ -1,7 +1,9 @@
 """Collectives of a compiled program, read from its HLO text, loops multiplied by their trip counts.
 
-XLA's own cost analysis counts a loop's body once. Here every computation is walked from the entry with the number of
-times it runs: a `while` multiplies by its trip count, which the text states, or which its condition compares with.
+XLA's own cost analysis counts a loop's body once. Here every computation is walked from the entry
+with the number of
+times it runs: a `while` multiplies by its trip count, which the text states, or which its condition
+compares with.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _CALLS = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?
 _LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
 _CONSTANT = re.compile(r"\bconstant\((\d+)\)")
-_IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # "[4,2]T(1,0)": counted up, in this shape, then transposed
+_IOTA = (
+    r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # "[4,2]T(1,0)": counted up, in this shape, then transposed
+)
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
 _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
@@ -31,11 +35,11 @@ _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective instruction. size: bytes of its full array on a device; group: devices that take part, both None
-    where the text has an unknown form.
+    """One collective instruction. size: bytes of its full array on a device; group: devices that
+    take part, both None where the text has an unknown form.
 
-    times: how often it runs in one call of the program. within: of a group over several slices, or hosts of GPUs, the
-    fewest devices that are in one; None where none is over several.
+    times: how often it runs in one call of the program. within: of a group over several slices, or
+    hosts of GPUs, the fewest devices that are in one; None where none is over several.
     """
 
     kind: str
@@ -46,8 +50,8 @@ class Collective:
 
     @property
     def sent(self) -> float | None:
-        """The bytes a device sends in one call; None if unknown. A ring sends (n-1)/n of the array, twice for an
-        all-reduce."""
+        """The bytes a device sends in one call; None if unknown. A ring sends (n-1)/n of the array,
+        twice for an all-reduce."""
         if self.size is None or self.group is None:
             return None
         share = (self.group - 1) / self.group
@@ -56,10 +60,12 @@ class Collective:
 
     @property
     def far(self) -> float:
-        """The bytes that leave a slice or host in one call, for each of the group's devices in it; 0 if unknown.
+        """The bytes that leave a slice or host in one call, for each of the group's devices in it;
+        0 if unknown.
 
-        A ring passes all devices of a slice before it goes on to the next, so the bytes that one device sends leave it,
-        and its devices share the network. An all-to-all has other bytes for every device.
+        A ring passes all devices of a slice before it goes on to the next, so the bytes that one
+        device sends leave it, and its devices share the network. An all-to-all has other bytes for
+        every device.
         """
         if self.within is None or self.sent is None or self.size is None or self.group is None:
             return 0.0
@@ -75,11 +81,13 @@ _Lines = dict[str, str]
 def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Collective]:
     """List all collectives of a module that move anything. text: `compiled.as_text()`.
 
-    dynamic: trips of a loop whose count is no constant, the outermost such loop on every path; inside it further ones
-    count once. A compiler may cut an asynchronous collective into pieces, each fused with other work: they have channel
-    and size in common and count as one, as often as it is started (those in between may lie in a loop that goes on
-    beside it). A channel alone does not tell collectives apart: all that are written in a shard_map share one.
-    near: devices of a slice, or of a host of GPUs, which are numbered one slice after another; None: of all.
+    dynamic: trips of a loop whose count is no constant, the outermost such loop on every path;
+    inside it further ones count once. A compiler may cut an asynchronous collective into pieces,
+    each fused with other work: they have channel and size in common and count as one, as often as
+    it is started (those in between may lie in a loop that goes on beside it). A channel alone does
+    not tell collectives apart: all that are written in a shard_map share one.
+    near: devices of a slice, or of a host of GPUs, which are numbered one slice after another;
+    None: of all.
     """
     entry, computations = _parse(text)
     by_place: dict[tuple[str, ...], tuple[bool, Collective]] = {}
@@ -87,11 +95,16 @@ def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Co
         previous = by_place.get(place)
         if previous is None or (starts, collective.times) > (previous[0], previous[1].times):
             by_place[place] = starts, collective
-    return [collective for _, collective in by_place.values() if collective.group != 1 and collective.size != 0]
+    return [
+        collective
+        for _, collective in by_place.values()
+        if collective.group != 1 and collective.size != 0
+    ]
 
 
 def bytes_sent(sending: list[Collective]) -> dict[str, float]:
-    """Sum the bytes that each device sends in one call of the program, by kind of collective, as far as known."""
+    """Sum the bytes that each device sends in one call of the program, by kind of collective, as
+    far as known."""
     sent = dict.fromkeys(KINDS, 0.0)
     for collective in sending:
         sent[collective.kind] += collective.sent or 0.0
@@ -108,7 +121,9 @@ def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
             if head[1]:
                 entry = head[2]
             lines = computations.setdefault(head[2], {})
-        elif line.rstrip() == "}":  # not just any line with one: a kernel's metadata may go on over several
+        elif (
+            line.rstrip() == "}"
+        ):  # not just any line with one: a kernel's metadata may go on over several
             lines = None
         elif lines is not None and (instruction := _INSTRUCTION.match(line)):
             lines[instruction[1]] = instruction[2]
@@ -124,15 +139,18 @@ def _walk(
     path: str = "",
     fused: bool = False,
 ) -> Iterator[tuple[tuple[str, ...], bool, Collective]]:
-    """Yield every collective that a computation runs. With it come its identity (of a fused one what its pieces share,
-    else the way to it) and whether the computation is the one that starts it asynchronously."""
+    """Yield every collective that a computation runs. With it come its identity (of a fused one
+    what its pieces share, else the way to it) and whether the computation is the one that starts it
+    asynchronously."""
     starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].values())
     for instruction, rest in computations[name].items():
         opcode = _opcode(rest)
         if opcode == "while" and (loop := _WHILE.search(rest)):
             trips = _trips(computations, rest, loop[1], loop[2])
             inner, left = (dynamic, 1) if trips is None else (trips, dynamic)
-            yield from _walk(computations, loop[2], times * inner, left, near, f"{path}/{instruction}")
+            yield from _walk(
+                computations, loop[2], times * inner, left, near, f"{path}/{instruction}"
+            )
             continue
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
@@ -148,7 +166,9 @@ def _walk(
         for callee in _CALLS.findall(rest) + re.findall(r"[\w.-]+", listed):
             if callee in computations and kind not in KINDS:
                 inside = f"{path}/{instruction}"
-                yield from _walk(computations, callee, times, dynamic, near, inside, fused or opcode == "fusion")
+                yield from _walk(
+                    computations, callee, times, dynamic, near, inside, fused or opcode == "fusion"
+                )
 
 
 def _opcode(rest: str) -> str:
@@ -164,7 +184,8 @@ def _trips(computations: Mapping[str, _Lines], rest: str, condition: str, body: 
     lines = computations[condition]
     constants = _constants(lines)
     compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
-    # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that constant.
+    # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that
+    # constant.
     if len(constants) != 1 or len(compares) != 1:
         return None
     ((name, bound),) = constants.items()
@@ -174,11 +195,14 @@ def _trips(computations: Mapping[str, _Lines], rest: str, condition: str, body: 
 
 
 def _constants(lines: Mapping[str, str]) -> dict[str, int]:
-    return {name: int(match[1]) for name, line in lines.items() if (match := _CONSTANT.search(line))}
+    return {
+        name: int(match[1]) for name, line in lines.items() if (match := _CONSTANT.search(line))
+    }
 
 
 def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str]) -> int:
-    """Return the step of a loop's counter: 1, or what XLA made of it when it put several trips into one body."""
+    """Return the step of a loop's counter: 1, or what XLA made of it when it put several trips into
+    one body."""
     counters = [re.search(r"index=(\d+)", condition.get(name, "")) for name in _operands(compare)]
     place = next((int(match[1]) for match in counters if match), None)
     result = next((line for line in reversed([*body.values()]) if _opcode(line) == "tuple"), None)
@@ -199,8 +223,11 @@ def _operands(rest: str) -> list[str]:
     return re.findall(r"%([\w.-]+)", rest[match.end() :].split(")", 1)[0])
 
 
-def _size_and_group(rest: str, kind: str, start: bool, near: int | None) -> tuple[int | None, int | None, int | None]:
-    """Return bytes of the full array, devices of one group, and `Collective.within`; None of all for an unknown form.
+def _size_and_group(
+    rest: str, kind: str, start: bool, near: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """Return bytes of the full array, devices of one group, and `Collective.within`; None of all
+    for an unknown form.
 
     Pairs count as a group of two, and as one if every device sends to itself.
     """
@@ -214,10 +241,11 @@ def _size_and_group(rest: str, kind: str, start: bool, near: int | None) -> tupl
 
 
 def _between_slices(rest: str, transfer: str, times: int) -> Collective:
-    """Return the collective that a TPU's send to the host stands for: of devices with the same place in every slice.
+    """Return the collective that a TPU's send to the host stands for: of devices with the same
+    place in every slice.
 
-    What a collective over several slices does within one is a collective of its own, before or after it. The target is
-    written "{1,2}x{0:7}": slices, and devices of each.
+    What a collective over several slices does within one is a collective of its own, before or
+    after it. The target is written "{1,2}x{0:7}": slices, and devices of each.
     """
     kind = {"ONE_TO_ONE": "collective-permute"}.get(transfer, transfer.lower().replace("_", "-"))
     shape = _SHAPE.search(rest)
@@ -235,7 +263,8 @@ def _between_slices(rest: str, transfer: str, times: int) -> Collective:
 
 
 def _within(groups: list[list[int]], near: int | None) -> int | None:
-    """Count the fewest devices that a group has in one slice of so many devices; None where each has all in one."""
+    """Count the fewest devices that a group has in one slice of so many devices; None where each
+    has all in one."""
     if near is None:
         return None
     fewest = []
@@ -261,7 +290,8 @@ def _size(rest: str, kind: str, start: bool, group: int) -> int:
 
 
 def _elements(shape: str) -> list[str]:
-    """Split a tuple's shape into those of its elements, which may be tuples. Raises ValueError for another shape."""
+    """Split a tuple's shape into those of its elements, which may be tuples. Raises ValueError for
+    another shape."""
     if not (shape.startswith("(") and shape.endswith(")")):
         raise ValueError(f"not a tuple: {shape[:300]}")
     elements = [""]
@@ -281,7 +311,8 @@ def _bytes(kind: str, dimensions: str) -> int:
 
 
 def _groups(rest: str) -> list[list[int]]:
-    """List the devices of every group, or every pair, in any of XLA's forms. Raises ValueError for another one."""
+    """List the devices of every group, or every pair, in any of XLA's forms. Raises ValueError for
+    another one."""
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?\s*)*)\}", rest):
         return list(map(_integers, re.findall(r"\d+,\d+", pairs[1])))
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]+?\})\}", rest):
@@ -305,9 +336,11 @@ def _iota(shape: str, order: str | None) -> np.ndarray:
 
 
 def _mesh_groups(axes: str, assignment: str, chosen: str) -> list[list[int]]:
-    """List the groups along some of a mesh's axes. axes: "'a'=2,'b'=4"; assignment: "" or ", device_ids=(…)".
+    """List the groups along some of a mesh's axes. axes: "'a'=2,'b'=4"; assignment: "" or ",
+    device_ids=(…)".
 
-    chosen: "'a','b':(1)2", where (1)2 stands for a part of the axis: of size 2, after parts whose sizes multiply to 1.
+    chosen: "'a','b':(1)2", where (1)2 stands for a part of the axis: of size 2, after parts whose
+    sizes multiply to 1.
     """
     names, listed_sizes = zip(*re.findall(r"'?([\w.-]+)'?=(\d+)", axes), strict=True)
     sizes = list(map(int, listed_sizes))

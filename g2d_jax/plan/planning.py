@@ -33,7 +33,8 @@ STOPS = 2  # tokens that end a response, assumed without a tokenizer
 
 @dataclass(frozen=True)
 class Entry:
-    """One program of one stage. compiled: None where it does not fit, and `why` says so. beside: resident bytes."""
+    """One program of one stage. compiled: None where it does not fit, and `why` says so. beside:
+    resident bytes."""
 
     program: Program
     compiled: Compiled | None = None
@@ -53,8 +54,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are split over. prompt:
-    mean tokens of a prompt."""
+    """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are
+    split over. prompt: mean tokens of a prompt."""
 
     topology: Topology
     config: Config
@@ -76,13 +77,17 @@ class Plan:
 
 
 class Compiler:
-    """A compiler for a machine, to be made after `target.prepare`; the same program is compiled once.
+    """A compiler for a machine, to be made after `target.prepare`; the same program is compiled
+    once.
 
     say: shows a line of progress. devices: those to compile for in place of the machine's.
     """
 
     def __init__(
-        self, topology: Topology, say: Callable[[str], None] = lambda _: None, devices: Sequence[Any] = ()
+        self,
+        topology: Topology,
+        say: Callable[[str], None] = lambda _: None,
+        devices: Sequence[Any] = (),
     ) -> None:
         self.topology, self.say = topology, say
         self.devices = list(devices) or target.devices(topology)
@@ -102,7 +107,9 @@ class Compiler:
             far = f" ({self._begun} of {self._expected})" if self._begun <= self._expected else ""
             self.say(f"compiling {program.stage}, {program.name}{far}")
             try:
-                self._results[key] = compiled = target.compile_program(lowered, program.dynamic, self.topology.near)
+                self._results[key] = compiled = target.compile_program(
+                    lowered, program.dynamic, self.topology.near
+                )
                 peak = f"{compiled.peak / GIB:.2f} GiB, compiled in {compiled.seconds:.0f} s"
             except DoesNotFit as error:
                 self._results[key] = error
@@ -136,16 +143,18 @@ class _Outputs(dict[str, Any]):
 
 @contextmanager
 def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> Iterator[Session]:
-    """Yield the run's session on the compiler's machine. prompt: mean tokens of a prompt, None: of the problems where
-    tokenizer and problems are on this machine, else the most.
+    """Yield the run's session on the compiler's machine. prompt: mean tokens of a prompt, None: of
+    the problems where tokenizer and problems are on this machine, else the most.
 
-    The model's shape is that of a local folder's config.json, of models/shapes.py, or the run's own.
-    Raises ValueError for a mesh that does not fit the machine, and for offloading where its devices report no memory
-    to offload to, such as compiled-for GPUs.
+    The model's shape is that of a local folder's config.json, of models/shapes.py, or the run's
+    own. Raises ValueError for a mesh that does not fit the machine, and for offloading where its
+    devices report no memory to offload to, such as compiled-for GPUs.
     """
     order = plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
-        session = Session(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False)
+        session = Session(
+            config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False
+        )
         mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
@@ -155,10 +164,14 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             "decode": None,  # nothing is sampled here, and the tokenizer may be elsewhere
             "device_memory": compiler.topology.device.usable,  # those devices do not report it
             "near": compiler.topology.near,  # nor do GPUs their hosts
-            "reward_bytes": sum(meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)),
+            "reward_bytes": sum(
+                meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)
+            ),
         }
         if path := config.model.path:
-            attributes["model_config"] = dataclasses.replace(shape_of(path), **init_params.adapters(config.lora))
+            attributes["model_config"] = dataclasses.replace(
+                shape_of(path), **init_params.adapters(config.lora)
+            )
         if not reads_locally(config):
             held_out = {split: problems(config, split) for split in ("dev", "test")}
             attributes["prompt_lengths"] = (config.data.max_prompt_length,)
@@ -176,7 +189,8 @@ def make(
     prompt: int | None = None,
     response: int | None = None,
 ) -> Plan:
-    """Compile every program of the stages (default: all). prompt: see `planned`. response: mean tokens of a response,
+    """Compile every program of the stages (default: all). prompt: see `planned`. response: mean
+    tokens of a response,
     None: the longest."""
     with planned(config, compiler, prompt) as session:
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]

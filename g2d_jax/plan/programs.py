@@ -1,4 +1,5 @@
-"""All programs that a run compiles: those of its stages, and reward models, which are resident for the whole run."""
+"""All programs that a run compiles: those of its stages, and reward models, which are resident for
+the whole run."""
 
 from __future__ import annotations
 
@@ -45,9 +46,15 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
     Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
     """
     tasks = [(task.weight, task.reward) for task in config.all_tasks.values()]
-    models = {str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"}
+    models = {
+        str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"
+    }
     for path, settings in models.items():
-        weight = sum(weight for weight, reward in tasks if reward.function == "model" and reward.model.path == path)
+        weight = sum(
+            weight
+            for weight, reward in tasks
+            if reward.function == "model" and reward.model.path == path
+        )
         share = weight / sum(weight for weight, _ in tasks)
         dtype, length = jnp.dtype(settings.dtype), columns(settings.max_length)
         rows = full_rows(mesh, length, settings.batch_tokens)
@@ -60,7 +67,8 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
 
 
 def rewards(session: Session, decode: Program) -> Iterator[Program]:
-    """Yield the programs of reward models over the responses that a program decodes, with their prompts."""
+    """Yield the programs of reward models over the responses that a program decodes, with their
+    prompts."""
     work, mesh = decode.work, session.mesh
     batches = list(scorings(session.config, mesh))
     for batch in batches:
@@ -70,17 +78,25 @@ def rewards(session: Session, decode: Program) -> Iterator[Program]:
         flops = reward_model.score_flops(batch.config, [length] * rows) / mesh.size
         (embed,) = jax.tree.leaves(batch.model.trunk.embed)
         read = embed.dtype.itemsize * matmul_params(batch.config) / mesh.shape["tensor"]
-        cost = Work(scored / (rows * length), flops, read, {"parameters": device_bytes(batch.model)}, scored=scored)
+        cost = Work(
+            scored / (rows * length),
+            flops,
+            read,
+            {"parameters": device_bytes(batch.model)},
+            scored=scored,
+        )
         arguments = fixed(batch.model, batch.tokens, batch.lengths)
         name = decode.name.replace("decode", "reward")
-        yield Program(decode.stage, name, batch.run, arguments, cost, resident=(*decode.resident, *others))
+        yield Program(
+            decode.stage, name, batch.run, arguments, cost, resident=(*decode.resident, *others)
+        )
 
 
 def programs_of(session: Session, name: str, response: int | None = None) -> list[Program]:
     """List the programs of a stage, in the order in which they run.
 
-    session: with the planned machine's mesh, and the model's shape. response: mean tokens of a response for the work
-    to be done, max_new_tokens if None; shapes are those of the longest.
+    session: with the planned machine's mesh, and the model's shape. response: mean tokens of a
+    response for the work to be done, max_new_tokens if None; shapes are those of the longest.
     """
     stage = session.config.stages[name]
     models = tuple(scoring.model for scoring in scorings(session.config, session.mesh))

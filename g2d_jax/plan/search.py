@@ -1,4 +1,5 @@
-"""Settings with which a run would fit: those that leave its result as it is, then those that change it."""
+"""Settings with which a run would fit: those that leave its result as it is, then those that change
+it."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def as_arguments(overrides: Sequence[str]) -> str:
 
 
 def choices(config: Config, topology: Topology) -> list[Config]:
-    """List the config with all `CHOSEN` settings to try, quickest first by formula: little computed again, few
-    micro-batches, no tensor split."""
+    """List the config with all `CHOSEN` settings to try, quickest first by formula: little computed
+    again, few micro-batches, no tensor split."""
     devices, slices, own = topology.devices, topology.slices, config.compute
     tensors = [ways for ways in (1, 2, 4, 8) if ways <= devices // topology.hosts]
     tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
@@ -67,19 +68,24 @@ def choices(config: Config, topology: Topology) -> list[Config]:
     return sorted(candidates, key=cost)
 
 
-def train_bytes(model: ModelConfig, config: Config, row_length: int, stages: Sequence[str] = ()) -> float:
-    """Count a train step's bytes a device by formula, the largest among these stages (default: all).
+def train_bytes(
+    model: ModelConfig, config: Config, row_length: int, stages: Sequence[str] = ()
+) -> float:
+    """Count a train step's bytes a device by formula, the largest among these stages (default:
+    all).
 
-    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is not offloaded,
-    split over fsdp and tensor; the frozen parameters as they are stored. What the layers save; one layer's own work
-    without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of tokens and two more
-    arrays of their size.
+    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is
+    not offloaded, split over fsdp and tensor; the frozen parameters as they are stored. What the
+    layers save; one layer's own work without remat's savings; the head gathered, with its gradient
+    in float32; logits of a chunk of tokens and two more arrays of their size.
     """
     mesh, compute = config.mesh, config.compute
     size = 2 if config.dtype == "bfloat16" else 4
     tokens = max(compute.microbatch_tokens // row_length // (mesh.data * mesh.fsdp), 1) * row_length
     saved = saved_per_token(model, compute.remat, mesh.tensor) * tokens * size
-    layer = saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
+    layer = (
+        saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
+    )
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
     training = config.stages_of(TrainingStage)
@@ -90,8 +96,11 @@ def train_bytes(model: ModelConfig, config: Config, row_length: int, stages: Seq
     return parameters / (mesh.fsdp * mesh.tensor) + saved + layer + head + logits
 
 
-def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), most: int = MOST_TRIED) -> Config | None:
-    """Find the quickest of `choices` by formula whose programs all compile and fit; at most `most` are tried.
+def search(
+    config: Config, compiler: Compiler, *, stages: Sequence[str] = (), most: int = MOST_TRIED
+) -> Config | None:
+    """Find the quickest of `choices` by formula whose programs all compile and fit; at most `most`
+    are tried.
 
     None if none of those tried fits.
     """
@@ -99,16 +108,26 @@ def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), mo
     with planned(config, compiler) as session:
         model = session.model_config
         programs = itertools.chain.from_iterable(programs_of(session, name) for name in names)
-        steps = [program.arguments({})[1]["tokens"] for program in programs if program.name == "train step"]
-        row_length = max((tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length)
+        steps = [
+            program.arguments({})[1]["tokens"]
+            for program in programs
+            if program.name == "train step"
+        ]
+        row_length = max(
+            (tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length
+        )
 
     def needs(choice: Config) -> float:
         return train_bytes(model, choice, row_length, stages)
 
     tried = choices(config, compiler.topology)
     likely = [choice for choice in tried if needs(choice) <= compiler.topology.device.usable]
-    likely = likely or sorted(tried, key=needs)  # the formula may be wrong by more than that: try what needs least
-    for place in sorted({round(place) for place in np.linspace(0, len(likely) - 1, most)}):  # ever more frugal ones
+    likely = likely or sorted(
+        tried, key=needs
+    )  # the formula may be wrong by more than that: try what needs least
+    for place in sorted(
+        {round(place) for place in np.linspace(0, len(likely) - 1, most)}
+    ):  # ever more frugal ones
         compiler.say(f"trying {as_arguments(overrides(likely[place]))}")
         if _all_fit(likely[place], compiler, names):
             return likely[place]
@@ -119,16 +138,22 @@ def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
     with planned(config, compiler) as session:
         for name in stages:
             # The train step first: it is what most often does not fit.
-            programs = sorted(programs_of(session, name), key=lambda program: program.name != "train step")
-            if not all(entry.fits(compiler.topology.device) for entry in compiler.entries(programs)):
+            programs = sorted(
+                programs_of(session, name), key=lambda program: program.name != "train step"
+            )
+            if not all(
+                entry.fits(compiler.topology.device) for entry in compiler.entries(programs)
+            ):
                 return False
     return True
 
 
 def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
-    """List overrides that make training need less memory and change its result, the one that changes least first.
+    """List overrides that make training need less memory and change its result, the one that
+    changes least first.
 
-    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its layers as int8 codes.
+    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its
+    layers as int8 codes.
     With adapters: the base the same way.
     """
     codes = ["lora.quantise=int8"] if importlib.util.find_spec("qwix") else []
@@ -157,8 +182,11 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
     return list(filter(None, beside))
 
 
-def search_savings(config: ConfigDict, compiler: Compiler, *, stages: Sequence[str] = ()) -> list[str]:
-    """Find the first of `savings` with which something fits; return it with the choice that does, [] if none does."""
+def search_savings(
+    config: ConfigDict, compiler: Compiler, *, stages: Sequence[str] = ()
+) -> list[str]:
+    """Find the first of `savings` with which something fits; return it with the choice that does,
+    [] if none does."""
     for saving in savings(Config.of(config), stages):
         changed = copy.deepcopy(config)
         for override in saving:

@@ -1,4 +1,5 @@
-"""A plan on the screen: the verdict, a row for each stage; on request, memory and roofline of every program."""
+"""A plan on the screen: the verdict, a row for each stage; on request, memory and roofline of every
+program."""
 
 from __future__ import annotations
 
@@ -18,20 +19,26 @@ from g2d_jax.sampler.capacity import kv_bytes
 from g2d_jax.study.pricing import Rates
 
 EFFICIENCY = 0.5
-"""Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in decoding 40 to 85 % of
-the bandwidth."""
+"""Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in
+decoding 40 to 85 % of the bandwidth."""
 
 DECODING, FLOOR_ROWS, FLOOR_CONTEXT = 0.55, 256, 1024
-"""Assumed share of its roofline for decoding, and rows and context of the floor beside which it is shown."""
+"""Assumed share of its roofline for decoding, and rows and context of the floor beside which it is
+shown."""
 
 
 def show(
-    plan: Plan, screen: Screen, *, price: float | None = None, response: int | None = None, verbose: bool = False
+    plan: Plan,
+    screen: Screen,
+    *,
+    price: float | None = None,
+    response: int | None = None,
+    verbose: bool = False,
 ) -> None:
     """Print whether the run fits, how long it takes and what it costs; then a row for each stage.
 
-    price: of one chip for an hour. response: mean tokens of a response that the work was counted for. verbose: every
-    program's memory and time, too.
+    price: of one chip for an hour. response: mean tokens of a response that the work was counted
+    for. verbose: every program's memory and time, too.
     """
     screen.say(verdict(plan, price))
     columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "cost"]
@@ -39,9 +46,11 @@ def show(
     screen.table(f"the run on {plan.topology.name}", columns, rows)
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
-        f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} (--prompt N, "
+        f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of "
+        f"{length} (--prompt N, "
         f"--response N: their means), at {EFFICIENCY:.0%} of the roofline, "
-        "without verifiers, judges, checkpoints and loading." + ("" if verbose else " Every program: --verbose.")
+        "without verifiers, judges, checkpoints and loading."
+        + ("" if verbose else " Every program: --verbose.")
     )
     for line in assumptions(plan):
         screen.say(line)
@@ -62,8 +71,8 @@ def _tokens(entries: Sequence[Entry], kind: str) -> float:
 def rates(plan: Plan, response: int | None) -> Rates:
     """Compute the seconds a token of each kind takes in each kind of stage, at `EFFICIENCY`.
 
-    response: as the plan was made for. What a stage does beside tokens (parameters converted, rows inserted, a first
-    state) is shared out among its kinds.
+    response: as the plan was made for. What a stage does beside tokens (parameters converted, rows
+    inserted, a first state) is shared out among its kinds.
     """
     totals: dict[tuple[str, str], tuple[float, float]] = {}
     for name in plan.stages:
@@ -84,7 +93,11 @@ def rates(plan: Plan, response: int | None) -> Rates:
     for (stage, kind), (spent, count) in totals.items():
         if count:
             seconds.setdefault(stage, {})[kind] = spent / count
-    longest = max(stage.sampling.max_new_tokens for stage in plan.config.stages.values() if hasattr(stage, "sampling"))
+    longest = max(
+        stage.sampling.max_new_tokens
+        for stage in plan.config.stages.values()
+        if hasattr(stage, "sampling")
+    )
     return Rates(
         recipe=plan.config.name,
         topology=plan.topology.name,
@@ -100,18 +113,26 @@ def verdict(plan: Plan, price: float | None) -> str:
     usable = _gib(plan.topology.device.usable)
     if plan.misfits:
         needs = [
-            f"{entry.program.stage}, {entry.program.name}: {entry.why or f'needs {_gib(entry.total)} of {usable} GiB'}"
+            (
+                f"{entry.program.stage}, {entry.program.name}: "
+                f"{entry.why or f'needs {_gib(entry.total)} of {usable} GiB'}"
+            )
             for entry in plan.misfits
         ]
         return f"fits: NO, {'; '.join(needs)}"
     spent = hours(plan.entries)
     chips = plan.topology.chips
-    cost = "" if price is None else f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
+    cost = (
+        ""
+        if price is None
+        else f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
+    )
     return f"fits: yes, {spent:,.1f} h on {plan.topology.name}{cost}"
 
 
 def stage_row(plan: Plan, name: str, price: float | None) -> list[str]:
-    """Build the row of a stage, or of the run ("all"): fullest program, its memory, tokens, hours and cost."""
+    """Build the row of a stage, or of the run ("all"): fullest program, its memory, tokens, hours
+    and cost."""
     device = plan.topology.device
     entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
     fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
@@ -135,10 +156,15 @@ def assumptions(plan: Plan) -> list[str]:
     lines = []
     if plan.prompt == config.data.max_prompt_length:
         lines.append(
-            f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer and problems are "
+            f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: "
+            "tokenizer and problems are "
             "not all on this machine; --prompt N gives their mean"
         )
-    splits = {stage.split: name for name, stage in config.stages_of(Evaluate).items() if name in plan.stages}
+    splits = {
+        stage.split: name
+        for name, stage in config.stages_of(Evaluate).items()
+        if name in plan.stages
+    }
     for split, stage in sorted(splits.items()):
         for name, task in config.all_tasks.items():
             source = getattr(task, split)
@@ -146,7 +172,8 @@ def assumptions(plan: Plan) -> list[str]:
                 continue
             field = setting_of(name, split)
             lines.append(
-                f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: set how many there are "
+                f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: "
+                "set how many there are "
                 f"with --config.{field}.limit=N"
             )
     return lines
@@ -158,8 +185,10 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     screen.say(plan.topology.describe())
     screen.say(
-        f"model: {count_params(plan.model):,} parameters; mesh {mesh}; microbatch_tokens={compute.microbatch_tokens}, "
-        f"remat={compute.remat}, {plan.config.dtype}; the sampler's weights over {plan.sampling_ways} devices"
+        f"model: {count_params(plan.model):,} parameters; mesh {mesh}; "
+        f"microbatch_tokens={compute.microbatch_tokens}, "
+        f"remat={compute.remat}, {plan.config.dtype}; the sampler's weights over "
+        f"{plan.sampling_ways} devices"
     )
     memory, calls, decoding = [], [], []
     for entry in plan.entries:
@@ -168,7 +197,9 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
         name = [entry.program.stage, entry.program.name]
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in work.parts.items())
         peak = [_gib(compiled.peak), _gib(entry.total)] if compiled else ["?", "?"]
-        memory.append([*name, *peak, _gib(device.usable), "yes" if entry.fits(device) else "NO", parts])
+        memory.append(
+            [*name, *peak, _gib(device.usable), "yes" if entry.fits(device) else "NO", parts]
+        )
         if compiled is None or entry.time is None:
             continue
         sent = f"{sum(compiled.sent.values()) / 1e9:.3g}"
@@ -177,24 +208,44 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
         if compiled.unknown:
             sent += f" and {compiled.unknown} unknown"
         least = f"{1e3 * entry.time.seconds:.3g}"
-        calls.append([*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"])
+        calls.append(
+            [*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"]
+        )
         if work.generated:
-            rate = DECODING * work.generated / (work.calls * entry.time.seconds) / plan.topology.devices
+            rate = (
+                DECODING
+                * work.generated
+                / (work.calls * entry.time.seconds)
+                / plan.topology.devices
+            )
             decoding.append([*name, f"{work.rows:,}", f"{rate:,.0f}", f"{rate / _floor(plan):.0%}"])
-    columns = ["stage", "program", "peak GiB", "with the rest", "of", "fits", "of it, by formula, GiB"]
+    columns = [
+        "stage",
+        "program",
+        "peak GiB",
+        "with the rest",
+        "of",
+        "fits",
+        "of it, by formula, GiB",
+    ]
     screen.table("memory of each device", columns, memory)
     columns = ["stage", "program", "TFLOP", "sent GB", "roofline ms", "bound by", "calls"]
     screen.table("one call on each device", columns, calls)
     columns = ["stage", "program", "rows", "tokens/s of a device", "share of the floor"]
     screen.table("decoding", columns, decoding)
     screen.say(
-        f"Decoding at {DECODING:.0%} of its roofline, rows that wait for the longest response included; beside the "
-        f"floor of {FLOOR_ROWS} rows a device at a context of {FLOOR_CONTEXT:,} tokens with all weights on it."
+        f"Decoding at {DECODING:.0%} of its roofline, rows that wait for the longest response "
+        "included; beside the "
+        f"floor of {FLOOR_ROWS} rows a device at a context of {FLOOR_CONTEXT:,} tokens with all "
+        "weights on it."
     )
 
 
 def _floor(plan: Plan) -> float:
-    """Count the tokens a second of a device that decodes `FLOOR_ROWS` at `FLOOR_CONTEXT` with all weights on it."""
+    """Count the tokens a second of a device that decodes `FLOOR_ROWS` at `FLOOR_CONTEXT` with all
+    weights on it."""
     itemsize = jnp.dtype(plan.config.dtype).itemsize
-    read = matmul_params(plan.model.base) * itemsize + FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(plan.model, itemsize)
+    read = matmul_params(plan.model.base) * itemsize + FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(
+        plan.model, itemsize
+    )
     return FLOOR_ROWS * plan.topology.device.bandwidth / read

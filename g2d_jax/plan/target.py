@@ -1,7 +1,7 @@
 """Devices of a target machine, and programs compiled for them.
 
-TPUs are compiled for by libtpu, GPUs by JAX's CUDA plugin; neither needs the hardware. What both read from the
-environment is set here, before JAX starts a backend.
+TPUs are compiled for by libtpu, GPUs by JAX's CUDA plugin; neither needs the hardware. What both
+read from the environment is set here, before JAX starts a backend.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # libtpu wants one; the topology's own name decides
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs; of the L40S, which is not there, CUDA's
-# properties of compute capability 8.9.
+# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs; of the L40S, which
+# is not there, CUDA's properties of compute capability 8.9.
 _GPU_CONFIG = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: {shared} threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {fpus}
@@ -45,7 +45,8 @@ device_description_str: "{name}"
 
 @dataclass(frozen=True)
 class _Gpu:
-    """A GPU's figures in XLA's description; bytes and GHz. capability: CUDA's, as the text of its message."""
+    """A GPU's figures in XLA's description; bytes and GHz. capability: CUDA's, as the text of its
+    message."""
 
     name: str
     capability: str
@@ -58,8 +59,26 @@ class _Gpu:
     fpus: int = 128
 
 
-_A100 = _Gpu("NVIDIA A100-SXM4-80GB", "major: 8", 108, 1.41, 41_943_040, shared=167_936, optin=166_912, fpus=64)
-_L40S = _Gpu("NVIDIA L40S", "major: 8 minor: 9", 142, 2.52, 100_663_296, shared=102_400, optin=101_376, threads=1536)
+_A100 = _Gpu(
+    "NVIDIA A100-SXM4-80GB",
+    "major: 8",
+    108,
+    1.41,
+    41_943_040,
+    shared=167_936,
+    optin=166_912,
+    fpus=64,
+)
+_L40S = _Gpu(
+    "NVIDIA L40S",
+    "major: 8 minor: 9",
+    142,
+    2.52,
+    100_663_296,
+    shared=102_400,
+    optin=101_376,
+    threads=1536,
+)
 _GPUS = {
     "a100-80": _A100,
     "h100": _Gpu("NVIDIA H100", "major: 9", 132, 1.98, 52_428_800),
@@ -72,19 +91,23 @@ def gpu_config(topology: Topology) -> str:
     """Write XLA's description of a machine's GPU, the text form of its GpuTargetConfigProto."""
     device = topology.device
     memory = int(device.hbm / 0.9)
-    return _GPU_CONFIG.format(bandwidth=device.bandwidth, memory=memory, **asdict(_GPUS[topology.kind]))
+    return _GPU_CONFIG.format(
+        bandwidth=device.bandwidth, memory=memory, **asdict(_GPUS[topology.kind])
+    )
 
 
 class DoesNotFit(ValueError):
-    """The error that a program needs more memory than a device has; the message is the compiler's."""
+    """The error that a program needs more memory than a device has; the message is the
+    compiler's."""
 
 
 @dataclass(frozen=True)
 class Compiled:
     """The compiler's report on one program.
 
-    peak: bytes a device, arguments and results included. sent: bytes each device sends in one call, by kind of
-    collective; far: what of it goes to other slices or hosts of GPUs; unknown: collectives of which that is not known.
+    peak: bytes a device, arguments and results included. sent: bytes each device sends in one call,
+    by kind of collective; far: what of it goes to other slices or hosts of GPUs; unknown:
+    collectives of which that is not known.
     seconds: of compiling. outputs: the results' tree with shapes and shardings.
     """
 
@@ -101,38 +124,55 @@ def prepare(topology: Topology) -> None:
 
     Raises ImportError naming the extra if the compiler is not installed.
     """
-    package, extra = ("libtpu", "plan") if topology.device.platform == "tpu" else ("jax_plugins", "cuda")
+    package, extra = (
+        ("libtpu", "plan") if topology.device.platform == "tpu" else ("jax_plugins", "cuda")
+    )
     if importlib.util.find_spec(package) is None:
         raise extras.missing(f"compiling for {topology.name} needs the package {package}", extra)
     os.environ.update(ENVIRONMENT)
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of the driver, which a machine that only compiles lacks
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = (
+        "1"  # of the driver, which a machine that only compiles lacks
+    )
     if "jax" in sys.modules:  # which read the environment when it was imported
         sys.modules["jax"].config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return the devices of a machine, for a mesh. Raises ValueError if the compiler makes another number of them."""
+    """Return the devices of a machine, for a mesh. Raises ValueError if the compiler makes another
+    number of them."""
     from jax.experimental import topologies
 
     device = topology.device
     if device.platform == "gpu":
         config, grid = gpu_config(topology), topology.grid
-        units = topologies.get_topology_desc(platform="cuda", target_config=config, topology=grid).devices
+        units = topologies.get_topology_desc(
+            platform="cuda", target_config=config, topology=grid
+        ).devices
     else:
         options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
         if topology.hosts == topology.slices:
-            # One host for all chips, where that is how it is sold: the compiler's own default is hosts of four.
-            options["chips_per_host_bounds"] = tuple(map(int, f"{topology.grid}x1x1".split("x")))[:3]
-        units = topologies.get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **options).devices
+            # One host for all chips, where that is how it is sold: the compiler's own default is
+            # hosts of four.
+            options["chips_per_host_bounds"] = tuple(map(int, f"{topology.grid}x1x1".split("x")))[
+                :3
+            ]
+        units = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology.compiler_name, **options
+        ).devices
     if len(units) != topology.devices:
-        raise ValueError(f"{topology.compiler_name} has {len(units)} devices here, {topology.devices} were expected")
+        raise ValueError(
+            f"{topology.compiler_name} has {len(units)} devices here, {topology.devices} were "
+            "expected"
+        )
     return list(units)
 
 
 def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> Compiled:
-    """Compile a lowered program. dynamic: trips of its outermost loop, where they are known at run time only.
+    """Compile a lowered program. dynamic: trips of its outermost loop, where they are known at run
+    time only.
 
-    near: devices of a slice or host, None: all; those of the mesh follow each other slice by slice, host by host.
+    near: devices of a slice or host, None: all; those of the mesh follow each other slice by slice,
+    host by host.
 
     Raises DoesNotFit when it needs more memory than there is.
     """
@@ -160,8 +200,13 @@ def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> 
 
 
 def _peak(memory: Any) -> int:
-    """Count the bytes on a device: the compiler's own peak counts arguments and results in the host's memory too."""
-    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
+    """Count the bytes on a device: the compiler's own peak counts arguments and results in the
+    host's memory too."""
+    host = (
+        memory.host_argument_size_in_bytes
+        + memory.host_output_size_in_bytes
+        - memory.host_alias_size_in_bytes
+    )
     return int(memory.peak_memory_in_bytes - host)
 
 

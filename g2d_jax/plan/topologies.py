@@ -1,18 +1,21 @@
-"""The machines that a plan can be made for: their names, the compiler's names for them, and their chips' rates.
+"""The machines that a plan can be made for: their names, the compiler's names for them, and their
+chips' rates.
 
-Names count as Google's do. v5e-16 and v6e-16 are 16 chips; v5p is named by TensorCores, two to a chip, so that v5p-16
-is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. 2xv5e-16 is two slices of v5e-16, joined by the data
-centre's network. h100x8 and h200x1 are GPUs of one host, h100x64 of eight hosts. v4 is left out: ahead of time its
-compiler makes two devices of a chip, where a run has one.
+Names count as Google's do. v5e-16 and v6e-16 are 16 chips; v5p is named by TensorCores, two to a
+chip, so that v5p-16 is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. 2xv5e-16 is
+two slices of v5e-16, joined by the data centre's network. h100x8 and h200x1 are GPUs of one host,
+h100x64 of eight hosts. v4 is left out: ahead of time its compiler makes two devices of a chip,
+where a run has one.
 
-Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A chip's inter-chip
-bandwidth is stated there for both directions together; half of it is one direction. The data centre's network is
-stated for a chip, for v5e for a pod of 256 (6.4 Tbit/s). What of the memory a program may use is what the compiler of
-libtpu 0.0.42 states when it refuses one (November 2026). GPUs: NVIDIA's data sheets of the A100 80GB SXM, the H100 SXM,
-the H200 SXM and the L40S, dense bfloat16, NVLink 600 and 900 GB/s both directions, PCIe 4.0 x16 for the L40S; memory as
-in XLA's target_config/specs, of the L40S as CUDA tells of it (44.39 GiB). Between hosts of eight GPUs, assumed: a
-network adapter for each GPU as in NVIDIA's DGX, 200 Gbit/s beside an A100 and 400 beside an H100 or H200; 400 Gbit/s
-for all eight L40S, as in AWS's g6e.48xlarge.
+Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A
+chip's inter-chip bandwidth is stated there for both directions together; half of it is one
+direction. The data centre's network is stated for a chip, for v5e for a pod of 256 (6.4 Tbit/s).
+What of the memory a program may use is what the compiler of libtpu 0.0.42 states when it refuses
+one (November 2026). GPUs: NVIDIA's data sheets of the A100 80GB SXM, the H100 SXM, the H200 SXM and
+the L40S, dense bfloat16, NVLink 600 and 900 GB/s both directions, PCIe 4.0 x16 for the L40S; memory
+as in XLA's target_config/specs, of the L40S as CUDA tells of it (44.39 GiB). Between hosts of eight
+GPUs, assumed: a network adapter for each GPU as in NVIDIA's DGX, 200 Gbit/s beside an A100 and 400
+beside an H100 or H200; 400 Gbit/s for all eight L40S, as in AWS's g6e.48xlarge.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ GIB = 2**30
 class Device:
     """One device as JAX counts them.
 
-    platform: as JAX names it. hbm: bytes that programs may use. flops: dense bfloat16 operations/s. bandwidth: of its
-    memory, bytes/s. link: bytes/s to other devices in one direction, over all links. network: its share of what leaves
-    its slice, or its host of GPUs, bytes/s in one direction. per_chip: how many of them a chip is. name_counts: what a
-    chip adds to the number in a name. host: the chips of one host.
+    platform: as JAX names it. hbm: bytes that programs may use. flops: dense bfloat16 operations/s.
+    bandwidth: of its memory, bytes/s. link: bytes/s to other devices in one direction, over all
+    links. network: its share of what leaves its slice, or its host of GPUs, bytes/s in one
+    direction. per_chip: how many of them a chip is. name_counts: what a chip adds to the number in
+    a name. host: the chips of one host.
     """
 
     platform: str
@@ -53,14 +57,33 @@ class Device:
         return usable(self.platform, self.hbm)
 
 
-def _tpu(hbm_gib: float, tflops: float, gbps: float, link_gbps: float, network_gbps: float, **changes: int) -> Device:
-    return Device("tpu", int(hbm_gib * GIB), tflops * 1e12, gbps * 1e9, link_gbps * 1e9, network_gbps * 1e9, **changes)
+def _tpu(
+    hbm_gib: float,
+    tflops: float,
+    gbps: float,
+    link_gbps: float,
+    network_gbps: float,
+    **changes: int,
+) -> Device:
+    return Device(
+        "tpu",
+        int(hbm_gib * GIB),
+        tflops * 1e12,
+        gbps * 1e9,
+        link_gbps * 1e9,
+        network_gbps * 1e9,
+        **changes,
+    )
 
 
-def _gpu(memory: float, tflops: float, gbps: float, link_gbps: float, network_gbps: float) -> Device:
+def _gpu(
+    memory: float, tflops: float, gbps: float, link_gbps: float, network_gbps: float
+) -> Device:
     # The allocator leaves a tenth to the driver and to libraries, see flags.take_memory.
     pool = int(0.9 * memory)
-    return Device("gpu", pool, tflops * 1e12, gbps * 1e9, link_gbps * 1e9, network_gbps * 1e9, host=8)
+    return Device(
+        "gpu", pool, tflops * 1e12, gbps * 1e9, link_gbps * 1e9, network_gbps * 1e9, host=8
+    )
 
 
 DEVICES: dict[str, Device] = {
@@ -76,8 +99,19 @@ DEVICES: dict[str, Device] = {
 
 # Chips -> the compiler's grid.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
-_GPUS = {gpus: f"1x{-(-gpus // 8)}x{min(gpus, 8)}" for gpus in (1, 2, 4, 8, 16, 32, 64)}  # partitions, hosts, of a host
+_CUBES = {
+    4: "2x2x1",
+    8: "2x2x2",
+    16: "2x2x4",
+    32: "2x4x4",
+    64: "4x4x4",
+    128: "4x4x8",
+    256: "4x8x8",
+    512: "8x8x8",
+}
+_GPUS = {
+    gpus: f"1x{-(-gpus // 8)}x{min(gpus, 8)}" for gpus in (1, 2, 4, 8, 16, 32, 64)
+}  # partitions, hosts, of a host
 GRIDS: dict[str, dict[int, str]] = {
     "v5e": _FLAT,
     "v5p": _CUBES,
@@ -93,7 +127,8 @@ MOST_SLICES = 64
 
 @dataclass(frozen=True)
 class Topology:
-    """A named machine. kind: key of DEVICES. chips: of all slices. grid: the chips of a slice as the compiler has them.
+    """A named machine. kind: key of DEVICES. chips: of all slices. grid: the chips of a slice as
+    the compiler has them.
 
     hosts: of all slices; a run has a process on each.
     """
@@ -117,7 +152,8 @@ class Topology:
 
     @property
     def compiler_name(self) -> str:
-        """The name of a slice in libtpu, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
+        """The name of a slice in libtpu, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices",
+        "1x1x8"."""
         if self.device.platform == "gpu":
             return self.grid
         return f"{self.kind}:{self.grid}"
@@ -131,7 +167,8 @@ class Topology:
 
     @property
     def between(self) -> str:
-        """Name what the network is between: "hosts" or "slices", "" where fast links join all devices."""
+        """Name what the network is between: "hosts" or "slices", "" where fast links join all
+        devices."""
         if self.near == self.devices:
             return ""
         return "hosts" if self.device.platform == "gpu" else "slices"
@@ -141,7 +178,9 @@ class Topology:
         device = self.device
         several = f" ({self.devices} devices)" if device.per_chip > 1 else ""
         slices = f" in {self.slices} slices" if self.slices > 1 else ""
-        network = f", {device.network / 1e9:,.3g} GB/s to other {self.between}" if self.between else ""
+        network = (
+            f", {device.network / 1e9:,.3g} GB/s to other {self.between}" if self.between else ""
+        )
         return (
             f"{self.name}: {self.chips} chip{'s' * (self.chips > 1)}{several} on {self.hosts} "
             f"host{'s' * (self.hosts > 1)}{slices}; each device {device.hbm / GIB:.2f} GiB, "
@@ -155,7 +194,11 @@ def _topologies() -> Iterator[Topology]:
     for kind, grids in GRIDS.items():
         device = DEVICES[kind]
         for chips, grid in grids.items():
-            name = f"{kind}x{chips}" if device.platform == "gpu" else f"{kind}-{chips * device.name_counts}"
+            name = (
+                f"{kind}x{chips}"
+                if device.platform == "gpu"
+                else f"{kind}-{chips * device.name_counts}"
+            )
             # A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four.
             host = 8 if kind in ("v5e", "v6e") and chips == 8 else device.host
             yield Topology(name, kind, chips, grid, hosts=-(-chips // host))
@@ -166,16 +209,25 @@ TOPOLOGIES = {machine.name: machine for machine in _topologies()}
 
 
 def topology(name: str) -> Topology:
-    """Return the machine of a name such as v5e-16, 2xv5e-16 or h100x8. Raises ValueError with the valid names."""
+    """Return the machine of a name such as v5e-16, 2xv5e-16 or h100x8. Raises ValueError with the
+    valid names."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
     several = re.fullmatch(r"([1-9]\d?)x(.+)", name, re.ASCII)
     one = TOPOLOGIES.get(several[2]) if several else None
-    if several and one and one.device.platform == "tpu" and 2 <= (count := int(several[1])) <= MOST_SLICES:
-        return replace(one, name=name, chips=count * one.chips, hosts=count * one.hosts, slices=count)
+    if (
+        several
+        and one
+        and one.device.platform == "tpu"
+        and 2 <= (count := int(several[1])) <= MOST_SLICES
+    ):
+        return replace(
+            one, name=name, chips=count * one.chips, hosts=count * one.hosts, slices=count
+        )
     near = difflib.get_close_matches(name, TOPOLOGIES, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ValueError(
-        f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for two slices, and so "
+        f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for "
+        "two slices, and so "
         f"for 2 to {MOST_SLICES} of any TPU's name"
     )

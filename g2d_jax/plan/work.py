@@ -21,16 +21,19 @@ ASSUMED = 1000  # held-out problems of a file whose length no setting gives
 
 
 class Roofline(NamedTuple):
-    """The least seconds of one call, and the resource that takes so long: compute, memory, links or network."""
+    """The least seconds of one call, and the resource that takes so long: compute, memory, links or
+    network."""
 
     seconds: float
     bound: str
 
 
 def roofline(work: Work, sent: Mapping[str, float], device: Device, far: float = 0.0) -> Roofline:
-    """Compute the roofline of one call: all resources work at once, so the longest of their times counts.
+    """Compute the roofline of one call: all resources work at once, so the longest of their times
+    counts.
 
-    sent: bytes a device sends in it, by kind of collective. far: what of it leaves its slice, or its host of GPUs.
+    sent: bytes a device sends in it, by kind of collective. far: what of it leaves its slice, or
+    its host of GPUs.
     """
     return max(
         Roofline(work.flops / device.flops, "compute"),
@@ -41,37 +44,55 @@ def roofline(work: Work, sent: Mapping[str, float], device: Device, far: float =
 
 
 def shape_of(path: str) -> ModelConfig:
-    """Return a model's shape without a download: a folder's config.json, else the tables of models/shapes.py by name.
+    """Return a model's shape without a download: a folder's config.json, else the tables of
+    models/shapes.py by name.
 
     Raises ValueError for a folder that does not exist, and for a name that is not in the tables.
     """
     if epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
     if places.is_path(path):
-        raise ValueError(f"there is no folder {path}: give one with the model's config.json, or a model's name")
+        raise ValueError(
+            f"there is no folder {path}: give one with the model's config.json, or a model's name"
+        )
     return shapes.shape(path)
 
 
 def reads_locally(config: Config) -> bool:
-    """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts can be counted."""
+    """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts
+    can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
     if tokenizer and not tokenizer.startswith("procedural:"):
-        files = [epath.Path(tokenizer).expanduser() / name for name in ("tokenizer.json", "tokenizer_config.json")]
+        files = [
+            epath.Path(tokenizer).expanduser() / name
+            for name in ("tokenizer.json", "tokenizer_config.json")
+        ]
         if not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
             return False
     sources = []
     for task in config.all_tasks.values():
         sources += [task.train.path, task.dev.path, task.test.path]
-    return all(source.startswith("procedural:") or _is_local_file(source) for source in sources if source)
+    return all(
+        source.startswith("procedural:") or _is_local_file(source) for source in sources if source
+    )
 
 
 def _is_local_file(source: str) -> bool:
     name, _, rest = source.partition(":")
     path = rest if name in NAMED else source
-    return path.endswith(SUFFIXES) and storage.is_local(path) and epath.Path(path).expanduser().exists()
+    return (
+        path.endswith(SUFFIXES)
+        and storage.is_local(path)
+        and epath.Path(path).expanduser().exists()
+    )
 
 
 def problems(config: Config, split: str) -> int:
-    """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an assumed number."""
-    sources: list[Source] = [getattr(task, split) for task in config.all_tasks.values() if getattr(task, split).path]
-    return sum(source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources)
+    """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an
+    assumed number."""
+    sources: list[Source] = [
+        getattr(task, split) for task in config.all_tasks.values() if getattr(task, split).path
+    ]
+    return sum(
+        source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources
+    )

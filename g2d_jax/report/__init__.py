@@ -1,4 +1,5 @@
-"""What runs and studies measured, for people: pages, Markdown, CSV, figures, and the table at the end of a run.
+"""What runs and studies measured, for people: pages, Markdown, CSV, figures, and the table at the
+end of a run.
 
     read.py ─► tables.py, figures.py, samples.py ─► run.py, study.py, comparison.py ─► page.py
 

@@ -1,6 +1,8 @@
-"""The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and what is left in them.
+"""The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and
+what is left in them.
 
-dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build pairs from
+dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build
+pairs from
                                                                                      └─► rollouts.jsonl, autopsy_dpo.py
 """
 
@@ -38,28 +40,44 @@ FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl
 COLUMNS = ("step", "measure", "value")
 LINES = 12  # of the table, at most
 SHARE = 0.1  # of the steps that pairs come from where the curve does not say which
-SHOWN = ("pass_rate", "frac_mixed", "distinct_answers", "confidence", "mean_length", "frac_truncated")
+SHOWN = (
+    "pass_rate",
+    "frac_mixed",
+    "distinct_answers",
+    "confidence",
+    "mean_length",
+    "frac_truncated",
+)
 PAIRS = Collect().pairs_per_prompt
 
 LEGEND = (
-    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: no other prompt gives "
-    "advantages or pairs. Pairs are those that a collect stage makes. Reward std is that within a prompt's responses; "
+    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: "
+    "no other prompt gives "
+    "advantages or pairs. Pairs are those that a collect stage makes. Reward std is that within "
+    "a prompt's responses; "
     "distinct answers are counted by prompt, as their text."
 )
 RULE = (
-    "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over another draw of each step's "
-    "prompts; another seed is not in them. A run taught little from where they meet on if by these intervals a step "
-    f"added less than {LITTLE:g} of what it had added before, and the place is known to within half of the run. "
+    "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over "
+    "another draw of each step's "
+    "prompts; another seed is not in them. A run taught little from where they meet on if by "
+    "these intervals a step "
+    f"added less than {LITTLE:g} of what it had added before, and the place is known to within "
+    "half of the run. "
     "Rollouts of step k are those drawn for update k."
 )
 BENT = (
-    "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: before it the policy is "
-    "weak and changes with every step, after it steps cost as much and teach little, and groups turn all correct or "
-    "all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold policy make weak pairs, "
+    "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: "
+    "before it the policy is "
+    "weak and changes with every step, after it steps cost as much and teach little, and groups "
+    "turn all correct or "
+    "all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold "
+    "policy make weak pairs, "
     "those of a late one over-confident and less informative ones."
 )
 VARIED = (
-    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ most within a group "
+    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ most "
+    "within a group "
     "(variance {most}), which is what pairs are made of."
 )
 
@@ -101,10 +119,11 @@ def get_config(arg: str = "") -> ConfigDict:
 class Autopsy:
     """A dump's groups by step, ascending; of responses only what figures need (see `_response`).
 
-    verifiable: rewards have one value or two, the higher for right, and `above` lies between; else they rank.
-    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with the rollouts of
-    one before. as_text: prompts are texts without ids, given to the model as they are. rendered: some prompts are known
-    behind a chat template only.
+    verifiable: rewards have one value or two, the higher for right, and `above` lies between; else
+    they rank.
+    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with
+    the rollouts of one before. as_text: prompts are texts without ids, given to the model as they
+    are. rendered: some prompts are known behind a chat template only.
     """
 
     steps: Mapping[int, Groups]
@@ -144,10 +163,13 @@ class Autopsy:
 
     @cached_property
     def chosen(self) -> tuple[int, int]:
-        """The first and the last step that pairs come from: the bend's interval, else where rewards vary most."""
+        """The first and the last step that pairs come from: the bend's interval, else where rewards
+        vary most."""
         if self.flat:
             return round(self.flat.step.low), round(self.flat.step.high)
-        variances = np.nan_to_num([figures["reward_variance"] for figures in self.measures.values()])
+        variances = np.nan_to_num(
+            [figures["reward_variance"] for figures in self.measures.values()]
+        )
         width = max(round(SHARE * len(variances)), 1)
         numbers = list(self.steps)
         first = int(np.convolve(variances, np.ones(width), mode="valid").argmax())
@@ -164,19 +186,24 @@ class Autopsy:
         return list(itertools.chain.from_iterable(chosen))
 
     def collected(self) -> Groups:
-        """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps together."""
+        """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps
+        together."""
         by_prompt: dict[str, list[ScoredRollout]] = {}
         for group in self.groups(*self.chosen):
             by_prompt.setdefault(group[0].rollout.problem_id, []).extend(group)
         return list(by_prompt.values())
 
     def measure(self, groups: Groups) -> dict[str, float]:
-        """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as collected)."""
+        """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as
+        collected)."""
         by_prompt = informativeness.prompts(groups)
         means = np.asarray(by_prompt["reward_mean"], np.float64)
         variances = np.asarray(by_prompt["reward_variance"], np.float64)
         scored = ~np.isnan(means)
-        pairs = [pairs_of(0, g[0].rollout.problem_id, 0, g, PAIRS, verifiable=self.verifiable) for g in groups]
+        pairs = [
+            pairs_of(0, g[0].rollout.problem_id, 0, g, PAIRS, verifiable=self.verifiable)
+            for g in groups
+        ]
         figures = {**informativeness.summary(groups), "pairs": float(sum(map(len, pairs)))}
         figures["reward_mean"] = figures["reward_std"] = math.nan
         if scored.any():
@@ -186,9 +213,11 @@ class Autopsy:
 
 
 def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = "boxed") -> Autopsy:
-    """Read the dumps of a run; paths and reward: as of `read_dump`. answers: how final answers are read in them.
+    """Read the dumps of a run; paths and reward: as of `read_dump`. answers: how final answers are
+    read in them.
 
-    Raises ValueError as that, and for a row that does not say its step or has no field for its reward.
+    Raises ValueError as that, and for a row that does not say its step or has no field for its
+    reward.
     """
     drawn: dict[int, dict[str, list[_Response]]] = {}
     contents: dict[int, set[tuple[str, str]]] = {}  # of each step, by which repeated ones are known
@@ -261,7 +290,9 @@ def _response(row: DumpRow, sample: int, answers: AnswerRule) -> _Response:
     stop = row.finish_reason or "stop"
     rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
     content = hash(text if ids is None or text is not None else ids.tobytes())
-    return _Response(rollout, str(content), row.reward, None if text is None else final_answer(text, answers))
+    return _Response(
+        rollout, str(content), row.reward, None if text is None else final_answer(text, answers)
+    )
 
 
 def _score(response: _Response, above: float | None) -> ScoredRollout:
@@ -272,12 +303,16 @@ def _score(response: _Response, above: float | None) -> ScoredRollout:
         verdict = Verdict.UNSCORABLE
     elif above is not None:
         verdict = Verdict.CORRECT if reward > above else Verdict.INCORRECT
-    return ScoredRollout(response.rollout, response.content, Score(reward, verdict, response.answer))
+    return ScoredRollout(
+        response.rollout, response.content, Score(reward, verdict, response.answer)
+    )
 
 
 def report(autopsy: Autopsy, name: str) -> Report:
     """Put together what the autopsy found. name: of the dump."""
-    what, measure = ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
+    what, measure = (
+        ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
+    )
     chosen = autopsy.collected()
     figures = autopsy.measure(chosen)
     steps = list(autopsy.steps)
@@ -285,7 +320,10 @@ def report(autopsy: Autopsy, name: str) -> Report:
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
     lines = {
         what: (steps, [of_step[measure] for of_step in autopsy.measures.values()]),
-        "share of mixed prompts": (steps, [of_step["frac_mixed"] for of_step in autopsy.measures.values()]),
+        "share of mixed prompts": (
+            steps,
+            [of_step["frac_mixed"] for of_step in autopsy.measures.values()],
+        ),
     }
     repeated = ", ".join(map(str, autopsy.repeated))
     parts = [
@@ -300,7 +338,8 @@ def report(autopsy: Autopsy, name: str) -> Report:
         name=name,
         eyebrow=f"G2D autopsy · {len(steps)} steps",
         headline=headline(autopsy),
-        warnings=[f"Steps with the rollouts of one before, which do not count: {repeated}"] * bool(repeated),
+        warnings=[f"Steps with the rollouts of one before, which do not count: {repeated}"]
+        * bool(repeated),
         sections=[Section("steps", "Steps", parts)],
     )
 
@@ -309,14 +348,25 @@ def headline(autopsy: Autopsy) -> str:
     """Say from which step on the run taught little, or that this cannot be told, and why."""
     fit = autopsy.bend
     if fit is None:
-        return f"Cannot tell from which step on it taught little: that takes {2 * EDGE + 1} steps, of several prompts."
-    taught = f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
+        return (
+            f"Cannot tell from which step on it taught little: that takes {2 * EDGE + 1} steps, "
+            "of several prompts."
+        )
+    taught = (
+        f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
+    )
     where = f"{fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
     if not autopsy.flat:
-        return f"Cannot tell from which step on it taught little: the curve bends most at step {where}; {taught}."
+        return (
+            "Cannot tell from which step on it taught little: the curve bends most at step "
+            f"{where}; {taught}."
+        )
     later = autopsy.groups(autopsy.checkpoint + 1, max(autopsy.steps))
     after = len(later) / sum(map(len, autopsy.steps.values()))
-    return f"It taught little from step {where} on: {taught}. {fmt.percent(after)} % of its groups were drawn after."
+    return (
+        f"It taught little from step {where} on: {taught}. {fmt.percent(after)} % of its groups "
+        "were drawn after."
+    )
 
 
 def _rate(autopsy: Autopsy, slope: Estimate) -> str:
@@ -343,7 +393,11 @@ def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
         if not autopsy.verifiable:
             row["reward"] = fmt.value(figures["reward_mean"])
         row["reward std"] = fmt.value(figures["reward_std"])
-        yield row | {head: written(figures[name]) for name, (head, written) in MEASURES.items() if name in SHOWN}
+        yield row | {
+            head: written(figures[name])
+            for name, (head, written) in MEASURES.items()
+            if name in SHOWN
+        }
 
 
 def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
@@ -359,12 +413,18 @@ def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
 
 
 def write_autopsy(
-    autopsy: Autopsy, content: Report, paths: Sequence[str], output: PathLike, reward: str | None, policy: str
+    autopsy: Autopsy,
+    content: Report,
+    paths: Sequence[str],
+    output: PathLike,
+    reward: str | None,
+    policy: str,
 ) -> list[str]:
-    """Write `FILES` into a folder and return their paths: the report, the chosen rollouts as they stand in the dumps,
-    and a config that makes pairs of them and trains on these from the policy.
+    """Write `FILES` into a folder and return their paths: the report, the chosen rollouts as they
+    stand in the dumps, and a config that makes pairs of them and trains on these from the policy.
 
-    policy: a folder, URL or hub id; "" leaves a line to fill in. Raises ValueError as `check_output`; OSError.
+    policy: a folder, URL or hub id; "" leaves a line to fill in. Raises ValueError as
+    `check_output`; OSError.
     """
     folder = check_output(output, FILES, "an autopsy")
     first, last = autopsy.chosen
@@ -372,7 +432,11 @@ def write_autopsy(
     lines = []
     for file in data_files(paths):
         for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True):
-            if row.step is not None and first <= row.step <= last and row.step not in autopsy.repeated:
+            if (
+                row.step is not None
+                and first <= row.step <= last
+                and row.step not in autopsy.repeated
+            ):
                 lines.append(f"{json.dumps(raw.values, default=str)}\n")
     write_bytes(rollouts, "".join(lines).encode())
     required = ["POLICY"]
@@ -393,4 +457,8 @@ def write_autopsy(
         column=reward,
     )
     write_bytes(config, text.encode())
-    return [*write(content, sheet(COLUMNS, _records(autopsy)), folder, "autopsy"), str(rollouts), str(config)]
+    return [
+        *write(content, sheet(COLUMNS, _records(autopsy)), folder, "autopsy"),
+        str(rollouts),
+        str(config),
+    ]

@@ -1,7 +1,8 @@
-"""Draw figures with matplotlib: inline SVG that a page's Content-Security-Policy allows, SVG and PDF files for papers.
+"""Draw figures with matplotlib: inline SVG that a page's Content-Security-Policy allows, SVG and
+PDF files for papers.
 
-The same numbers give the same bytes. Colours are names of the page's style sheet there, so they follow light and dark.
-Numbers that are not finite leave a gap and are counted under the figure.
+The same numbers give the same bytes. Colours are names of the page's style sheet there, so they
+follow light and dark. Numbers that are not finite leave a gap and are counted under the figure.
 """
 
 from __future__ import annotations
@@ -31,9 +32,18 @@ MAX_POINTS = 150
 """Points of a line; more are averaged in as many buckets, with a band from smallest to largest."""
 
 # Distinguishable for the colour-blind (after Okabe and Ito 2008); lines differ in their dashes too.
-COLOURS = {"#0b62a8": "s0", "#c8500a": "s1", "#0a7d5c": "s2", "#8b3f86": "s3", "#8a6d00": "s4", "#4f5b66": "s5"}
+COLOURS = {
+    "#0b62a8": "s0",
+    "#c8500a": "s1",
+    "#0a7d5c": "s2",
+    "#8b3f86": "s3",
+    "#8a6d00": "s4",
+    "#4f5b66": "s5",
+}
 INK, GRID = "#5c646c", "#e3e0da"
-_VARIABLES = {colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "soft", GRID: "line"}.items()}
+_VARIABLES = {
+    colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "soft", GRID: "line"}.items()
+}
 _DROPPED = {"svg": ("width", "height"), "g": ("id",)}
 _DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _STYLE: dict[Any, Any] = {
@@ -69,7 +79,8 @@ _STYLE: dict[Any, Any] = {
 
 
 class Point(NamedTuple):
-    """A point. low, high: the ends of its bar, NaN for none. label: written beside it where there is room."""
+    """A point. low, high: the ends of its bar, NaN for none. label: written beside it where there
+    is room."""
 
     x: float
     y: float
@@ -93,12 +104,15 @@ class Chart:
         buffer = io.BytesIO()
         with _styled():
             self.figure.savefig(
-                buffer, format=form, metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+                buffer,
+                format=form,
+                metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[form],
             )
         return buffer.getvalue()
 
     def inline(self) -> Markup:
-        """Write the SVG as part of a page: no style attributes and no styles, which its policy forbids."""
+        """Write the SVG as part of a page: no style attributes and no styles, which its policy
+        forbids."""
         root = ET.fromstring(self.file("svg"))
         for parent in list(root.iter()):
             for child in list(parent):
@@ -106,8 +120,12 @@ class Chart:
                     parent.remove(child)
         for node in root.iter():
             node.tag = node.tag.rpartition("}")[2]
-            style = dict(part.split(": ", 1) for part in node.attrib.pop("style", "").split("; ") if part)
-            attributes = {name.rpartition("}")[2]: value for name, value in {**node.attrib, **style}.items()}
+            style = dict(
+                part.split(": ", 1) for part in node.attrib.pop("style", "").split("; ") if part
+            )
+            attributes = {
+                name.rpartition("}")[2]: value for name, value in {**node.attrib, **style}.items()
+            }
             for name in ("font-family", "version", *_DROPPED.get(node.tag, ())):
                 attributes.pop(name, None)
             node.attrib = {name: _VARIABLES.get(value, value) for name, value in attributes.items()}
@@ -117,7 +135,8 @@ class Chart:
 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
-    """Drawing as it is here, whatever the user's matplotlibrc, without a word on letters that the font lacks."""
+    """Drawing as it is here, whatever the user's matplotlibrc, without a word on letters that the
+    font lacks."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         matplotlib.rcdefaults()
@@ -126,9 +145,15 @@ def _styled() -> Iterator[None]:
 
 
 def _axes(
-    columns: int = 1, *, height: float = 2.4, share: bool = True, left: float = 0.5, named: bool = False
+    columns: int = 1,
+    *,
+    height: float = 2.4,
+    share: bool = True,
+    left: float = 0.5,
+    named: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Make axes side by side. height, left margin: inches; named: with room for a name of the x axis.
+    """Make axes side by side. height, left margin: inches; named: with room for a name of the x
+    axis.
 
     Margins are fixed: to fit them to their texts would take as long as to draw all else.
     """
@@ -140,26 +165,37 @@ def _axes(
 
 
 def _look(i: int) -> dict[str, Any]:
-    return {"color": list(COLOURS)[i % len(COLOURS)], "linestyle": _DASHES[(i + i // len(COLOURS)) % len(_DASHES)]}
+    return {
+        "color": list(COLOURS)[i % len(COLOURS)],
+        "linestyle": _DASHES[(i + i // len(COLOURS)) % len(_DASHES)],
+    }
 
 
 def _drawable(values: ArrayLike) -> NDArray[np.float64]:
-    """NaN for what is not finite, and for what is so large that the length of an axis would not be."""
+    """NaN for what is not finite, and for what is so large that the length of an axis would not
+    be."""
     array = np.asarray(values, np.float64)
     with np.errstate(invalid="ignore"):
         return np.where(np.abs(array) < 1e300, array, np.nan)
 
 
 def _finish(figure: Figure, axes: Sequence[Axes], *, titled: bool = False) -> None:
-    """Name the series above the axes, where there are several, and leave room for that and for the axes' titles."""
-    handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    """Name the series above the axes, where there are several, and leave room for that and for the
+    axes' titles."""
+    handles = {
+        label: handle
+        for ax in axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
     lines = 0
     if len(handles) > 1:
         names = [_short(label, 60) for label in handles]
         columns = min(len(names), max(1, 72 // (max(map(len, names)) + 7)))
         lines = -(-len(names) // columns)
         box: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderpad": 0}
-        figure.legend(handles.values(), names, ncols=columns, columnspacing=1, labelspacing=0.3, **box)
+        figure.legend(
+            handles.values(), names, ncols=columns, columnspacing=1, labelspacing=0.3, **box
+        )
     figure.subplots_adjust(top=1 - (0.1 + 0.16 * lines + 0.2 * titled) / figure.get_figheight())
 
 
@@ -168,7 +204,13 @@ Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
 def curves(
-    name: str, title: str, panels: Mapping[str, Lines], *, share: bool = True, x_title: str = "", note: str = ""
+    name: str,
+    title: str,
+    panels: Mapping[str, Lines],
+    *,
+    share: bool = True,
+    x_title: str = "",
+    note: str = "",
 ) -> Chart | None:
     """Draw lines over steps, a panel a stage side by side; None if there is no finite value.
 
@@ -197,22 +239,37 @@ def curves(
                 band = values[panel, series][None]
                 if len(steps) >= 2 * MAX_POINTS:
                     steps, band = _thin(steps, band[0])
-                    ax.fill_between(steps, band[1], band[2], color=look["color"], alpha=0.16, linewidth=0)
-                ax.plot(steps, band[0], label=visible(series), marker="o" if len(steps) <= 30 else "", **look)
+                    ax.fill_between(
+                        steps, band[1], band[2], color=look["color"], alpha=0.16, linewidth=0
+                    )
+                ax.plot(
+                    steps,
+                    band[0],
+                    label=visible(series),
+                    marker="o" if len(steps) <= 30 else "",
+                    **look,
+                )
         _finish(figure, axes, titled=len(panels) > 1)
     longest = max(map(len, values.values()))
     notes = [note]
     if longest >= 2 * MAX_POINTS:
         points = round(longest / MAX_POINTS)
-        notes.append(f"Lines are means over about {points} points, bands their smallest and largest.")
+        notes.append(
+            f"Lines are means over about {points} points, bands their smallest and largest."
+        )
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
-    words = "; ".join(f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items())
+    words = "; ".join(
+        f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items()
+    )
     return Chart(name, title, words, " ".join(filter(None, notes)), figure)
 
 
-def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Average a line [N] in `MAX_POINTS` buckets: their steps, and mean, smallest and largest value [3, buckets]."""
+def _thin(
+    steps: NDArray[np.float64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Average a line [N] in `MAX_POINTS` buckets: their steps, and mean, smallest and largest value
+    [3, buckets]."""
     middles = np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)])
     band = np.full((3, MAX_POINTS), np.nan)
     for i, part in enumerate(np.array_split(values, MAX_POINTS)):
@@ -242,7 +299,8 @@ def points(
 ) -> Chart | None:
     """Draw points with their bars and labels over a square-root axis; None without a finite point.
 
-    On the axis points crowd less near zero, and lines, straight in the numbers as interpolation is, bend.
+    On the axis points crowd less near zero, and lines, straight in the numbers as interpolation is,
+    bend.
     joined: series that a line joins. written: numbers on the x axis as text.
     """
     drawn = {}
@@ -276,17 +334,27 @@ def points(
     return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
 
-def _draw_points(ax: Axes, label: str, points: Sequence[Point], look: dict[str, Any], *, joined: bool) -> None:
+def _draw_points(
+    ax: Axes, label: str, points: Sequence[Point], look: dict[str, Any], *, joined: bool
+) -> None:
     xs, ys, low, high = np.array([p[:4] for p in sorted(points)], np.float64).T.reshape(4, -1)
     ends = np.nan_to_num(np.abs([ys - low, high - ys]))
-    ax.errorbar(xs, ys, ends, fmt="o", color=look["color"], label="" if joined else label, elinewidth=1)
+    ax.errorbar(
+        xs, ys, ends, fmt="o", color=look["color"], label="" if joined else label, elinewidth=1
+    )
     if joined:
         place = np.linspace(0, len(xs) - 1, 12 * len(xs))
-        ax.plot(np.interp(place, range(len(xs)), xs), np.interp(place, range(len(xs)), ys), label=label, **look)
+        ax.plot(
+            np.interp(place, range(len(xs)), xs),
+            np.interp(place, range(len(xs)), ys),
+            label=label,
+            **look,
+        )
 
 
 def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
-    """Write labels in their colours above their points, or else below, but none that would cover one before."""
+    """Write labels in their colours above their points, or else below, but none that would cover
+    one before."""
     taken: list[NDArray[np.float64]] = []
     for p, colour in points:
         if not p.label:
@@ -294,17 +362,22 @@ def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
         place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
         for offset, align in ((4, "bottom"), (-4, "top")):
             written = place + np.array([0, 0.01 * offset])
-            if all((abs(written - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken):
+            if all(
+                (abs(written - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken
+            ):
                 taken.append(written)
                 look: dict[str, Any] = {"ha": "center", "va": align, "fontsize": 7, "color": colour}
-                ax.annotate(visible(p.label), (p.x, p.y), (0, offset), textcoords="offset points", **look)
+                ax.annotate(
+                    visible(p.label), (p.x, p.y), (0, offset), textcoords="offset points", **look
+                )
                 break
 
 
 def intervals(
     name: str, title: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = ""
 ) -> Chart | None:
-    """Draw a value with its interval for each name, one below the other; None without a finite value.
+    """Draw a value with its interval for each name, one below the other; None without a finite
+    value.
 
     rows: name, value, the interval's ends, NaN where none is known.
     """
@@ -313,15 +386,27 @@ def intervals(
         return None
     with _styled():
         names = [_short(visible(row[0])) for row in rows]
-        figure, (ax,) = _axes(height=0.5 + 0.26 * len(rows), left=0.2 + 0.065 * max(map(len, names)))
+        figure, (ax,) = _axes(
+            height=0.5 + 0.26 * len(rows), left=0.2 + 0.065 * max(map(len, names))
+        )
         ax.grid(axis="x")
         ax.grid(visible=False, axis="y")
         for i, (_, value, low, high) in enumerate(rows):
             ends = np.nan_to_num(np.abs([[value - low], [high - value]]))
-            ax.errorbar([value], [i], xerr=ends, fmt="o", color=list(COLOURS)[i % len(COLOURS)], elinewidth=1.4)
+            ax.errorbar(
+                [value],
+                [i],
+                xerr=ends,
+                fmt="o",
+                color=list(COLOURS)[i % len(COLOURS)],
+                elinewidth=1.4,
+            )
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.5, -0.5)
-    words = "; ".join(f"{row[0]}: {fmt.value(row[1])} ({fmt.value(row[2])} to {fmt.value(row[3])})" for row in rows)
+    words = "; ".join(
+        f"{row[0]}: {fmt.value(row[1])} ({fmt.value(row[2])} to {fmt.value(row[3])})"
+        for row in rows
+    )
     return Chart(name, title, words, note, figure)
 
 

@@ -17,7 +17,8 @@ Written = Callable[[float], str]
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float:
-    """Read the number at record[key][key]…, NaN if it is missing or no number. "NaN" and "Infinity" are read so."""
+    """Read the number at record[key][key]…, NaN if it is missing or no number. "NaN" and "Infinity"
+    are read so."""
     value: Any = record
     for key in keys:
         if not isinstance(value, Mapping):
@@ -36,7 +37,8 @@ LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
 
 
 def policy_name(policy: Mapping[str, Any]) -> str:
-    """Name a policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has no other label."""
+    """Name a policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has
+    no other label."""
     name = str(policy.get("name", ""))
     label = str(policy.get("label") or name)
     if label == name:
@@ -92,7 +94,8 @@ def percents(value: Interval) -> tuple[float, float, float]:
 
 
 def interval(value: Interval | None, sign: str = "") -> str:
-    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; without one where it is not known.
+    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; without one where it is not
+    known.
 
     sign: "+" for a difference in points.
     """
@@ -120,7 +123,8 @@ def count(value: float) -> str:
 
 
 def quantity(value: float) -> str:
-    """Format a number in three digits and a prefix, "12.3 M"; whole numbers below 1,000 as they are."""
+    """Format a number in three digits and a prefix, "12.3 M"; whole numbers below 1,000 as they
+    are."""
     if not math.isfinite(value):
         return UNKNOWN
     for prefix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

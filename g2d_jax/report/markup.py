@@ -1,7 +1,8 @@
-"""Escape text: what a model, a data set or a config wrote goes through `shown`, or in attributes `visible`.
+"""Escape text: what a model, a data set or a config wrote goes through `shown`, or in attributes
+`visible`.
 
-Two fences: jinja2 escapes all that is not Markup, and the page's Content-Security-Policy forbids scripts, requests and
-any style but the page's own, should that ever fail.
+Two fences: jinja2 escapes all that is not Markup, and the page's Content-Security-Policy forbids
+scripts, requests and any style but the page's own, should that ever fail.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import unicodedata
 
 from markupsafe import Markup, escape
 
-_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
+_INVISIBLE = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Co",
+    "Cn",
+    "Zl",
+    "Zp",
+}  # control, format (text direction), surrogates, separators
 
 
 def _invisible(text: str) -> dict[str, str | int | None]:
-    r"""Map each character of a text that is invisible or steers its direction to its escape, such as \u202e."""
+    r"""Map each character of a text that is invisible or steers its direction to its escape, such
+    as \u202e."""
     chars = sorted(set(text) - {*"\n\t"})
-    return {c: c.encode("unicode_escape").decode("ascii") for c in chars if unicodedata.category(c) in _INVISIBLE}
+    return {
+        c: c.encode("unicode_escape").decode("ascii")
+        for c in chars
+        if unicodedata.category(c) in _INVISIBLE
+    }
 
 
 def visible(text: str) -> str:
@@ -38,7 +52,9 @@ def shorten(text: str, limit: int) -> str:
     extra = len(text) - limit
     if extra <= 0:
         return text
-    return f"{text[: limit // 2]}\n[… {extra:,} characters left out …]\n{text[limit // 2 + extra :]}"
+    return (
+        f"{text[: limit // 2]}\n[… {extra:,} characters left out …]\n{text[limit // 2 + extra :]}"
+    )
 
 
 def on_one_line(text: str, limit: int) -> str:

@@ -1,7 +1,8 @@
-"""A report as sections, and the files made of them: a page, Markdown without what only a page can show, and figures.
+"""A report as sections, and the files made of them: a page, Markdown without what only a page can
+show, and figures.
 
-The page is one file without requests, to be opened anywhere and sent to anyone. Its only script filters what is on it
-(filter.js); the Content-Security-Policy allows its bytes and no others.
+The page is one file without requests, to be opened anywhere and sent to anyone. Its only script
+filters what is on it (filter.js); the Content-Security-Policy allows its bytes and no others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from g2d_jax.report.tokens import LEVELS
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
 from g2d_jax.workdir import absolute
 
-STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js"))
+STYLE, SCRIPT = (
+    Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js")
+)
 BUDGET = 3_000_000
 """Characters of markup that one list may have: rows that do not fit are left out and counted."""
 
@@ -62,7 +65,8 @@ Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
 
 
 class Section(NamedTuple):
-    """A part of a report; left out if nothing but notes is in it. name: its anchor. None among parts is left out."""
+    """A part of a report; left out if nothing but notes is in it. name: its anchor. None among
+    parts is left out."""
 
     name: str
     title: str
@@ -101,7 +105,8 @@ def _has_content(part: Part) -> bool:
 
 
 def _kind(part: Part) -> str:
-    """Return the name that templates know it by: "note", "table", "chart", "listing", "code", "fold"."""
+    """Return the name that templates know it by: "note", "table", "chart", "listing", "code",
+    "fold"."""
     return type(part).__name__.lower()
 
 
@@ -115,7 +120,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(shown=shown, visible=visible, on_one_line=on_one_line, shorten=shorten)
+    environment.filters.update(
+        shown=shown, visible=visible, on_one_line=on_one_line, shorten=shorten
+    )
     environment.filters.update(fitting=_fitting, grouped=_grouped, kind=_kind)
     return environment
 
@@ -139,13 +146,21 @@ def _fitting(listing: Listing) -> list[Markup]:
 def html(report: Report) -> str:
     """Write the page. The script stands on it only where there is a list to filter."""
     shown = itertools.chain.from_iterable(section.shown for section in report.sections)
-    policy = f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
     script = ""
     if any(isinstance(part, Listing) for part in shown):
         script = SCRIPT
         policy += f"; script-src {_digest(script)}"
     template = _environment().get_template("page.html.j2")
-    fixed = {"style": Markup(STYLE), "script": Markup(script), "policy": Markup(policy), "levels": LEVELS}
+    fixed = {
+        "style": Markup(STYLE),
+        "script": Markup(script),
+        "policy": Markup(policy),
+        "levels": LEVELS,
+    }
     return template.render(report=report, **fixed)
 
 
@@ -162,7 +177,9 @@ def text(report: Report) -> str:
         parts = [part for part in section.shown if isinstance(part, Note | Table)]
         if any(isinstance(part, Table) for part in parts):
             lines.append(f"## {one_line(section.title)}")
-            lines += [one_line(part.text) if isinstance(part, Note) else markdown(part) for part in parts]
+            lines += [
+                one_line(part.text) if isinstance(part, Note) else markdown(part) for part in parts
+            ]
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
@@ -178,14 +195,20 @@ def check_output(output: PathLike, files: Sequence[str], what: str) -> epath.Pat
         raise ValueError(f"{folder} is a file: give --output a folder")
     others = sorted(child.name for child in folder.iterdir() if child.name not in files)
     if others:
-        raise ValueError(f"{folder} holds other things than {what} ({others[0]}): choose another --output")
+        raise ValueError(
+            f"{folder} holds other things than {what} ({others[0]}): choose another --output"
+        )
     return folder
 
 
-def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:
-    """Write NAME.html, NAME.md and NAME.csv into a folder, whose paths are returned, and figures/NAME-….svg and .pdf.
+def write(
+    report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True
+) -> list[str]:
+    """Write NAME.html, NAME.md and NAME.csv into a folder, whose paths are returned, and
+    figures/NAME-….svg and .pdf.
 
-    The figures, but for those that are folded, are for papers. The same report gives the same bytes. Raises OSError.
+    The figures, but for those that are folded, are for papers. The same report gives the same
+    bytes. Raises OSError.
     """
     paths = []
     for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():

@@ -27,9 +27,11 @@ from g2d_jax.study import frontier, stats
 
 
 class Difference(NamedTuple):
-    """after - before in accuracy of two policies, with its standard error and interval over another draw of problems.
+    """after - before in accuracy of two policies, with its standard error and interval over another
+    draw of problems.
 
-    Another seed of training is not in them: they are of these two policies, and not of how they were trained. better,
+    Another seed of training is not in them: they are of these two policies, and not of how they
+    were trained. better,
     equal, worse: on how many of the problems `after` is that.
     """
 
@@ -53,11 +55,16 @@ def compare(before: Row, after: Row) -> Difference:
 
 
 def difference(row: Row, other: Row) -> frontier.Interval | None:
-    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the problems in common."""
+    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the
+    problems in common."""
     if row.ids != other.ids:
         return None
     there = dict(zip(other.seeds, other.accuracies, strict=True))
-    pairs = [values - there[seed] for seed, values in zip(row.seeds, row.accuracies, strict=True) if seed in there]
+    pairs = [
+        values - there[seed]
+        for seed, values in zip(row.seeds, row.accuracies, strict=True)
+        if seed in there
+    ]
     return mean_change(pairs)
 
 
@@ -65,7 +72,8 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
 def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Interval | None:
     """Compute what offline training is worth against a baseline that spent as much, seed by seed.
 
-    The baseline's accuracy is interpolated at the row's cost. None where no seed's cost is within its baseline's.
+    The baseline's accuracy is interpolated at the row's cost. None where no seed's cost is within
+    its baseline's.
     """
     if baseline.rows[0].ids != row.ids:
         return None
@@ -81,11 +89,14 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
 
 
 def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
-    """Give one seed's costs [K], ascending, and accuracies [K, N]; None if it has fewer than two points."""
+    """Give one seed's costs [K], ascending, and accuracies [K, N]; None if it has fewer than two
+    points."""
     points: list[tuple[float, Array]] = []
     for row in group.rows:
         of_seeds = zip(row.policies, row.seeds, row.accuracies, strict=True)
-        points += [(policy.costs[measure], values) for policy, other, values in of_seeds if other == seed]
+        points += [
+            (policy.costs[measure], values) for policy, other, values in of_seeds if other == seed
+        ]
     if len(points) < 2:
         return None
     points.sort(key=lambda point: point[0])
@@ -96,7 +107,8 @@ def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows to choose among: those that have every seed that any of them has, all evaluated on dev.
+    """Return the rows to choose among: those that have every seed that any of them has, all
+    evaluated on dev.
 
     A row of fewer seeds may be best because its seeds are.
     """
@@ -111,10 +123,11 @@ def chosen(rows: Iterable[Row]) -> Row | None:
 
 
 def best_at(study: Study, row: Row) -> Group | None:
-    """Return the baseline that is best on dev at a row's FLOPs, its mean over seeds between its `comparable` points.
+    """Return the baseline that is best on dev at a row's FLOPs, its mean over seeds between its
+    `comparable` points.
 
-    So its learning rate is chosen for each budget without the test split. None where none reaches them, or dev was
-    not evaluated; where there is but one baseline it is that one.
+    So its learning rate is chosen for each budget without the test split. None where none reaches
+    them, or dev was not evaluated; where there is but one baseline it is that one.
     """
     baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
     if len(baselines) == 1:
@@ -139,19 +152,23 @@ def swept_rows(study: Study) -> list[Row]:
 def reference(study: Study, group: Group, row: Row) -> Row | None:
     """Return the row that another is compared with in points, None for none.
 
-    For a warm-up that stopped by itself it is the swept K that is best on dev, for online training the arm whose
-    sampling policy is never refreshed, else the first setting of the same arm at the same K.
+    For a warm-up that stopped by itself it is the swept K that is best on dev, for online training
+    the arm whose sampling policy is never refreshed, else the first setting of the same arm at the
+    same K.
     """
     if group.stops:
         return chosen(swept_rows(study))
     if not group.is_offline:
-        return next((other for _, other in spectrum(study) if sync_every(other.policies[0]) == 0), None)
+        return next(
+            (other for _, other in spectrum(study) if sync_every(other.policies[0]) == 0), None
+        )
     same_arm = rows_of(other for other in study.offline if other.arm == group.arm)
     return next(other for other in same_arm if other.k == row.k)
 
 
 def sync_every(policy: Policy) -> int:
-    """Count the updates of online training between two synchronisations of the sampling policy; 0 is never."""
+    """Count the updates of online training between two synchronisations of the sampling policy; 0
+    is never."""
     return int(policy.section.get("sync_every", 1))
 
 
@@ -161,19 +178,24 @@ def loss_of(policy: Policy) -> str:
 
 
 def spectrum(study: Study) -> list[tuple[Group, Row]]:
-    """List arms of online training from offline (s = ∞) to s = 1, other losses after the one with the most s.
+    """List arms of online training from offline (s = ∞) to s = 1, other losses after the one with
+    the most s.
 
-    [] if all have the same s and loss: the study is about something else. The range is that of "Bridging Offline and
-    Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
+    [] if all have the same s and loss: the study is about something else. The range is that of
+    "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
     """
-    arms = [(group, row) for group, row in grouped_rows(study.groups) if row.policies[0].kind == ONLINE]
+    arms = [
+        (group, row) for group, row in grouped_rows(study.groups) if row.policies[0].kind == ONLINE
+    ]
     spans: dict[str, set[float]] = {}
     for _, row in arms:
         spans.setdefault(loss_of(row.policies[0]), set()).add(_interval(row))
     if sum(map(len, spans.values())) <= 1:
         return []
     losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
-    return sorted(arms, key=lambda arm: (losses.index(loss_of(arm[1].policies[0])), -_interval(arm[1])))
+    return sorted(
+        arms, key=lambda arm: (losses.index(loss_of(arm[1].policies[0])), -_interval(arm[1]))
+    )
 
 
 def _interval(row: Row) -> float:
@@ -181,7 +203,8 @@ def _interval(row: Row) -> float:
 
 
 def start_of(rows: Sequence[Row]) -> Row | None:
-    """Return the policy that all rows were trained from, where it is one for each seed and was evaluated on test."""
+    """Return the policy that all rows were trained from, where it is one for each seed and was
+    evaluated on test."""
     starts: dict[int, Policy] = {}
     for policy in policies_of(rows):
         start = policy.parent
@@ -199,6 +222,7 @@ def start_of(rows: Sequence[Row]) -> Row | None:
 
 
 def _made(policy: Policy) -> tuple[str, str]:
-    """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has none."""
+    """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has
+    none."""
     stage = policy.run.stages.get(own_stage(policy.name))
     return policy.name, str(stage.folder if stage else "")

@@ -1,6 +1,8 @@
-"""Read what runs and studies left on disk into records: runs, their policies, and rows of policies that differ in seed.
+"""Read what runs and studies left on disk into records: runs, their policies, and rows of policies
+that differ in seed.
 
-Run ─► Policy ─► Row, its seeds ─► Group, its K ─► Study, of a directory's points or of runs side by side
+Run ─► Policy ─► Row, its seeds ─► Group, its K ─► Study, of a directory's points or of runs side by
+side
 """
 
 from __future__ import annotations
@@ -37,12 +39,18 @@ if TYPE_CHECKING:
     import pandas as pd  # takes half a second, which `g2d status` need not wait for
 
 Array = NDArray[np.float64]
-ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "best_checkpoint", "collect", "evaluate"
+ONLINE = "online"
+OFFLINE = "offline"
+SELECT = "best_checkpoint"
+COLLECT = "collect"
+EVALUATE = "evaluate"
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
 
 
-def read_parquet(file: epath.Path, columns: Sequence[str], problems: Collection[str] | None = None) -> pa.Table:
+def read_parquet(
+    file: epath.Path, columns: Sequence[str], problems: Collection[str] | None = None
+) -> pa.Table:
     """Read columns of a Parquet file; problems: ids of those whose rows are wanted, None for all.
 
     Raises FileNotFoundError, and ValueError naming the file if it is damaged or lacks a column.
@@ -50,22 +58,31 @@ def read_parquet(file: epath.Path, columns: Sequence[str], problems: Collection[
     source = pa.BufferReader(read_bytes(file))
     chosen = None if problems is None else [("problem_id", "in", sorted(problems) or [""])]
     try:
-        table = pq.read_table(source, columns=list(columns), filters=chosen, page_checksum_verification=True)
+        table = pq.read_table(
+            source, columns=list(columns), filters=chosen, page_checksum_verification=True
+        )
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{file} is damaged or not a part written here: {error}") from error
     if missing := [name for name in columns if name not in table.column_names]:
-        raise ValueError(f"{file} is damaged or not a part written here: it has no column {', '.join(missing)}")
+        raise ValueError(
+            f"{file} is damaged or not a part written here: it has no column {', '.join(missing)}"
+        )
     return table
 
 
 def read_answers(file: epath.Path) -> pd.DataFrame:
-    """Read the correctness matrix of a file of rollouts, problem ids ascending by samples: 1, 0, NaN not scored.
+    """Read the correctness matrix of a file of rollouts, problem ids ascending by samples: 1, 0,
+    NaN not scored.
 
     Raises as `read_parquet`.
     """
     frame = read_parquet(file, ["problem_id", "verdict"]).to_pandas()
-    frame["correct"] = frame["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict}).astype(np.float64)
+    frame["correct"] = (
+        frame["verdict"]
+        .map({verdict.value: verdict.accuracy for verdict in Verdict})
+        .astype(np.float64)
+    )
     frame["sample"] = frame.groupby("problem_id").cumcount()
     return frame.pivot(index="problem_id", columns="sample", values="correct").sort_index()
 
@@ -80,7 +97,8 @@ def read_optional(path: epath.Path) -> Any:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's folder. section: its config, {} if unknown. manifest: {} if it is not finished."""
+    """One stage's folder. section: its config, {} if unknown. manifest: {} if it is not
+    finished."""
 
     folder: epath.Path
     name: str
@@ -112,7 +130,8 @@ class Stage:
         return sorted(folder.glob("*.parquet")) if folder.exists() else []
 
     def json(self, name: str) -> Any:
-        """Read a JSON file of the stage, {} if there is none; raises ValueError if it is damaged."""
+        """Read a JSON file of the stage, {} if there is none; raises ValueError if it is
+        damaged."""
         return read_optional(self.folder / name)
 
     @property
@@ -122,15 +141,18 @@ class Stage:
 
     @cached_property
     def problems(self) -> dict[str, Mapping[str, Any]]:
-        """The problems of an evaluate stage by id, from its problems.json: {"id", "prompt", "answer", "subset"}."""
+        """The problems of an evaluate stage by id, from its problems.json: {"id", "prompt",
+        "answer", "subset"}."""
         return {str(row["id"]): row for row in self.json("problems.json")}
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A work directory, or a study's point, finished or not. stages: those that have begun, in order.
+    """A work directory, or a study's point, finished or not. stages: those that have begun, in
+    order.
 
-    answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for `Policy.costs`.
+    answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for
+    `Policy.costs`.
     left_out: what is wrong with manifests that were read as if they were not there.
     """
 
@@ -151,7 +173,10 @@ class Run:
         """The config's seed, 0 if it has none. Raises ValueError for what is no whole number."""
         seed = self.config.get("seed", 0)
         if type(seed) is not int:
-            raise ValueError(f"{self.workdir / 'config.json'} is damaged: its seed is {seed!r:.50}, no whole number")
+            raise ValueError(
+                f"{self.workdir / 'config.json'} is damaged: its seed is {seed!r:.50}, no whole "
+                "number"
+            )
         return seed
 
     @property
@@ -167,7 +192,9 @@ class Run:
     @property
     def evaluations(self) -> list[Stage]:
         """The finished evaluate stages, in order; the last one is the result."""
-        return [stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest]
+        return [
+            stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest
+        ]
 
     @property
     def latest(self) -> Manifest | None:
@@ -203,13 +230,15 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process works on it now: in its folder, or of a study's point in that of a stage."""
+        """Whether a process works on it now: in its folder, or of a study's point in that of a
+        stage."""
         unfinished = [stage.folder for stage in self.stages.values() if not stage.manifest]
         return any(map(holder, [self.workdir, *unfinished]))
 
     @property
     def warnings(self) -> list[str]:
-        """List what the stages warned of, in their order: as manifests have it; of one under way, as it was logged.
+        """List what the stages warned of, in their order: as manifests have it; of one under way,
+        as it was logged.
 
         Before that come the reference answers that the verifier cannot read, after it `damage`.
         """
@@ -218,7 +247,9 @@ class Run:
             texts += [str(entry["text"]) for entry in manifest.get("unreadable", ())]
         texts = list(dict.fromkeys(texts))
         for stage in self.stages.values():
-            texts += [str(warning["text"]) for warning in self._warnings_of(stage) if "text" in warning]
+            texts += [
+                str(warning["text"]) for warning in self._warnings_of(stage) if "text" in warning
+            ]
         return texts + self.damage
 
     def _warnings_of(self, stage: Stage) -> Sequence[Mapping[str, Any]]:
@@ -235,9 +266,11 @@ def read_run(
     *,
     lenient: bool = False,
 ) -> Run:
-    """Read config and manifests; all else is read when it is asked for. What is not written yet is empty.
+    """Read config and manifests; all else is read when it is asked for. What is not written yet is
+    empty.
 
-    answers: `Run.answers`, shared by the points of a study, which share evaluations. rates: `Run.rates`.
+    answers: `Run.answers`, shared by the points of a study, which share evaluations. rates:
+    `Run.rates`.
     lenient: read a damaged manifest as if its stage had not finished, see `Run.left_out`.
     Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
     """
@@ -276,9 +309,11 @@ class Policy:
 
     @cached_property
     def chain(self) -> list[str]:
-        """Itself, what it was trained from, or chosen from, and so on down to the first that neither made.
+        """Itself, what it was trained from, or chosen from, and so on down to the first that
+        neither made.
 
-        Unlike `accounting.behind` without what its pairs were made from, which may be of other policies.
+        Unlike `accounting.behind` without what its pairs were made from, which may be of other
+        policies.
         """
         names = [self.name]
         for _ in self.run.sections:  # a config that goes in a circle ends too
@@ -311,7 +346,8 @@ class Policy:
 
     @property
     def parent(self) -> Policy | None:
-        """The policy its training started from; None of one that online or offline training did not make."""
+        """The policy its training started from; None of one that online or offline training did not
+        make."""
         if self.kind not in (ONLINE, OFFLINE):
             return None
         return Policy(self.run, self.chain[self._trained + 1])
@@ -336,7 +372,8 @@ class Policy:
 
     @property
     def is_single_warmup(self) -> bool:
-        """Whether offline training made it of the cold policy, or of one that online training alone made of that."""
+        """Whether offline training made it of the cold policy, or of one that online training alone
+        made of that."""
         kinds = [self._section(policy)["kind"] for policy in self.chain[self._trained + 1 : -1]]
         return self.kind == OFFLINE and [kind for kind in kinds if kind != SELECT] in ([], [ONLINE])
 
@@ -353,19 +390,23 @@ class Policy:
 
     @property
     def stop(self) -> Manifest:
-        """Why the last online stage ended, of one that may end by itself (a manifest's "stop"); {} of any other."""
+        """Why the last online stage ended, of one that may end by itself (a manifest's "stop"); {}
+        of any other."""
         if not self.online or self._section(self.online[0]).get("stop", "steps") == "steps":
             return {}
         return self._manifest(self.online[0]).get("stop", {})
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """The cost of making it by measure, supervised fine-tuning left out: it is the same for all.
+        """The cost of making it by measure, supervised fine-tuning left out: it is the same for
+        all.
 
         "hours": those that its tokens would take elsewhere, where the run has `Run.rates`.
         """
         run = self.run
-        costs = accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
+        costs = accounting.cost_of(
+            self.name, run.sections, run.manifests, price_per_device_hour=run.price
+        )
         if run.rates is None:
             return costs
         spent = accounting.costs_by_stage(self.name, run.sections, run.manifests)
@@ -382,7 +423,8 @@ class Policy:
         return stage.policies[self.name] if stage else {}
 
     def answers(self, split: str) -> pd.DataFrame | None:
-        """Read its answers on a split with `Run.answers`; None if it was not evaluated there or they are gone."""
+        """Read its answers on a split with `Run.answers`; None if it was not evaluated there or
+        they are gone."""
         stage = self.evaluation(split)
         if stage is None or not stage.rollouts_file(self.name).exists():
             return None
@@ -390,7 +432,8 @@ class Policy:
 
     @cached_property
     def gain(self) -> Array | None:
-        """The accuracy that its training added on each test problem [N]; None if that is not known."""
+        """The accuracy that its training added on each test problem [N]; None if that is not
+        known."""
         if self.parent is None:
             return None
         before = self.parent.answers("test")
@@ -405,13 +448,15 @@ class Policy:
         return math.nan if self.gain is None else float(np.nanmean(self.gain))
 
     def measure(self, kind: str, *keys: str) -> float:
-        """Read a number in `pairs_manifest` (kind "collect") or the manifest of the stage that trained it, else NaN."""
+        """Read a number in `pairs_manifest` (kind "collect") or the manifest of the stage that
+        trained it, else NaN."""
         return number(self.pairs_manifest if kind == COLLECT else self.manifest, *keys)
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Policies that differ in their seed alone, on the same problems. k: steps where points of a study vary them.
+    """Policies that differ in their seed alone, on the same problems. k: steps where points of a
+    study vary them.
 
     answers: of each policy, as `read_answers` has them, to the same problems of a split.
     """
@@ -467,10 +512,15 @@ class Row:
 
     @cached_property
     def gain(self) -> frontier.Interval | None:
-        """The accuracy that the last training added, paired by seed and problem; None if that is not known."""
+        """The accuracy that the last training added, paired by seed and problem; None if that is
+        not known."""
         if self.split != "test":  # `Policy.gain` is of test problems
             return None
-        gains = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
+        gains = [
+            gain
+            for policy in self.policies
+            if (gain := policy.gain) is not None and len(gain) == len(self.ids)
+        ]
         return mean_change(gains)
 
     @cached_property
@@ -497,7 +547,10 @@ class Group:
     @property
     def setting(self) -> str:
         """The settings that vary, for readers: "learning rate 0.0001"."""
-        return ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {text}" for name, text in self.values.items())
+        return ", ".join(
+            f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
+            for name, text in self.values.items()
+        )
 
     @property
     def name(self) -> str:
@@ -520,17 +573,25 @@ class Group:
         return any(policy.stop for policy in self.policies)
 
     def goes_on_from(self, other: Group) -> bool:
-        """Whether a policy has the same online training behind it, and was tested on the same problems."""
-        return not self._warmups.isdisjoint(other._warmups) and self.rows[0].ids == other.rows[0].ids
+        """Whether a policy has the same online training behind it, and was tested on the same
+        problems."""
+        return (
+            not self._warmups.isdisjoint(other._warmups) and self.rows[0].ids == other.rows[0].ids
+        )
 
     @property
     def _warmups(self) -> set[epath.Path]:
         """The folders of the last stages of online training behind its policies."""
-        return {policy.run.stages[own_stage(policy.online[0])].folder for policy in self.policies if policy.online}
+        return {
+            policy.run.stages[own_stage(policy.online[0])].folder
+            for policy in self.policies
+            if policy.online
+        }
 
 
 def mean_change(changes: Sequence[Array]) -> frontier.Interval | None:
-    """Average the differences in accuracy of seeds, each [N], with their interval; None without a seed."""
+    """Average the differences in accuracy of seeds, each [N], with their interval; None without a
+    seed."""
     return frontier.mean_interval(np.stack(changes), limits=(-1, 1)) if changes else None
 
 
@@ -556,7 +617,8 @@ def seeds_of(rows: Iterable[Row]) -> set[int]:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A run that is compared with others. mark: A, B, … label: its folder's name, or its path where another has that.
+    """A run that is compared with others. mark: A, B, … label: its folder's name, or its path where
+    another has that.
 
     stage: the evaluation that takes part.
     """
@@ -570,8 +632,14 @@ class Side:
     def sampling(self) -> dict[str, Any]:
         """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
         result = self.stage.manifest.get("result", {})
-        values = {**result.get("sampling", {}), "split": self.stage.split, "num_generations": result.get("samples")}
-        values["stop"] = list(values.get("stop") or ())  # evaluations of earlier versions had no such setting
+        values = {
+            **result.get("sampling", {}),
+            "split": self.stage.split,
+            "num_generations": result.get("samples"),
+        }
+        values["stop"] = list(
+            values.get("stop") or ()
+        )  # evaluations of earlier versions had no such setting
         return {name: values.get(name) for name in ("split", *SAMPLING)}
 
     @property
@@ -583,17 +651,22 @@ class Side:
         """Where a policy's completions are. Raises ValueError if they are gone."""
         file = self.stage.rollouts_file(policy)
         if not file.exists():
-            raise ValueError(f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be compared")
+            raise ValueError(
+                f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be "
+                "compared"
+            )
         return file
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study's directory, or runs side by side. left_out: label of a point -> why it is in no group.
+    """A study's directory, or runs side by side. left_out: label of a point -> why it is in no
+    group.
 
-    warmups: online training alone, as points that end offline evaluated it on their way, where no point is about it.
-    sides: of a study whose arms are runs, these; each policy of a run is a group of one row. warnings: why their
-    accuracies may not be comparable.
+    warmups: online training alone, as points that end offline evaluated it on their way, where no
+    point is about it.
+    sides: of a study whose arms are runs, these; each policy of a run is a group of one row.
+    warnings: why their accuracies may not be comparable.
     """
 
     workdir: epath.Path
@@ -613,7 +686,8 @@ class Study:
 
     @property
     def problems(self) -> list[str]:
-        """The ids of the problems of the first row: of runs side by side those that are common to all."""
+        """The ids of the problems of the first row: of runs side by side those that are common to
+        all."""
         return self.rows[0].ids if self.rows else []
 
     @property
@@ -625,7 +699,9 @@ class Study:
     def last(self) -> list[Row]:
         """The rows that are the last policies of runs side by side."""
         last = {side.run.workdir: side.last for side in self.sides}
-        return [row for row in self.rows if row.policies[0].name == last[row.policies[0].run.workdir]]
+        return [
+            row for row in self.rows if row.policies[0].name == last[row.policies[0].run.workdir]
+        ]
 
     @property
     def policies(self) -> list[Policy]:
@@ -666,18 +742,24 @@ WARMUP = "warm-up (GRPO goes on)"
 def studies(workdir: PathLike) -> list[str]:
     """List the names of the studies in a directory, [] if it is none of studies."""
     folder = absolute(workdir) / PLANS
-    return sorted(path.stem for path in folder.iterdir() if path.suffix == ".json") if folder.exists() else []
+    return (
+        sorted(path.stem for path in folder.iterdir() if path.suffix == ".json")
+        if folder.exists()
+        else []
+    )
 
 
 def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Study:
     """Read a study, finished or not. rates: those at which its tokens are priced.
 
-    Raises ValueError if the directory has none of that name, a file is damaged, or points that differ in their seed
-    alone were tested on different problems.
+    Raises ValueError if the directory has none of that name, a file is damaged, or points that
+    differ in their seed alone were tested on different problems.
     """
     root = absolute(workdir)
     if name not in studies(root):
-        raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}")
+        raise ValueError(
+            f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}"
+        )
     plan = read_json(root / PLANS / f"{name}.json")
     answers = functools.cache(read_answers)
     left_out = {}
@@ -697,11 +779,16 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
 
 
 def _last_evaluated(run: Run) -> Policy | None:
-    """Return the policy a point is about; None until its evaluations, and all they rest on, are finished.
+    """Return the policy a point is about; None until its evaluations, and all they rest on, are
+    finished.
 
     So points of K = 0 do not wait for a warm-up.
     """
-    evaluated = {name: section["policies"] for name, section in run.sections.items() if section["kind"] == EVALUATE}
+    evaluated = {
+        name: section["policies"]
+        for name, section in run.sections.items()
+        if section["kind"] == EVALUATE
+    }
     needed = set(evaluated)
     for policy in itertools.chain.from_iterable(evaluated.values()):
         needed.update(accounting.behind(policy, run.sections))
@@ -716,7 +803,9 @@ def _is_steps(field: str, run: Run) -> bool:
     return name == "steps" and run.sections.get(section, {}).get("kind") == ONLINE
 
 
-def _group(arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Sequence[Policy]]) -> Group:
+def _group(
+    arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Sequence[Policy]]
+) -> Group:
     group = Group(arm, values, [])
     for k in sorted(by_steps, key=lambda k: -1 if k is None else k):
         seeds = by_steps[k]
@@ -728,12 +817,15 @@ def _group(arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Se
 
 
 def _same_problems(seeds: Sequence[Policy]) -> list[pd.DataFrame]:
-    """Read the test answers of policies. Raises ValueError where they are gone, or not to the same problems."""
+    """Read the test answers of policies. Raises ValueError where they are gone, or not to the same
+    problems."""
     answers = []
     for policy in seeds:
         own = policy.answers("test")
         if own is None:
-            raise ValueError(f"{policy.run.workdir} has no test completions of {policy.name!r} any more")
+            raise ValueError(
+                f"{policy.run.workdir} has no test completions of {policy.name!r} any more"
+            )
         answers.append(own)
         if not own.index.equals(answers[0].index):
             names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
@@ -742,7 +834,8 @@ def _same_problems(seeds: Sequence[Policy]) -> list[pd.DataFrame]:
 
 
 def _warmups(groups: Sequence[Group]) -> list[Group]:
-    """Make groups of online training alone, of warm-ups that points evaluated, unless a group is about just that."""
+    """Make groups of online training alone, of warm-ups that points evaluated, unless a group is
+    about just that."""
     alone = [group for group in groups if not group.is_offline]
     families: list[list[Group]] = []
     for group in groups:
@@ -760,7 +853,8 @@ def _warmups(groups: Sequence[Group]) -> list[Group]:
 
 
 def _warmup(family: Sequence[Group], *, several: bool) -> Group:
-    """Add to groups with one warm-up a group of online training: K = 0 is the policy that it starts from."""
+    """Add to groups with one warm-up a group of online training: K = 0 is the policy that it starts
+    from."""
     shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
     values = dict(item for item in family[0].values.items() if item in shared)
     arm = WARMUP
@@ -775,14 +869,19 @@ def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     return _group(arm, values, {k: list(by_seed.values()) for k, by_seed in by_steps.items()})
 
 
-def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", *, policies: str = "ends") -> Study:
-    """Read runs, or points of a study, as a study whose arms they are, on the problems that all of them answered.
+def read_comparison(
+    workdirs: Sequence[PathLike], output: PathLike = "compare", *, policies: str = "ends"
+) -> Study:
+    """Read runs, or points of a study, as a study whose arms they are, on the problems that all of
+    them answered.
 
-    Problems are those of the same id, which is a hash of their text. output: the directory of the study that is made.
-    policies: "ends" for each run's first and last one, "all". Of each run its last finished evaluation counts: of the
-    first run whichever that is, of the others the last on the same split if there is one. Raises ValueError for fewer
-    than two runs, one given twice, a folder that is no run, a run without a finished evaluation or without its
-    completions, and where no problem is common.
+    Problems are those of the same id, which is a hash of their text. output: the directory of the
+    study that is made.
+    policies: "ends" for each run's first and last one, "all". Of each run its last finished
+    evaluation counts: of the first run whichever that is, of the others the last on the same split
+    if there is one. Raises ValueError for fewer than two runs, one given twice, a folder that is no
+    run, a run without a finished evaluation or without its completions, and where no problem is
+    common.
     """
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
@@ -804,22 +903,29 @@ def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", 
     answers = [side.run.answers(side.file(name)) for side, name in chosen]
     common = sorted(set(answers[0].index).intersection(*(frame.index for frame in answers)))
     if not common:
-        evaluated = (f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.stage.split}" for side in sides)
+        evaluated = (
+            f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.stage.split}"
+            for side in sides
+        )
         raise ValueError(
-            f"the runs have no problem in common, they cannot be compared; evaluated are {', '.join(evaluated)}"
+            "the runs have no problem in common, they cannot be compared; evaluated are "
+            f"{', '.join(evaluated)}"
         )
     groups = []
     for (side, name), frame in zip(chosen, answers, strict=True):
         title = f"{side.mark}: {policy_name(side.stage.policies[name])}"
         if frame.loc[common].isna().to_numpy().all():
             raise ValueError(
-                f"none of the {len(common):,} common problems is scored for {title} as right or wrong: "
+                f"none of the {len(common):,} common problems is scored for {title} as right or "
+                "wrong: "
                 "accuracies are compared, not rewards"
             )
         row = Row(title, [Policy(side.run, name)], [frame.loc[common]], split=str(side.stage.split))
         groups.append(Group(title, {"run": side.label}, [row]))
     warnings = list(_incomparable(sides, common))
-    return Study(absolute(output), "compare", {}, groups, [], left_out, sides=sides, warnings=warnings)
+    return Study(
+        absolute(output), "compare", {}, groups, [], left_out, sides=sides, warnings=warnings
+    )
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
@@ -835,7 +941,9 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
         run = read_run(root)
         stages = [stage for stage in run.evaluations if stage.policies]
         if not stages:
-            raise ValueError(f"{run.workdir} has no finished evaluation: let its evaluate stage finish first")
+            raise ValueError(
+                f"{run.workdir} has no finished evaluation: let its evaluate stage finish first"
+            )
         alike = [stage for stage in stages if sides and stage.split == sides[0].stage.split]
         sides.append(Side(_mark(i), label, run, [*stages, *alike][-1]))
     return sides
@@ -848,8 +956,11 @@ def _mark(number: int) -> str:
 
 
 def changed_settings(first: Run, other: Run) -> list[str]:
-    """List the settings that differ, as "field: there -> here", functions given from Python included."""
-    before, after = (read_json(run.workdir / "config.json").get("own", {}) for run in (first, other))
+    """List the settings that differ, as "field: there -> here", functions given from Python
+    included."""
+    before, after = (
+        read_json(run.workdir / "config.json").get("own", {}) for run in (first, other)
+    )
     return differences(first.config, other.config, places=True) + own_differences(before, after)
 
 
@@ -858,10 +969,16 @@ def _incomparable(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]
         values = {side.mark: side.sampling[name] for side in sides}
         if len({str(value) for value in values.values()}) > 1:
             listed = ", ".join(f"{mark} {setting(value)}" for mark, value in values.items())
-            yield f"The evaluations differ in {name}: {listed}. A difference in accuracy may come from this."
+            yield (
+                f"The evaluations differ in {name}: {listed}. A difference in accuracy may come "
+                "from this."
+            )
     different = sum(len(_reference_answers(sides, problem)) > 1 for problem in common)
     if different:
-        yield f"{different:,} of the common problems have other reference answers in one run than in another."
+        yield (
+            f"{different:,} of the common problems have other reference answers in one run than "
+            "in another."
+        )
 
 
 def _reference_answers(sides: Sequence[Side], problem: str) -> set[str]:

@@ -1,4 +1,5 @@
-"""The outcome of a run as `pipeline.run` returns it: manifests, and in a notebook the summary and the figures."""
+"""The outcome of a run as `pipeline.run` returns it: manifests, and in a notebook the summary and
+the figures."""
 
 from __future__ import annotations
 
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
 
 
 class Result(Mapping[str, Manifest]):
-    """The finished stages of a work directory, in order: stage -> manifest. A notebook shows its table and figures."""
+    """The finished stages of a work directory, in order: stage -> manifest. A notebook shows its
+    table and figures."""
 
     def __init__(self, workdir: PathLike) -> None:
-        """Read a work directory, also of a run that is not at its end. Raises ValueError if it holds nothing of one."""
+        """Read a work directory, also of a run that is not at its end. Raises ValueError if it
+        holds nothing of one."""
         self._run = read_run(workdir)
         self.workdir = self._run.workdir
         self._manifests = self._run.manifests
 
     @property
     def accuracies(self) -> pd.DataFrame:
-        """The last evaluation, a row a policy: mean of samples, its standard error, greedy; in [0, 1], NaN if unknown.
+        """The last evaluation, a row a policy: mean of samples, its standard error, greedy; in [0,
+        1], NaN if unknown.
 
         Without an evaluation it has no rows.
         """
@@ -42,13 +46,15 @@ class Result(Mapping[str, Manifest]):
 
     @property
     def policies(self) -> dict[str, epath.Path]:
-        """Where each trained policy lies, stage -> checkpoint folder of its last step; `g2d export` writes it out."""
+        """Where each trained policy lies, stage -> checkpoint folder of its last step; `g2d export`
+        writes it out."""
         saved = {name: _last_step(self._run.stages[name].folder / "checkpoints") for name in self}
         return {name: folder for name, folder in saved.items() if folder is not None}
 
     @property
     def report(self) -> epath.Path | None:
-        """The page of the whole report, None where it is not written yet: it is once all stages are done."""
+        """The page of the whole report, None where it is not written yet: it is once all stages are
+        done."""
         page = self.workdir / "report.html"
         if not page.exists():
             return None

@@ -14,7 +14,16 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Lines
 from g2d_jax.report.format import Written, number, policy_name
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
-from g2d_jax.report.read import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet, read_run
+from g2d_jax.report.read import (
+    COLLECT,
+    EVALUATE,
+    OFFLINE,
+    SELECT,
+    Run,
+    Stage,
+    read_parquet,
+    read_run,
+)
 from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
 from g2d_jax.runtime.processes import AGAIN
@@ -52,14 +61,18 @@ ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
 
 ERRORS_NOTE = (
-    "Errors are over problems: they are of these policies, and another seed of training is not in them. A study of "
+    "Errors are over problems: they are of these policies, and another seed of training is not "
+    "in them. A study of "
     "several seeds (g2d sweep) has it."
 )
 
 TRAINING_NOTE = (
-    "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
-    "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
-    "itself, on the same prompts with the same random numbers each time; their cost is counted apart."
+    "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines "
+    "are of what a stage "
+    "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are "
+    "of the trained policy "
+    "itself, on the same prompts with the same random numbers each time; their cost is counted "
+    "apart."
 )
 
 MEASURES: Mapping[str, tuple[str, Written]] = {
@@ -80,11 +93,16 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
 """Measure of a policy's rollouts -> head of its column, and its numbers as text."""
 
 MEANINGS = (
-    "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, or advantages: they "
-    "have right and wrong completions or, where rewards only rank, different ones. Answers are counted by prompt. "
-    "Entropy is a token's, in nats. Confidence is the geometric mean of a completion's token probabilities; ECE and "
-    "AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, one of 0.5 is chance). "
-    "The gap is the log-prob of right less that of wrong completions, in nats. Means over prompts, but for entropy "
+    "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, "
+    "or advantages: they "
+    "have right and wrong completions or, where rewards only rank, different ones. Answers are "
+    "counted by prompt. "
+    "Entropy is a token's, in nats. Confidence is the geometric mean of a completion's token "
+    "probabilities; ECE and "
+    "AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, one "
+    "of 0.5 is chance). "
+    "The gap is the log-prob of right less that of wrong completions, in nats. Means over "
+    "prompts, but for entropy "
     "(over tokens) and length (over completions, in tokens)."
 )
 
@@ -105,16 +123,18 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
     "implicit margin": (AFTER, "margin_mean", fmt.fixed(2)),
     "margins right %": (AFTER, "accuracy", fmt.percent),
 }
-"""Measure of an offline stage's pairs -> parts of its result that have it before and after training ("": none has), its
-name there, and its numbers as text."""
+"""Measure of an offline stage's pairs -> parts of its result that have it before and after training
+("": none has), its name there, and its numbers as text."""
 
 
 def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
-    """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a work directory holds.
+    """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a
+    work directory holds.
 
-    The run may be unfinished. Returns the paths of the first three in this order. The same work directory gives
-    the same bytes. A stage with a damaged manifest is left out, with a warning. Raises ValueError as `read_run` does
-    for other files, and if completions or pairs are damaged; OSError.
+    The run may be unfinished. Returns the paths of the first three in this order. The same work
+    directory gives the same bytes. A stage with a damaged manifest is left out, with a warning.
+    Raises ValueError as `read_run` does for other files, and if completions or pairs are damaged;
+    OSError.
     """
     run = read_run(workdir, lenient=True)
     return write(report(run), sheet(COLUMNS, records(run)), run.workdir, "report", figures=figures)
@@ -149,7 +169,11 @@ def report(run: Run) -> Report:
     return short._replace(
         sections=[
             results,
-            Section("compute", "Compute", [*compute, Fold("Programs", [tables.compiled_table(manifests)])]),
+            Section(
+                "compute",
+                "Compute",
+                [*compute, Fold("Programs", [tables.compiled_table(manifests)])],
+            ),
             curves,
             Section("informativeness", "Informativeness", list(_informativeness(run))),
             Section("pairs", "Preference pairs", list(pairs)),
@@ -162,7 +186,9 @@ def report(run: Run) -> Report:
 def _eyebrow(run: Run) -> str:
     """Say when it was measured, of which config and which seed."""
     keys = {"config": "name", "seed": "seed"}
-    config = " · ".join(f"{title} {run.config[key]}" for title, key in keys.items() if key in run.config)
+    config = " · ".join(
+        f"{title} {run.config[key]}" for title, key in keys.items() if key in run.config
+    )
     measured = fmt.until(float(record["time"]) for record in run.metrics)
     return " · ".join(filter(None, ["G2D report", measured, config]))
 
@@ -170,26 +196,35 @@ def _eyebrow(run: Run) -> str:
 def state(run: Run) -> str:
     """Say what an unfinished run lacks, "" if nothing."""
     begun = [f"{name}{_reached(run, name)}" for name in run.stages if name not in run.manifests]
-    lists = {"not finished": begun, "not begun": [name for name in run.sections if name not in run.stages]}
+    lists = {
+        "not finished": begun,
+        "not begun": [name for name in run.sections if name not in run.stages],
+    }
     missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
     if not missing:
         return ""
     if run.is_running:
         return f"This is the report of a run under way ({'; '.join(missing)})."
-    return f"This run stopped before its end ({'; '.join(missing)}), and no process works on it: {AGAIN}."
+    return (
+        f"This run stopped before its end ({'; '.join(missing)}), and no process works on it: "
+        f"{AGAIN}."
+    )
 
 
 def _reached(run: Run, stage: str) -> str:
     """Name the last step that a stage logged, "" for none."""
-    last = max((int(record["step"]) for record in run.metrics if record["stage"] == stage), default=0)
+    last = max(
+        (int(record["step"]) for record in run.metrics if record["stage"] == stage), default=0
+    )
     return f" at step {last}" if last else ""
 
 
 def headline(evaluation: Manifest | None) -> str:
-    """State the run's result in one sentence of measured numbers; a change whose 95 % interval has 0 in it is none.
+    """State the run's result in one sentence of measured numbers; a change whose 95 % interval has
+    0 in it is none.
 
-    It is of these policies on these problems: of another seed a run knows nothing. Of accuracy, or where there are
-    rewards only of the first task's.
+    It is of these policies on these problems: of another seed a run knows nothing. Of accuracy, or
+    where there are rewards only of the first task's.
     """
     ordered = policies(evaluation)
     if not evaluation or not ordered:
@@ -220,8 +255,11 @@ def headline(evaluation: Manifest | None) -> str:
     return sentence[0].upper() + sentence[1:] + _greedily(evaluation)
 
 
-def _step(before: Manifest, after: Manifest, reached: str, difference: float, half: float, size: str) -> str:
-    """Say how a policy compares with the one before it. half: of the 95 % interval of their difference."""
+def _step(
+    before: Manifest, after: Manifest, reached: str, difference: float, half: float, size: str
+) -> str:
+    """Say how a policy compares with the one before it. half: of the 95 % interval of their
+    difference."""
     name = policy_name(after)
     if math.isnan(difference) or math.isnan(half):
         return f"{name} reaches {reached} (not compared pairwise with {policy_name(before)})"
@@ -232,7 +270,8 @@ def _step(before: Manifest, after: Manifest, reached: str, difference: float, ha
 
 
 def _greedily(evaluation: Manifest) -> str:
-    """State the result of greedy answers, which a lower temperature does not change; "" where none were compared."""
+    """State the result of greedy answers, which a lower temperature does not change; "" where none
+    were compared."""
     compared = steps(evaluation, "greedy")
     if not compared:
         return ""
@@ -245,7 +284,8 @@ def _greedily(evaluation: Manifest) -> str:
 
 
 def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
-    """Build the last evaluation's tables and figures, the chosen checkpoints, and earlier evaluations folded."""
+    """Build the last evaluation's tables and figures, the chosen checkpoints, and earlier
+    evaluations folded."""
     if latest is not None:
         yield tables.summary_table(latest, run.manifests.values())
         yield Note(ERRORS_NOTE)
@@ -255,7 +295,10 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
         note = "Bars: 95 %, over problems only; another seed is not in them."
         yield figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
         yield _pass_at(policies(latest))
-        yield Fold("Other comparisons, and subsets", [tables.paired_table(latest), tables.subsets_table(latest)])
+        yield Fold(
+            "Other comparisons, and subsets",
+            [tables.paired_table(latest), tables.subsets_table(latest)],
+        )
     for manifest in run.manifests.values():
         if manifest.get("kind") == SELECT:
             yield tables.selection_table(manifest)
@@ -264,7 +307,8 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
 
 
 def _interval(policy: Manifest) -> tuple[float, float, float]:
-    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where there is none.
+    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where
+    there is none.
 
     The ends are cut at 0 and 100, as those of `frontier.mean_interval` are.
     """
@@ -294,7 +338,9 @@ def _training(run: Run) -> Iterator[Part | None]:
     }
     yield tables.counts_table("What training did", counts)
     logged = logged_metrics(run)
-    charts = [_curves(logged, title, names, title not in OWN_AXES) for title, names in CURVES.items()]
+    charts = [
+        _curves(logged, title, names, title not in OWN_AXES) for title, names in CURVES.items()
+    ]
     if any(charts):
         yield Note(TRAINING_NOTE)
     yield from charts
@@ -308,12 +354,16 @@ def _training(run: Run) -> Iterator[Part | None]:
 
 
 Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
-"""Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than once."""
+"""Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than
+once."""
 
 
 def logged_metrics(run: Run) -> Logged:
-    """Read what the run's stages logged on their way, in the order of their folders; evaluations are in the result."""
-    points: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {name: {} for name in run.stages}
+    """Read what the run's stages logged on their way, in the order of their folders; evaluations
+    are in the result."""
+    points: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {
+        name: {} for name in run.stages
+    }
     evaluations = {name for name, stage in run.stages.items() if stage.kind == EVALUATE}
     for record in run.metrics:
         stage, kind = str(record["stage"]), str(record["kind"])
@@ -321,7 +371,9 @@ def logged_metrics(run: Run) -> Logged:
             continue
         for name, value in record["metrics"].items():
             if name.partition("/")[0] not in ELSEWHERE:
-                points.setdefault(stage, {}).setdefault((kind, name), []).append((record["step"], value))
+                points.setdefault(stage, {}).setdefault((kind, name), []).append(
+                    (record["step"], value)
+                )
     for stage, metrics in points.items():
         points[stage] = {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
     return points
@@ -346,10 +398,16 @@ def _informativeness(run: Run) -> Iterator[Part | None]:
     for stage in run.stages.values():
         measured = [(entry, entry.get("informativeness", {})) for entry in stage.policies.values()]
         if stage.kind == COLLECT:
-            policy = stage.json("preferences/_manifest.json").get("policy") or stage.section.get("policy") or stage.name
+            policy = (
+                stage.json("preferences/_manifest.json").get("policy")
+                or stage.section.get("policy")
+                or stage.name
+            )
             measured.append(({"name": str(policy)}, stage.json("informativeness.json")))
         for entry, values in measured:
-            cells = {head: written(number(values, name)) for name, (head, written) in MEASURES.items()}
+            cells = {
+                head: written(number(values, name)) for name, (head, written) in MEASURES.items()
+            }
             if values:
                 rows.append({"policy": policy_name(entry), "rollouts of": stage.name, **cells})
     yield Note(MEANINGS)
@@ -370,7 +428,9 @@ def _pass_rates(stage: Stage) -> Chart | None:
     if not is_rated.any():
         return None
     samples = set(scored[is_rated].tolist())
-    bins = samples.pop() if len(samples) == 1 and max(samples) <= 32 else 10  # one for each number of right answers
+    bins = (
+        samples.pop() if len(samples) == 1 and max(samples) <= 32 else 10
+    )  # one for each number of right answers
     counts = np.bincount(np.round(rates[is_rated] * bins).astype(int), minlength=bins + 1)
     lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / is_rated.sum())}
     unrated = int(np.sum(~is_rated))
@@ -378,14 +438,19 @@ def _pass_rates(stage: Stage) -> Chart | None:
     if unrated:
         note += f" {fmt.count(unrated)} prompts have no pass rate and are left out."
     title = f"Prompts of {stage.name} by pass rate, %"
-    return figures.curves(f"pass-rates-{stage.name}", title, {"": lines}, x_title="pass rate", note=note)
+    return figures.curves(
+        f"pass-rates-{stage.name}", title, {"": lines}, x_title="pass rate", note=note
+    )
 
 
 def _pairs(stage: Stage) -> Iterator[Part | None]:
-    """Build the fates of a collection's prompts; pairs under the policy before and after training on them."""
+    """Build the fates of a collection's prompts; pairs under the policy before and after training
+    on them."""
     if stage.kind == COLLECT:
         counts = stage.manifest.get("counts", {})
-        yield tables.counts_table(f"What became of the prompts of {stage.name}", {stage.name: counts})
+        yield tables.counts_table(
+            f"What became of the prompts of {stage.name}", {stage.name: counts}
+        )
         provenance = stage.json("preferences/_manifest.json")
         yield Code(f"How {stage.name} made its pairs (preferences/_manifest.json)", provenance)
     if stage.kind == OFFLINE:
@@ -404,10 +469,12 @@ def _pairs(stage: Stage) -> Iterator[Part | None]:
 
 
 def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
-    """Yield all figures of the finished stages, in their order: cost and counts, then those of each policy.
+    """Yield all figures of the finished stages, in their order: cost and counts, then those of each
+    policy.
 
-    stage, policy ("" for a stage's own figures), measure, value. measure is a path such as "tokens/generated",
-    "pass_at/4", "informativeness/ece" or, of a policy compared with one before it, "paired/sft/difference". Units are
+    stage, policy ("" for a stage's own figures), measure, value. measure is a path such as
+    "tokens/generated", "pass_at/4", "informativeness/ece" or, of a policy compared with one before
+    it, "paired/sft/difference". Units are
     those of the manifests: fractions, seconds, tokens, nats.
     """
     for name, manifest in run.manifests.items():

@@ -1,4 +1,5 @@
-"""List completions to look through: rollouts of evaluations and collections, and pairs, to be filtered and read.
+"""List completions to look through: rollouts of evaluations and collections, and pairs, to be
+filtered and read.
 
     Listing ─ Row (one problem) ─ Cell (what one policy answered) ─ Sample
 
@@ -22,7 +23,8 @@ from g2d_jax.report.read import COLLECT, Run, Stage, Study, read_parquet
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
 PROBLEMS, SAMPLES, MOST_DIFFERENT = 60, 4, 40
-"""The first problems by id, the first samples of each policy (pairs of each problem), the problems of a comparison."""
+"""The first problems by id, the first samples of each policy (pairs of each problem), the problems
+of a comparison."""
 
 LENGTH = 4000
 """Characters of a text without colours."""
@@ -84,7 +86,8 @@ class Row(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A list of problems. rule: which these are. verdicts: those that occur. note: about the colours, "" if there are.
+    """A list of problems. rule: which these are. verdicts: those that occur. note: about the
+    colours, "" if there are.
 
     is_coloured: whether its texts have colours.
     """
@@ -121,7 +124,10 @@ def painter(run: Run) -> tuple[Painter, str]:
         tokenizer, note = run_tokenizer(run.config, run.workdir), ""
     except ValueError as error:
         tokenizer = None
-        note = f"Completions are shown without colours: the run's tokenizer is not to be had here. {error}"
+        note = (
+            "Completions are shown without colours: the run's tokenizer is not to be had here. "
+            f"{error}"
+        )
 
     def paint(text: str, ids: np.ndarray, logprobs: np.ndarray | None) -> Sequence[Span]:
         spans = None
@@ -133,16 +139,21 @@ def painter(run: Run) -> tuple[Painter, str]:
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
-    """Return a prompt, or a completion, as text: chat messages below each other with their roles."""
+    """Return a prompt, or a completion, as text: chat messages below each other with their
+    roles."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def read_samples(
-    files: Sequence[epath.Path], columns: Sequence[str], also: Iterable[str] = (), first: int = PROBLEMS
+    files: Sequence[epath.Path],
+    columns: Sequence[str],
+    also: Iterable[str] = (),
+    first: int = PROBLEMS,
 ) -> tuple[dict[str, list[Answer]], int]:
-    """Read the rows of the `first` problems, ids ascending, and of those wanted `also`; count all problems.
+    """Read the rows of the `first` problems, ids ascending, and of those wanted `also`; count all
+    problems.
 
     Only of these are texts and arrays read. Raises ValueError for a damaged file.
     """
@@ -154,13 +165,16 @@ def read_samples(
     for file in files:
         rows += read_parquet(file, columns, wanted).to_pylist()
     by_problem: dict[str, list[Answer]] = {}
-    for row in sorted(rows, key=lambda row: (row["problem_id"], row.get("visit", 0), row.get("sample", 0))):
+    for row in sorted(
+        rows, key=lambda row: (row["problem_id"], row.get("visit", 0), row.get("sample", 0))
+    ):
         by_problem.setdefault(row["problem_id"], []).append(row)
     return by_problem, len(there)
 
 
 class Column(NamedTuple):
-    """What stands in one column of a list: a policy's name, its answers by problem, and what shows them."""
+    """What stands in one column of a list: a policy's name, its answers by problem, and what shows
+    them."""
 
     name: str
     answers: Mapping[str, Sequence[Answer]]
@@ -168,9 +182,14 @@ class Column(NamedTuple):
 
 
 def _listing(
-    title: str, rule: str, problems: Mapping[str, Mapping[str, Any]], columns: Sequence[Column], note: str
+    title: str,
+    rule: str,
+    problems: Mapping[str, Mapping[str, Any]],
+    columns: Sequence[Column],
+    note: str,
 ) -> Listing:
-    """Put policies' answers beside each other. problems: those listed, with their entries of problems.json, or {}."""
+    """Put policies' answers beside each other. problems: those listed, with their entries of
+    problems.json, or {}."""
     rows = []
     for problem, entry in problems.items():
         cells = []
@@ -178,7 +197,13 @@ def _listing(
         for i, column in enumerate(columns):
             answers = column.answers.get(problem, ())
             if answers:
-                cells.append(Cell(i, column.name, [_sample(answer, column.paint) for answer in answers[:SAMPLES]]))
+                cells.append(
+                    Cell(
+                        i,
+                        column.name,
+                        [_sample(answer, column.paint) for answer in answers[:SAMPLES]],
+                    )
+                )
                 facts.append(f"{column.name} {_outcome(answers)}")
         prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
         reference = None if entry.get("answer") is None else str(entry["answer"])
@@ -203,7 +228,8 @@ def _sample(row: Answer, paint: Painter) -> Sample:
 
 
 def _outcome(rows: Sequence[Answer]) -> str:
-    """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of other rewards."""
+    """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of
+    other rewards."""
     if any(row["verdict"] == "scored" for row in rows):
         mean = np.mean([row["reward"] for row in rows if row["reward"] is not None])
         return f"reward {fmt.value(float(mean))}"
@@ -212,7 +238,9 @@ def _outcome(rows: Sequence[Answer]) -> str:
 
 def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
     """List every policy's answers to the same problems."""
-    files = {fmt.policy_name(entry): stage.rollouts_file(name) for name, entry in stage.policies.items()}
+    files = {
+        fmt.policy_name(entry): stage.rollouts_file(name) for name, entry in stage.policies.items()
+    }
     read = {name: read_samples([file], _ROLLOUT) for name, file in files.items() if file.exists()}
     first = sorted(set[str]().union(*(answers for answers, _ in read.values())))[:PROBLEMS]
     rule = _rule(len(first), max((count for _, count in read.values()), default=0), "problems")
@@ -222,7 +250,8 @@ def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
 
 
 def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listing]:
-    """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected ones."""
+    """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected
+    ones."""
     pairs, paired = read_samples(stage.parts("preferences"), _PAIRS)
     answers, total = read_samples(_rollouts(run, stage), _ROLLOUT, pairs)
     problems: dict[str, Mapping[str, Any]] = {}
@@ -233,8 +262,13 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
             problems[problem] = {"prompt": pairs[problem][0]["prompt"]}
         for row in answers[problem]:
             by_policy.setdefault(row["policy"], {}).setdefault(problem, []).append(row)
-    columns = [Column(fmt.policy_name({"name": name}), by_policy[name], paint) for name in sorted(by_policy)]
-    rollouts = _listing(f"Rollouts, {stage.name}", _rule(len(problems), total, "problems"), problems, columns, note)
+    columns = [
+        Column(fmt.policy_name({"name": name}), by_policy[name], paint)
+        for name in sorted(by_policy)
+    ]
+    rollouts = _listing(
+        f"Rollouts, {stage.name}", _rule(len(problems), total, "problems"), problems, columns, note
+    )
     couples = []
     for problem, rows in pairs.items():
         nats = {tuple(row["token_ids"]): row["logprobs"] for row in answers.get(problem, ())}
@@ -244,7 +278,10 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
         facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
         couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells))
     rule = _rule(len(couples), paired, "problems with pairs")
-    return [rollouts, Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples, note)]
+    return [
+        rollouts,
+        Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples, note),
+    ]
 
 
 def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
@@ -256,24 +293,34 @@ def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
     return source.parts()
 
 
-def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[float]], paint: Painter) -> Sample:
+def _side(
+    row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[float]], paint: Painter
+) -> Sample:
     ids = row[f"{side}_ids"]
     text = row[side] if isinstance(row[side], str) else row[side][-1]["content"]
     logprobs = nats.get(tuple(ids))
-    spans = paint(text, np.asarray(ids, np.int32), None if logprobs is None else np.asarray(logprobs, np.float32))
+    spans = paint(
+        text,
+        np.asarray(ids, np.int32),
+        None if logprobs is None else np.asarray(logprobs, np.float32),
+    )
     return Sample(verdict, f"{len(ids):,} tokens, reward {fmt.value(row[f'{side}_reward'])}", spans)
 
 
 def furthest_apart(study: Study) -> list[str]:
-    """Order the problems on which the runs' last policies differ, largest difference first, equal ones by id."""
+    """Order the problems on which the runs' last policies differ, largest difference first, equal
+    ones by id."""
     means = np.stack([row.accuracies[0] for row in study.last])
     sizes = means.min(axis=0) - means.max(axis=0)
-    apart = [pair for pair in zip(sizes.tolist(), study.problems, strict=True) if pair[0] < 0]  # NaN is not below 0
+    apart = [
+        pair for pair in zip(sizes.tolist(), study.problems, strict=True) if pair[0] < 0
+    ]  # NaN is not below 0
     return [problem for _, problem in sorted(apart)]
 
 
 def most_different(study: Study) -> list[Listing]:
-    """Show the problems on which the runs' last policies differ most, with every policy's answers."""
+    """Show the problems on which the runs' last policies differ most, with every policy's
+    answers."""
     wanted = furthest_apart(study)[:MOST_DIFFERENT]
     if not wanted:
         return []
@@ -282,14 +329,18 @@ def most_different(study: Study) -> list[Listing]:
     for row in study.rows:
         policy = row.policies[0]
         stage = policy.evaluation(row.split)
-        answers, _ = read_samples([stage.rollouts_file(policy.name)] if stage else [], _ROLLOUT, wanted, 0)
+        answers, _ = read_samples(
+            [stage.rollouts_file(policy.name)] if stage else [], _ROLLOUT, wanted, 0
+        )
         columns.append(Column(row.name, answers, painters[policy.run.workdir][0]))
     entries: dict[str, Mapping[str, Any]] = {}
     for side in reversed(study.sides):
         entries |= {problem: entry for problem, entry in side.stage.problems.items() if entry}
     rule = (
-        f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the accuracies of the runs' "
-        "last policies are furthest apart, equal ones by problem id, which is a hash. Of each policy the first "
+        f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the "
+        "accuracies of the runs' "
+        "last policies are furthest apart, equal ones by problem id, which is a hash. Of each "
+        "policy the first "
         f"{SAMPLES} samples; beside the prompt, right answers among all samples."
     )
     note = " ".join(dict.fromkeys(note for _, note in painters.values() if note))

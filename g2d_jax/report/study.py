@@ -44,7 +44,15 @@ FEWEST_SEEDS = 5
 """With fewer a study says that its intervals are wide, and what they rest on."""
 ONE_SEED = "Intervals are 95 %, over problems only: another seed is not in them."
 OUT_OF_RANGE = "out of range"
-FRONTIERS = ("flops", "generated", "tokens", "trained", "device_seconds", "verifier_cpu_seconds", "price")
+FRONTIERS = (
+    "flops",
+    "generated",
+    "tokens",
+    "trained",
+    "device_seconds",
+    "verifier_cpu_seconds",
+    "price",
+)
 """Costs that accuracy is drawn against, a figure each."""
 
 EVALUATED: Mapping[str, tuple[str, Written]] = {
@@ -57,7 +65,10 @@ EVALUATED: Mapping[str, tuple[str, Written]] = {
 
 OF_PAIRS = (COLLECT, "result", "informativeness", "pairs")
 TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
-    **{head: ((COLLECT, "result", "informativeness", name), of) for name, (head, of) in MEASURES.items()},
+    **{
+        head: ((COLLECT, "result", "informativeness", name), of)
+        for name, (head, of) in MEASURES.items()
+    },
     "gap before, nats": (("offline", "result", "before", "gap_mean"), fmt.fixed(2)),
     "gap after, nats": (("offline", "result", "after", "gap_mean"), fmt.fixed(2)),
     "ranked before %": (("offline", "result", "before", "frac_ranked"), fmt.percent),
@@ -73,27 +84,35 @@ TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
 """Head of a column -> where a stage's manifest has it, and its numbers as text."""
 
 TAUGHT_NOTE = (
-    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is of the chosen pairs' "
+    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs "
+    "is of the chosen pairs' "
     "prompts, each pair counting as its prompt. Gaps before and after are of the pairs' "
-    "chosen and rejected completions, before and after offline training; the implicit margin is beta times what "
+    "chosen and rejected completions, before and after offline training; the implicit margin is "
+    "beta times what "
     "training moved of it. Between temperatures entropy does not compare."
 )
 
 STOP_NOTE = (
-    "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), which compared what a "
+    "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), "
+    "which compared what a "
     "step bought with what offline training was predicted to."
 )
 
 
 def write_study(
-    workdir: PathLike, name: str, *, show: Callable[..., None] | None = None, rates: Rates | None = None
+    workdir: PathLike,
+    name: str,
+    *,
+    show: Callable[..., None] | None = None,
+    rates: Rates | None = None,
 ) -> list[str]:
-    """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may be unfinished.
+    """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may
+    be unfinished.
 
-    show: is given the result table (title, columns, rows), such as to print it. rates: those of a recipe on a machine,
-    at which the study's tokens are priced too.
-    Returns the paths of the first three in this order. The same directory gives the same bytes. Raises
-    ValueError if it holds no study of that name or a file is damaged, OSError.
+    show: is given the result table (title, columns, rows), such as to print it. rates: those of a
+    recipe on a machine, at which the study's tokens are priced too. Returns the paths of the first
+    three in this order. The same directory gives the same bytes. Raises ValueError if it holds no
+    study of that name or a file is damaged, OSError.
     """
     study = read_study(workdir, name, rates)
     if show is not None and study.policies:
@@ -105,7 +124,9 @@ def write_study(
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
-    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", [row for _, row in paired.spectrum(study)])
+    accuracies = accuracy_chart(
+        "Test accuracy, % (bars: 95 %)", [row for _, row in paired.spectrum(study)]
+    )
     costs = [*(frontier_chart(study, measure) for measure in FRONTIERS), details(study)]
     elsewhere = []
     if study.rates is not None:
@@ -121,7 +142,11 @@ def report(study: Study) -> Report:
             Section("results", "Result", [Note(caution(study)), results(study), accuracies]),
             Section("frontier", "Accuracy against compute", costs),
             *elsewhere,
-            Section("informativeness", "Informativeness", [Note(TAUGHT_NOTE), taught(study), correlations(study)]),
+            Section(
+                "informativeness",
+                "Informativeness",
+                [Note(TAUGHT_NOTE), taught(study), correlations(study)],
+            ),
             Section("stopping", "K that chose itself", [Note(STOP_NOTE), stopping(study)]),
             Section("points", "Points left out", [table("Points left out", left_out)]),
             Section("settings", "Settings", _settings(study)),
@@ -137,8 +162,12 @@ def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
 
 def _eyebrow(study: Study) -> str:
     """Say how much there is, and until when it was measured."""
-    manifests = itertools.chain.from_iterable(policy.run.manifests.values() for policy in study.policies)
-    measured = fmt.until(number(manifest, "started") + number(manifest, "seconds") for manifest in manifests)
+    manifests = itertools.chain.from_iterable(
+        policy.run.manifests.values() for policy in study.policies
+    )
+    measured = fmt.until(
+        number(manifest, "started") + number(manifest, "seconds") for manifest in manifests
+    )
     seeds = seeds_of(study.rows)
     size = f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"
     return " · ".join(filter(None, ["G2D study", size, measured]))
@@ -150,7 +179,9 @@ def state(study: Study) -> str:
     parts = []
     if unfinished := reasons.count(UNFINISHED):
         total = len(reasons) + len(study.policies)
-        parts.append(f"{unfinished} of {total} points are not finished and left out (listed under Points).")
+        parts.append(
+            f"{unfinished} of {total} points are not finished and left out (listed under Points)."
+        )
         parts.append(f"To finish them: {command(study)}")
     if untested := reasons.count(UNTESTED):
         parts.append(f"{untested} points were not evaluated on the test split and are left out.")
@@ -160,7 +191,8 @@ def state(study: Study) -> str:
 
 
 def command(study: Study) -> str:
-    """Return the command that made the study, as its last stages have it: the first ones may be another study's.
+    """Return the command that made the study, as its last stages have it: the first ones may be
+    another study's.
 
     It goes on with what is not finished.
     """
@@ -177,12 +209,14 @@ def caution(study: Study) -> str:
     counts = {len(row.seeds) for row in study.rows} or {0}
     texts = [
         *_of_intervals(min(counts), max(counts)),
-        "Gain: over the policy its last training started from; differences are in points on test, paired by seed and "
+        "Gain: over the policy its last training started from; differences are in points on "
+        "test, paired by seed and "
         "problem. Costs leave out supervised fine-tuning, which is the same for all.",
     ]
     if paired.spectrum(study):
         texts.append(
-            "s: updates between two synchronisations of the sampling policy with the trained one; 1 is online, ∞ "
+            "s: updates between two synchronisations of the sampling policy with the trained "
+            "one; 1 is online, ∞ "
             "(never) is offline."
         )
     swept = paired.swept_rows(study)
@@ -190,23 +224,31 @@ def caution(study: Study) -> str:
         median = float(np.median([row.costs["flops"] for row in swept]))
         spent = sum(row.costs["flops"] * len(row.seeds) for row in swept)
         texts.append(
-            f"The swept K spent {flops(median)} in the median, {flops(spent)} in all (each seed's shared steps counted "
+            f"The swept K spent {flops(median)} in the median, {flops(spent)} in all (each "
+            "seed's shared steps counted "
             "once for every K)."
         )
     return " ".join(texts)
 
 
 def _of_intervals(fewest: int, most: int) -> list[str]:
-    """Say how the intervals of rows with so many seeds are made, and what those of few seeds rest on."""
+    """Say how the intervals of rows with so many seeds are made, and what those of few seeds rest
+    on."""
     if most <= 1:
         return [ONE_SEED]
     many = f"{fewest} to {most}" if fewest < most else f"{most}"
-    texts = [f"Intervals are 95 %, over problems and {many} seeds: Student's t times the error between each of them."]
+    texts = [
+        (
+            f"Intervals are 95 %, over problems and {many} seeds: Student's t times the error "
+            "between each of them."
+        )
+    ]
     if fewest == 1:
         texts.append("Those of one seed are over problems only: another seed is not in them.")
     if fewest < FEWEST_SEEDS:
         texts.append(
-            f"With fewer than {FEWEST_SEEDS} seeds intervals are wide, and rest on accuracies of seeds being roughly "
+            f"With fewer than {FEWEST_SEEDS} seeds intervals are wide, and rest on accuracies of "
+            "seeds being roughly "
             "normal, which so few cannot show: no difference of theirs is called significant here."
         )
     return texts
@@ -229,13 +271,18 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     cells = []
     for row in rows:
         passed = row.pass_at(k) if k > 1 else math.nan
-        evaluated = {head: of(row.evaluated(row.split, name)) for head, (name, of) in EVALUATED.items()}
-        cells.append({f"pass@{k} %": fmt.percent(passed), **evaluated, **cost_cells(row.costs, measures)})
+        evaluated = {
+            head: of(row.evaluated(row.split, name)) for head, (name, of) in EVALUATED.items()
+        }
+        cells.append(
+            {f"pass@{k} %": fmt.percent(passed), **evaluated, **cost_cells(row.costs, measures)}
+        )
     return cells
 
 
 def results(study: Study) -> Table:
-    """Show every row of the study: offline training after K online steps first, then online training alone."""
+    """Show every row of the study: offline training after K online steps first, then online
+    training alone."""
     arms = paired.spectrum(study)
     start = paired.start_of([row for _, row in arms])
     rows = [(Group(start.name, {}, [start]), start)] if start else []
@@ -250,13 +297,17 @@ def results(study: Study) -> Table:
     for (group, row), other in zip(rows, others, strict=True):
         apart = UNKNOWN
         if other is not None and other is not row:
-            apart = _of_seeds(paired.difference(row, other), row) + f", {other.name}" * (over == "over")
+            apart = _of_seeds(paired.difference(row, other), row) + f", {other.name}" * (
+                over == "over"
+            )
         policy = row.policies[0]
         lines.append(
             {
                 "policy": f"{row.name}{' (best on dev)' * (row in best)}",
                 "K": f"{row.steps:g}",
-                "s": str(paired.sync_every(policy) or "∞") if arms and policy.kind == ONLINE else UNKNOWN,
+                "s": str(paired.sync_every(policy) or "∞")
+                if arms and policy.kind == ONLINE
+                else UNKNOWN,
                 "loss": (arms and paired.loss_of(policy)) or UNKNOWN,
                 "seeds": str(len(row.seeds)) if several else UNKNOWN,
                 "dev %": fmt.percent(row.dev),
@@ -268,7 +319,9 @@ def results(study: Study) -> Table:
                 "FLOPs": fmt.quantity(row.costs["flops"]),
             }
         )
-    return table(f"Accuracy on {fmt.count(len(rows[0][1].ids) if rows else 0)} test problems", lines)
+    return table(
+        f"Accuracy on {fmt.count(len(rows[0][1].ids) if rows else 0)} test problems", lines
+    )
 
 
 def details(study: Study) -> Table:
@@ -279,13 +332,17 @@ def details(study: Study) -> Table:
 
 
 def _priced_section(study: Study, rates: Rates) -> Section:
-    """Show what the study's tokens would take elsewhere: no forecast, since another model takes other steps."""
+    """Show what the study's tokens would take elsewhere: no forecast, since another model takes
+    other steps."""
     scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens as they are"
     absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds.get("", {}))
     note = (
-        f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on {rates.topology}: responses of "
-        f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without verifiers, judges, checkpoints "
-        "and loading. A token has the rate of the recipe's stages of the kind that it was spent in, at their batches, "
+        f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on "
+        f"{rates.topology}: responses of "
+        f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without "
+        "verifiers, judges, checkpoints "
+        "and loading. A token has the rate of the recipe's stages of the kind that it was spent "
+        "in, at their batches, "
         "or their mean over all stages where it has none. "
         "It prices what was done here, and is no forecast of how many steps that model would need."
     )
@@ -299,15 +356,23 @@ def _priced_section(study: Study, rates: Rates) -> Section:
 
 
 def priced(study: Study, rates: Rates) -> Table:
-    """Show every row of the study at the rates, offline training against each GRPO alone in equal time."""
+    """Show every row of the study at the rates, offline training against each GRPO alone in equal
+    time."""
     lines = []
     for group, row in grouped_rows((*study.offline, *study.baselines)):
         hours = row.costs["hours"]
-        line = {"policy": row.name, "accuracy % [95 %]": fmt.interval(row.accuracy), "time": fmt.duration(3600 * hours)}
+        line = {
+            "policy": row.name,
+            "accuracy % [95 %]": fmt.interval(row.accuracy),
+            "time": fmt.duration(3600 * hours),
+        }
         if rates.price is not None:
             line["price"] = f"{hours * rates.chips * rates.price:,.2f}"
         if group.is_offline:
-            line |= {f"against {other.name} in equal time": _against(row, other, "hours") for other in study.baselines}
+            line |= {
+                f"against {other.name} in equal time": _against(row, other, "hours")
+                for other in study.baselines
+            }
         lines.append(line)
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
 
@@ -343,9 +408,11 @@ def _against(row: Row, baseline: Group, measure: str) -> str:
 
 
 def headline(study: Study) -> str:
-    """Answer the study's question: which K, or setting, was chosen on dev, what it reaches, and what that costs.
+    """Answer the study's question: which K, or setting, was chosen on dev, what it reaches, and
+    what that costs.
 
-    Where that cannot be said it says what to run. Of a study of online training alone it has every arm.
+    Where that cannot be said it says what to run. Of a study of online training alone it has every
+    arm.
     """
     if not study.policies:
         return f"No point of this study is finished and tested yet. To go on: {command(study)}"
@@ -367,7 +434,8 @@ def headline(study: Study) -> str:
 
 
 def _questions(study: Study) -> list[tuple[str, list[Row]]]:
-    """List what is to be chosen, each with its rows: K where it is swept, else an arm's setting, else a policy."""
+    """List what is to be chosen, each with its rows: K where it is swept, else an arm's setting,
+    else a policy."""
     swept = [("K", group.rows) for group in study.swept if not group.stops]
     if swept:
         return swept
@@ -383,14 +451,19 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
     among = f" among {candidates} of {len(rows)}" if candidates < len(rows) else ""
     text = f"{row.name}, chosen on dev{among}, answers {fmt.interval(row.accuracy)} % correctly"
     every = rows_of((*study.groups, *study.warmups))
-    best = max((other for other in every if {*other.seeds} >= {*row.seeds}), key=lambda other: other.accuracy.mean)
+    best = max(
+        (other for other in every if {*other.seeds} >= {*row.seeds}),
+        key=lambda other: other.accuracy.mean,
+    )
     lost = paired.difference(row, best)
     spent, most = row.costs["flops"], best.costs["flops"]
     if best is row or lost is None:
         text += f", more than all others, for {flops(spent)}"
     else:
         interval = fmt.interval(lost, "+").partition(" ")[2]
-        text += f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
+        text += (
+            f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
+        )
         text += f", for {flops(spent)}"
         if most and not math.isnan(spent / most):
             text += f" or {100 * spent / most:.0f} % of its compute"
@@ -398,13 +471,18 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
         text += f"; its last training added {fmt.interval(row.gain, '+')} points"
     baseline = paired.best_at(study, row)
     if baseline and (advantage := paired.advantage(row, baseline)) is not None:
-        text += f"; against {baseline.name} at these FLOPs it has {fmt.interval(advantage, '+')} points"
+        text += (
+            f"; against {baseline.name} at these FLOPs it has {fmt.interval(advantage, '+')} points"
+        )
     return f"{text}."
 
 
 def _span_of(what: str, rows: Sequence[Row]) -> str:
     means = [row.accuracy.mean for row in rows]
-    text = f"{len(rows)} settings answer {fmt.percent(min(means))} to {fmt.percent(max(means))} % correctly"
+    text = (
+        f"{len(rows)} settings answer {fmt.percent(min(means))} to {fmt.percent(max(means))} % "
+        "correctly"
+    )
     return f"{text}; {what} cannot be chosen."
 
 
@@ -416,7 +494,8 @@ def _advice(study: Study, rows: Sequence[Row]) -> str:
     names = "".join(f'"{name}", ' for name in missing).rstrip()
     return (
         f"{', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated on dev. Add "
-        f'config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config and run again, what is '
+        f'config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config '
+        "and run again, what is "
         f"finished is kept: {command(study)}"
     )
 
@@ -429,7 +508,10 @@ def _span(rows: Sequence[Row]) -> str:
         text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)"
     if len(updates) == 1:
         text += f", after {updates.pop()} updates"
-    reached = [f"{row.name}{' answers' * (i == 0)} {fmt.interval(row.accuracy)} %" for i, row in enumerate(rows)]
+    reached = [
+        f"{row.name}{' answers' * (i == 0)} {fmt.interval(row.accuracy)} %"
+        for i, row in enumerate(rows)
+    ]
     return f"{text}: {', '.join(reached)} correctly."
 
 
@@ -454,14 +536,26 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
             series.setdefault(line, []).append(point)
     if not any(point.x > 0 for point in itertools.chain.from_iterable(series.values())):
         return None
-    note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
+    note = (
+        "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points "
+        "are K."
+    )
     if study.sides:
         note = "Bars are 95 % intervals over the common problems only: another seed is not in them."
-    name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
+    name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(
+        measure, ""
+    )
     title = f"{study.split.capitalize()} accuracy, %, against {name}"
     y_title = f"{study.split} accuracy, %"
     return figures.points(
-        measure, title, series, x_title=name, y_title=y_title, written=written, joined=joined, note=note
+        measure,
+        title,
+        series,
+        x_title=name,
+        y_title=y_title,
+        written=written,
+        joined=joined,
+        note=note,
     )
 
 
@@ -475,7 +569,8 @@ def taught(study: Study) -> Table:
 
 
 def correlations(study: Study) -> Table:
-    """Correlate each measure's rank with what offline training added, over the points of each group at several K."""
+    """Correlate each measure's rank with what offline training added, over the points of each group
+    at several K."""
     rows: dict[str, dict[str, str]] = {}
     for group in study.swept:
         policies = group.policies
@@ -484,20 +579,32 @@ def correlations(study: Study) -> Table:
             measures[head] = [policy.measure(*path) for policy in policies]
         for name, rho, n in rank_correlations(measures, [policy.mean_gain for policy in policies]):
             rows.setdefault(name, {"measure": name})[f"{group.name}, {n} points"] = f"{rho:+.2f}"
-    title = "Spearman's rank correlation with what offline training added on test, over points (K and seed). "
-    title += "Points of one seed share a trajectory and all measures move with K: no test of a cause"
+    title = (
+        "Spearman's rank correlation with what offline training added on test, over points (K and "
+        "seed). "
+    )
+    title += (
+        "Points of one seed share a trajectory and all measures move with K: no test of a cause"
+    )
     return table(title, rows.values())
 
 
-def rank_correlations(measures: Mapping[str, Sequence[float]], gains: Sequence[float]) -> list[tuple[str, float, int]]:
-    """Give each measure's name, Spearman's rho with the gains [N] (ties share their mean rank), and the points of both.
+def rank_correlations(
+    measures: Mapping[str, Sequence[float]], gains: Sequence[float]
+) -> list[tuple[str, float, int]]:
+    """Give each measure's name, Spearman's rho with the gains [N] (ties share their mean rank), and
+    the points of both.
 
     A measure is left out where fewer than three points have both, or it is the same in all.
     """
     frame = pd.DataFrame({**measures, "gain": gains}, dtype=np.float64)
     rho = frame.corr("spearman", min_periods=3)["gain"]
     counts = frame[frame["gain"].notna()].count()
-    return [(name, float(rho[name]), int(counts[name])) for name in measures if not math.isnan(rho[name])]
+    return [
+        (name, float(rho[name]), int(counts[name]))
+        for name in measures
+        if not math.isnan(rho[name])
+    ]
 
 
 def stopping(study: Study) -> Table:
@@ -508,12 +615,20 @@ def stopping(study: Study) -> Table:
             why = str(policy.stop["rule"])
             if "measure" in policy.stop:
                 why += f" ({policy.stop['measure']})"
-            lines.append({"policy": row.name, "seed": str(policy.run.seed), "K": f"{policy.steps:g}", "why": why})
+            lines.append(
+                {
+                    "policy": row.name,
+                    "seed": str(policy.run.seed),
+                    "K": f"{policy.steps:g}",
+                    "why": why,
+                }
+            )
     return table("Where each warm-up ended", lines)
 
 
 def _settings(study: Study) -> list[Part | None]:
-    """Show the study's config, and the environments its stages were made in, but for the command."""
+    """Show the study's config, and the environments its stages were made in, but for the
+    command."""
     stages = itertools.chain.from_iterable(policy.run.stages.values() for policy in study.policies)
     distinct = {}
     for stage in {stage.folder: stage for stage in stages}.values():
@@ -524,19 +639,29 @@ def _settings(study: Study) -> list[Part | None]:
 
 
 def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
-    """Yield all figures, group by group and K by K: those of each seed, then those of all together (seed "all").
+    """Yield all figures, group by group and K by K: those of each seed, then those of all together
+    (seed "all").
 
-    arm, values, seed, K, split ("" where none applies), measure, value. measure is a path such as "accuracy",
-    "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean", and, of all seeds together,
-    "accuracy/low", "gain/mean" (what the last training added) or "advantage/BASELINE/flops/mean", with rates "hours"
-    too; BASELINE is "best on dev" for the one that is best there at these FLOPs. Units are those of the manifests.
+    arm, values, seed, K, split ("" where none applies), measure, value. measure is a path such as
+    "accuracy", "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean", and, of
+    all seeds together, "accuracy/low", "gain/mean" (what the last training added) or
+    "advantage/BASELINE/flops/mean", with rates "hours" too; BASELINE is "best on dev" for the one
+    that is best there at these FLOPs. Units are those of the manifests.
     """
     for group in (*study.groups, *study.warmups):
         values = ";".join(f"{field}={text}" for field, text in group.values.items())
         for row in group.rows:
             for policy in row.policies:
                 for split, measure, value in _of_policy(policy):
-                    yield group.arm, values, str(policy.run.seed), f"{policy.steps:g}", split, measure, value
+                    yield (
+                        group.arm,
+                        values,
+                        str(policy.run.seed),
+                        f"{policy.steps:g}",
+                        split,
+                        measure,
+                        value,
+                    )
             for split, measure, value in _of_row(study, group, row):
                 yield group.arm, values, "all", f"{row.steps:g}", split, measure, value
 
@@ -551,10 +676,15 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
     yield "test", "offline_gain", policy.mean_gain if kind == OFFLINE else math.nan
     yield from (("", f"cost/{measure}", value) for measure, value in policy.costs.items())
     for name, manifest in ((COLLECT, policy.pairs_manifest), (kind, policy.manifest)):
-        for measure, value in leaves({part: manifest.get(part, {}) for part in ("counts", "result")}):
+        for measure, value in leaves(
+            {part: manifest.get(part, {}) for part in ("counts", "result")}
+        ):
             yield "", f"{name}/{measure.removeprefix('counts/')}", value
     if policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps"):
-        yield from (("", *figure) for figure in leaves(policy.manifest.get("generation", {}), "online/generation/"))
+        yield from (
+            ("", *figure)
+            for figure in leaves(policy.manifest.get("generation", {}), "online/generation/")
+        )
 
 
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
@@ -565,7 +695,9 @@ def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, fl
         intervals["offline_gain"] = row.gain
         measures = ["flops"] if study.rates is None else ["flops", "hours"]
         for measure, baseline in itertools.product(measures, study.baselines):
-            intervals[f"advantage/{baseline.name}/{measure}"] = paired.advantage(row, baseline, measure)
+            intervals[f"advantage/{baseline.name}/{measure}"] = paired.advantage(
+                row, baseline, measure
+            )
         if (best := paired.best_at(study, row)) is not None:
             intervals["advantage/best on dev/flops"] = paired.advantage(row, best)
     for name, interval in intervals.items():

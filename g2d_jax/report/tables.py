@@ -1,4 +1,5 @@
-"""Tables of text for terminal, Markdown and pages, those of a run's manifests, and figures as CSV."""
+"""Tables of text for terminal, Markdown and pages, those of a run's manifests, and figures as
+CSV."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Table(NamedTuple):
 
 
 def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
-    """Make a table of rows that map heads to cells, without heads of which no row knows anything."""
+    """Make a table of rows that map heads to cells, without heads of which no row knows
+    anything."""
     rows = list(rows)
 
     def is_known(head: str) -> bool:
@@ -78,11 +80,13 @@ def one_line(text: str) -> str:
     return re.sub(r"[\\|`*_<>\[\]#]", r"\\\g<0>", clean(text, newlines=False))
 
 
-_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: their full-width forms, which some spreadsheets take too
+# the last four: their full-width forms, which some spreadsheets take too
+_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"
 
 
 def sheet(columns: Sequence[str], rows: Iterable[tuple[*tuple[str, ...], float]]) -> str:
-    """Write rows of texts, which no spreadsheet takes for formulas, and of numbers that read back, as CSV."""
+    """Write rows of texts, which no spreadsheet takes for formulas, and of numbers that read back,
+    as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
@@ -100,14 +104,25 @@ def _cell(value: float) -> int | float | str:
 
 
 def guarded(text: str) -> str:
-    """Guard a text from being taken for a formula: on one line, an apostrophe before a leading = + - @."""
+    """Guard a text from being taken for a formula: on one line, an apostrophe before a leading = +
+    - @."""
     line = clean(text, newlines=False)
     if line.lstrip().startswith(tuple(_FORMULA)):
         return f"'{line}"
     return line
 
 
-_NOT_FIGURES = {"done", "started", "inputs", "fingerprint", "kind", "name", "sampling", "policies", "paired"}
+_NOT_FIGURES = {
+    "done",
+    "started",
+    "inputs",
+    "fingerprint",
+    "kind",
+    "name",
+    "sampling",
+    "policies",
+    "paired",
+}
 _SPELLED = ("NaN", "Infinity", "-Infinity")  # as storage writes them
 
 
@@ -122,7 +137,8 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
 
 
 def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str, str]:
-    """Format these measures of a cost, those it lacks as unknown; device time only where there were several devices."""
+    """Format these measures of a cost, those it lacks as unknown; device time only where there were
+    several devices."""
     if not costs.get("device_seconds", math.nan) > costs.get("seconds", math.nan):
         costs = {**costs, "device_seconds": math.nan}
     cells = {}
@@ -132,7 +148,9 @@ def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str,
     return cells
 
 
-def total_cost(manifests: Iterable[Manifest], price_per_device_hour: float | None = None) -> dict[str, float]:
+def total_cost(
+    manifests: Iterable[Manifest], price_per_device_hour: float | None = None
+) -> dict[str, float]:
     """Add up what stages cost, by measure; {} for none."""
     total: dict[str, float] = {}
     for manifest in manifests:
@@ -142,27 +160,35 @@ def total_cost(manifests: Iterable[Manifest], price_per_device_hour: float | Non
 
 
 def policies(evaluation: Manifest | None) -> list[Manifest]:
-    """Return the policies of a finished evaluate stage, in the order they were evaluated; [] for None."""
+    """Return the policies of a finished evaluate stage, in the order they were evaluated; [] for
+    None."""
     return list((evaluation or {}).get("result", {}).get("policies", ()))
 
 
 def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """Map (before, after) to the paired difference in accuracy and its standard error clustered by problem.
+    """Map (before, after) to the paired difference in accuracy and its standard error clustered by
+    problem.
 
-    kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its reward.
+    kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its
+    reward.
     """
     pairs = evaluation.get("result", {}).get("paired", ())
-    return {(p["before"], p["after"]): (number(p, *kind, "difference"), number(p, *kind, "sem")) for p in pairs}
+    return {
+        (p["before"], p["after"]): (number(p, *kind, "difference"), number(p, *kind, "sem"))
+        for p in pairs
+    }
 
 
 def compared(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], float]:
-    """(before, after) -> the problems that their paired difference is over. kind: as in `differences`."""
+    """(before, after) -> the problems that their paired difference is over. kind: as in
+    `differences`."""
     pairs = evaluation.get("result", {}).get("paired", ())
     return {(p["before"], p["after"]): number(p, *kind, "problems") for p in pairs}
 
 
 def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, float, float]]:
-    """List each policy but the first with the one before it: before, after, paired difference, standard error.
+    """List each policy but the first with the one before it: before, after, paired difference,
+    standard error.
 
     kind: as in `differences`.
     """
@@ -172,14 +198,21 @@ def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, fl
 
 
 def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
-    """Map each policy but the first to its gain on the one before it, and the standard error; see `steps`."""
-    return {after["name"]: (difference, error) for _, after, difference, error in steps(evaluation, *kind)}
+    """Map each policy but the first to its gain on the one before it, and the standard error; see
+    `steps`."""
+    return {
+        after["name"]: (difference, error)
+        for _, after, difference, error in steps(evaluation, *kind)
+    }
 
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
-    """Return the tasks of an evaluation, and whether their rewards are verifiable; {} if it has accuracy alone."""
+    """Return the tasks of an evaluation, and whether their rewards are verifiable; {} if it has
+    accuracy alone."""
     first = next(iter(policies(evaluation)), {})
-    return {name: result.get("accuracy") is not None for name, result in first.get("tasks", {}).items()}
+    return {
+        name: result.get("accuracy") is not None for name, result in first.get("tasks", {}).items()
+    }
 
 
 def has_accuracy(evaluation: Manifest) -> bool:
@@ -189,15 +222,20 @@ def has_accuracy(evaluation: Manifest) -> bool:
 
 def pass_at_ks(ordered: Iterable[Manifest]) -> list[int]:
     """List the k of the pass@k that policies were evaluated with, ascending."""
-    return sorted(set(map(int, itertools.chain.from_iterable(policy.get("pass_at", ()) for policy in ordered))))
+    return sorted(
+        set(
+            map(int, itertools.chain.from_iterable(policy.get("pass_at", ()) for policy in ordered))
+        )
+    )
 
 
 def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Table:
     """Build the result: accuracy of each policy, its gain, and the cost of making it.
 
     Where tasks have other rewards, their means stand beside, or in place of, the accuracy.
-    evaluation: the manifest of a finished evaluate stage, None if there is none yet (no rows then). stage_manifests: of
-    the finished stages in order; each stage's cost counts once, in the row of the policy it led to.
+    evaluation: the manifest of a finished evaluate stage, None if there is none yet (no rows then).
+    stage_manifests: of the finished stages in order; each stage's cost counts once, in the row of
+    the policy it led to.
     """
     if not evaluation:
         return Table("No evaluation is finished yet", [], [])
@@ -217,10 +255,17 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
             row["greedy change"] = fmt.change(*greedy.get(policy["name"], NOT_MEASURED))
         row |= _rewards(evaluation, policy)
         row["made by"] = " + ".join(str(stage.get("name", "")) for stage in makers) or UNKNOWN
-        rows.append(row | cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds")))
-    over = f"{problems(evaluation, 'problems')}, {fmt.count(number(evaluation, 'result', 'samples'))} answers each"
+        rows.append(
+            row | cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds"))
+        )
+    over = (
+        f"{problems(evaluation, 'problems')}, "
+        f"{fmt.count(number(evaluation, 'result', 'samples'))} answers each"
+    )
     what, unit = ("Accuracy", ", in points") if has_accuracy(evaluation) else ("Reward", "")
-    return table(f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})", rows)
+    return table(
+        f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})", rows
+    )
 
 
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
@@ -238,11 +283,14 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
 
 def reward(policy: Manifest, task: str) -> str:
     """Format a policy's mean reward in a task, with its standard error."""
-    return fmt.measured(number(policy, "tasks", task, "reward"), number(policy, "tasks", task, "sem"))
+    return fmt.measured(
+        number(policy, "tasks", task, "reward"), number(policy, "tasks", task, "sem")
+    )
 
 
 def problems(evaluation: Manifest, what: str) -> str:
-    """Count the problems that the result is about: those with right and wrong answers, if there are any."""
+    """Count the problems that the result is about: those with right and wrong answers, if there are
+    any."""
     judged = [name for name, verifiable in tasks(evaluation).items() if verifiable]
     counted = number(evaluation, "result", "problems")
     if judged:
@@ -250,9 +298,14 @@ def problems(evaluation: Manifest, what: str) -> str:
     return f"{fmt.count(counted)} {what}"
 
 
-def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
-    """List for each policy the stages that led to it and are not yet in a row above: its own, with those it reads."""
-    waiting = {str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"}
+def _makers(
+    ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]
+) -> list[list[Manifest]]:
+    """List for each policy the stages that led to it and are not yet in a row above: its own, with
+    those it reads."""
+    waiting = {
+        str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"
+    }
 
     def claim(name: str) -> list[Manifest]:
         if (stage := waiting.pop(name, None)) is None:
@@ -268,7 +321,9 @@ def tasks_table(evaluation: Manifest) -> Table:
     rows = []
     for policy in policies(evaluation):
         for task, result in policy.get("tasks", {}).items():
-            by_length = fmt.measured(number(result, "length_normalised"), number(result, "length_normalised_sem"))
+            by_length = fmt.measured(
+                number(result, "length_normalised"), number(result, "length_normalised_sem")
+            )
             rows.append(
                 {
                     "policy": policy_name(policy),
@@ -287,14 +342,17 @@ def tasks_table(evaluation: Manifest) -> Table:
 
 
 def verdicts_table(evaluation: Manifest) -> Table:
-    """Return the share of each policy's answers by verdict, of those that occur and that the result is not about."""
+    """Return the share of each policy's answers by verdict, of those that occur and that the result
+    is not about."""
     ordered = policies(evaluation)
 
     def occurs(verdict: Verdict) -> bool:
         return any(number(policy, "verdicts", verdict.value) > 0 for policy in ordered)
 
     occurring = list(filter(occurs, Verdict))
-    shown = [verdict.value for verdict in occurring if verdict not in (Verdict.CORRECT, Verdict.SCORED)]
+    shown = [
+        verdict.value for verdict in occurring if verdict not in (Verdict.CORRECT, Verdict.SCORED)
+    ]
     rows = []
     for policy in ordered:
         counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in occurring}
@@ -305,7 +363,8 @@ def verdicts_table(evaluation: Manifest) -> Table:
 
 
 def paired_table(evaluation: Manifest) -> Table:
-    """Build the paired differences that the result lacks: those of policies that do not follow each other."""
+    """Build the paired differences that the result lacks: those of policies that do not follow each
+    other."""
     stepwise = {(before["name"], after["name"]) for before, after, *_ in steps(evaluation)}
     rows = []
     for kind in ((), ("greedy",)):
@@ -321,18 +380,26 @@ def subsets_table(evaluation: Manifest) -> Table:
     """Show accuracy by subset of the problems."""
     ordered = policies(evaluation)
     rows = []
-    for name in dict.fromkeys(itertools.chain.from_iterable(policy.get("subsets", ()) for policy in ordered)):
+    for name in dict.fromkeys(
+        itertools.chain.from_iterable(policy.get("subsets", ()) for policy in ordered)
+    ):
         size = max(number(policy, "subsets", name, "problems") for policy in ordered)
-        means = {policy_name(policy): fmt.percent(number(policy, "subsets", name, "mean")) for policy in ordered}
+        means = {
+            policy_name(policy): fmt.percent(number(policy, "subsets", name, "mean"))
+            for policy in ordered
+        }
         rows.append({"subset": name, "problems": fmt.count(size), **means})
     return table("Accuracy by subset, %", rows)
 
 
 def selection_table(manifest: Manifest) -> Table:
-    """Show the scores of a finished best_checkpoint stage at every step, and of each task if several."""
+    """Show the scores of a finished best_checkpoint stage at every step, and of each task if
+    several."""
     result = manifest.get("result", {})
     measured: Mapping[str, Any] = result.get("steps", {})
-    names = dict.fromkeys(itertools.chain.from_iterable(scores.get("tasks", ()) for scores in measured.values()))
+    names = dict.fromkeys(
+        itertools.chain.from_iterable(scores.get("tasks", ()) for scores in measured.values())
+    )
     if len(names) == 1:
         names.clear()  # its scores are the whole
     rows = []
@@ -342,26 +409,39 @@ def selection_table(manifest: Manifest) -> Table:
         row = {"step": f"{step}{' (chosen)' * is_chosen}"}
         row["score"] = fmt.measured(number(scores, "score"), number(scores, "sem"))
         for name in names:
-            row[name] = fmt.measured(number(scores, "tasks", name, "score"), number(scores, "tasks", name, "score_sem"))
+            row[name] = fmt.measured(
+                number(scores, "tasks", name, "score"), number(scores, "tasks", name, "score_sem")
+            )
         rows.append(row)
-    title = f"Selection {manifest.get('name')}: {result.get('policy')} by its score on {result.get('split')}"
+    title = (
+        f"Selection {manifest.get('name')}: {result.get('policy')} by its score on "
+        f"{result.get('split')}"
+    )
     return table(f"{title} (± standard error)", rows)
 
 
-def compute_table(manifests: Sequence[Manifest], price_per_device_hour: float | None = None) -> Table:
-    """Build each finished stage's cost; the last row is the total. A price adds a column for the device time."""
-    groups = [(str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests]
+def compute_table(
+    manifests: Sequence[Manifest], price_per_device_hour: float | None = None
+) -> Table:
+    """Build each finished stage's cost; the last row is the total. A price adds a column for the
+    device time."""
+    groups = [
+        (str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests
+    ]
     if len(manifests) > 1:
         groups.append(("all stages", "", list(manifests)))
     rows = []
     for name, kind, stages in groups:
-        costs = cost_cells(total_cost(stages, price_per_device_hour), (*TOKENS, "flops", *TIMES, "price"))
+        costs = cost_cells(
+            total_cost(stages, price_per_device_hour), (*TOKENS, "flops", *TIMES, "price")
+        )
         rows.append({"stage": name, "kind": kind, **costs, "host memory": _peak_memory(stages)})
     return table("Compute of each finished stage (generated to trained: tokens)", rows)
 
 
 def _peak_memory(manifests: Iterable[Manifest]) -> str:
-    """Format the most memory that the processes of stages took at a time; unknown for those of earlier versions."""
+    """Format the most memory that the processes of stages took at a time; unknown for those of
+    earlier versions."""
     peaks = [number(manifest, "peak_memory_bytes") for manifest in manifests]
     if not peaks or any(map(math.isnan, peaks)):
         return UNKNOWN
@@ -371,19 +451,23 @@ def _peak_memory(manifests: Iterable[Manifest]) -> str:
 def goodput_table(manifests: Iterable[Manifest]) -> Table:
     """Show where the time of each finished stage went, without a row of one that does not tell.
 
-    The wall time has writing checkpoints in it, and neither probes nor diagnoses, which are counted apart.
+    The wall time has writing checkpoints in it, and neither probes nor diagnoses, which are counted
+    apart.
     """
     rows = []
     for manifest in manifests:
         spent = {activity: fmt.percent(share) for activity, share in shares(manifest).items()}
         if spent:
-            took = fmt.duration(number(manifest, "seconds") + number(manifest, "checkpointing_seconds"))
+            took = fmt.duration(
+                number(manifest, "seconds") + number(manifest, "checkpointing_seconds")
+            )
             rows.append({"stage": str(manifest.get("name", "")), "wall time": took, **spent})
     return table("Where the time went, in % of the wall time", rows)
 
 
 def compiled_table(manifests: Iterable[Manifest]) -> Table:
-    """Build a row for the programs that took longest to compile, those of a name together, and the rest."""
+    """Build a row for the programs that took longest to compile, those of a name together, and the
+    rest."""
     compiled = Counter[str]()
     seconds = defaultdict[str, float](float)
     for manifest in manifests:
@@ -393,7 +477,11 @@ def compiled_table(manifests: Iterable[Manifest]) -> Table:
 
     def row(title: str, names: Sequence[str]) -> dict[str, str]:
         took = sum(seconds[name] for name in names)
-        return {"program": title, "times": str(sum(compiled[name] for name in names)), "took": f"{took:.1f} s"}
+        return {
+            "program": title,
+            "times": str(sum(compiled[name] for name in names)),
+            "took": f"{took:.1f} s",
+        }
 
     longest = sorted(seconds, key=lambda name: -seconds[name])
     rows = [row(name, [name]) for name in longest[:8]]

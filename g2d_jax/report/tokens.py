@@ -1,7 +1,8 @@
 """Colour a completion's tokens by the probability they were sampled with.
 
-Token boundaries come from decoding ever longer parts of the ids, so any fast tokenizer will do. Tokens that hold parts
-of one character are shown together. What cannot be shown rightly is not coloured: None, and callers show plain text.
+Token boundaries come from decoding ever longer parts of the ids, so any fast tokenizer will do.
+Tokens that hold parts of one character are shown together. What cannot be shown rightly is not
+coloured: None, and callers show plain text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from g2d_jax.runtime.storage import PathLike, is_local
 from g2d_jax.runtime.tables import safe_text
 from g2d_jax.workdir import absolute
 
-LEVELS = {0.9: "0.9 or more", 0.5: "0.5 to 0.9", 0.2: "0.2 to 0.5", 0.05: "0.05 to 0.2", 0.0: "less than 0.05"}
+LEVELS = {
+    0.9: "0.9 or more",
+    0.5: "0.5 to 0.9",
+    0.2: "0.2 to 0.5",
+    0.05: "0.05 to 0.2",
+    0.0: "less than 0.05",
+}
 """Lowest probability of each class p0 … p4 of the style sheet, and how the legend names it."""
 
 MOST = 800
@@ -49,32 +56,46 @@ class Span(NamedTuple):
 
 
 def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) -> PromptTokenizer:
-    """Load the tokenizer that a run's config names from this machine: no hub and no object store is asked for it.
+    """Load the tokenizer that a run's config names from this machine: no hub and no object store is
+    asked for it.
 
-    workdir: of the run, for files that have moved together with it. Raises ValueError when it cannot be loaded.
+    workdir: of the run, for files that have moved together with it. Raises ValueError when it
+    cannot be loaded.
     """
     settings = config.get("tokenizer") or {}
     model = config.get("model") or {}
     try:
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
-        chosen = TemplateSettings(**{name: settings[name] for name in names if settings.get(name) is not None})
+        chosen = TemplateSettings(
+            **{name: settings[name] for name in names if settings.get(name) is not None}
+        )
         section = settings if settings.get("path") else model
         path = section.get("path") or arithmetic.SLIPS.name
         place = _on_this_machine(path, section.get("revision"), workdir)
         return load_tokenizer(place, chosen, fault=lambda error: None)  # a report only decodes
-    except (OSError, ImportError, TypeError, AttributeError) as error:  # of a config.json that nothing here wrote, too
+    except (
+        OSError,
+        ImportError,
+        TypeError,
+        AttributeError,
+    ) as error:  # of a config.json that nothing here wrote, too
         raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
 
 
 def _on_this_machine(path: str, revision: str | None, workdir: PathLike | None) -> str:
-    """Return the folder of a tokenizer on this machine, of a hub id the downloaded one. Raises ValueError."""
+    """Return the folder of a tokenizer on this machine, of a hub id the downloaded one. Raises
+    ValueError."""
     if path in arithmetic.TASKS:
         return path
     if not is_local(path):
-        raise ValueError(f"the tokenizer lies at {path}, and a report reads this machine's files alone")
+        raise ValueError(
+            f"the tokenizer lies at {path}, and a report reads this machine's files alone"
+        )
     if workdir is not None:
         content = read_optional(absolute(workdir) / "config.json")
-        path = places.followed(path, "model", str(content.get("workdir", "")), str(absolute(workdir)))
+        path = places.followed(
+            path, "model", str(content.get("workdir", "")), str(absolute(workdir))
+        )
     if places.is_path(path) or os.path.isdir(path):
         return path
     from huggingface_hub import snapshot_download
@@ -83,19 +104,27 @@ def _on_this_machine(path: str, revision: str | None, workdir: PathLike | None) 
     try:
         return snapshot_download(path, revision=revision, local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError) as error:
-        raise ValueError(f"the tokenizer {path} was not downloaded here, and a report asks no hub") from error
+        raise ValueError(
+            f"the tokenizer {path} was not downloaded here, and a report asks no hub"
+        ) from error
 
 
-def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarray) -> list[Span] | None:
-    """Cut a completion into spans, special tokens and stop token included; None where colours would be wrong.
+def coloured(
+    tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarray
+) -> list[Span] | None:
+    """Cut a completion into spans, special tokens and stop token included; None where colours would
+    be wrong.
 
-    text: as it is on disk. ids [T] int32, logprobs [T] in nats. None if there is no log-probability, if the tokens do
-    not spell the text (another tokenizer, a text from elsewhere) or if it cannot be cut between tokens.
+    text: as it is on disk. ids [T] int32, logprobs [T] in nats. None if there is no
+    log-probability, if the tokens do not spell the text (another tokenizer, a text from elsewhere)
+    or if it cannot be cut between tokens.
     """
     if not len(ids) or len(logprobs) != len(ids) or np.isnan(logprobs).any() or ids.min() < 0:
         return None
     decoded = safe_text(tokenizer.decode(ids))
-    if not decoded.startswith(text):  # it may end before: a stop string and what follows it are cut off, or all is
+    if not decoded.startswith(
+        text
+    ):  # it may end before: a stop string and what follows it are cut off, or all is
         return None
     special = _special(tokenizer, ids)
     if len(ids) <= MOST:
@@ -106,8 +135,13 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
     tail = pieces(tokenizer, ids[-half:], len(ids) - half)
     if head is None or tail is None:
         return None
-    head, tail = head[:-1], tail[1:]  # the cut may have gone through a character, or dropped a space
-    while tail and tail[0].first < len(ids) - half + _CHARACTER and tail[0].text.strip(_BROKEN) == "":
+    head, tail = (
+        head[:-1],
+        tail[1:],
+    )  # the cut may have gone through a character, or dropped a space
+    while (
+        tail and tail[0].first < len(ids) - half + _CHARACTER and tail[0].text.strip(_BROKEN) == ""
+    ):
         tail = tail[1:]
     left_out = Span("")
     if head and tail:
@@ -116,12 +150,17 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
 
 
 def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece] | None:
-    """Cut the text of ids [T] wherever a token ends with a character; None if the parts are not the whole.
+    """Cut the text of ids [T] wherever a token ends with a character; None if the parts are not the
+    whole.
 
     offset: number of the first token.
     """
     cut: list[Piece] = []
-    anchor = start = 0  # of the piece before, which tells whether a space belongs to the next; of the piece under way
+    anchor = start = (
+        # of the piece before, which tells whether a space belongs to the next; of the piece under
+        # way
+        0
+    )
     for end in range(1, len(ids) + 1):
         before, now = tokenizer.decode_raw(ids[anchor:start]), tokenizer.decode_raw(ids[anchor:end])
         if now.endswith(_BROKEN) and end < min(start + _CHARACTER + 1, len(ids)):
@@ -133,12 +172,15 @@ def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece]
 
 def _special(tokenizer: PromptTokenizer, ids: Ids) -> set[int]:
     """Find where the tokens stand that readers and rewards do not see."""
-    hidden = {i for i in set(ids.tolist()) if not tokenizer.decode([i]) and tokenizer.decode_raw([i])}
+    hidden = {
+        i for i in set(ids.tolist()) if not tokenizer.decode([i]) and tokenizer.decode_raw([i])
+    }
     return {place for place, i in enumerate(ids.tolist()) if i in hidden}
 
 
 def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> Iterator[Span]:
-    """Yield every piece with its probability; neighbours of the highest class together: they are most of a text."""
+    """Yield every piece with its probability; neighbours of the highest class together: they are
+    most of a text."""
     run: list[tuple[Piece, float]] = []
     for piece in parts:
         nats = float(logprobs[piece.first : piece.last].mean(dtype=np.float64))

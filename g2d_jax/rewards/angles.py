@@ -1,4 +1,5 @@
-r"""Angles in degrees as such in radians, and arguments of functions in parentheses, for math-verify.
+r"""Angles in degrees as such in radians, and arguments of functions in parentheses, for
+math-verify.
 
 It takes `30^\circ` for 30, and `\ln 2 \cdot 3` for the logarithm of 6.
 """
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 DEGREE = r"^\circ"
 _FUNCTIONS = r"(?:arc)?(?:sin|cos|tan|cot)h?|sec|csc|ln|lg|log|exp"
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_ANGLE = re.compile(r"(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\([^()]*\)|\d+(?:\.\d+)?|\\[a-z]+|[A-Za-z])\s*\^\\circ")
+_ANGLE = re.compile(
+    r"(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\([^()]*\)|\d+(?:\.\d+)?|\\[a-z]+|[A-Za-z])\s*\^\\circ"
+)
 _UNBRACKETED = re.compile(
     rf"(\\(?:{_FUNCTIONS})(?![A-Za-z])(?:\s*[\^_]\s*(?:\{{[^{{}}]*\}}|\w))*)"
     r"\s*((?:\\(?:frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*\{[^{}]*\}|alpha|beta|gamma|delta|theta|phi|psi|omega|pi|lambda|mu|rho)"
@@ -20,15 +23,17 @@ _UNBRACKETED = re.compile(
 
 
 def with_arguments(text: str) -> str:
-    r"""Put what a function is applied to into parentheses before a product: `\ln 2\cdot 3` is `\ln(2)\cdot 3`."""
+    r"""Put what a function is applied to into parentheses before a product: `\ln 2\cdot 3` is
+    `\ln(2)\cdot 3`."""
     return _UNBRACKETED.sub(r"\1(\2)", text)
 
 
 def readings(gold: str, answer: str) -> Iterator[tuple[str, str]]:
-    r"""Yield the pairs that two answers may be compared as: with degrees as a unit, and as `\pi/180`.
+    r"""Yield the pairs that two answers may be compared as: with degrees as a unit, and as
+    `\pi/180`.
 
-    As a unit degrees are left out, which an argument of a function does not allow. In radians they are where one side
-    has them alone.
+    As a unit degrees are left out, which an argument of a function does not allow. In radians they
+    are where one side has them alone.
     """
     degrees = DEGREE in gold, DEGREE in answer
     if not any(degrees):

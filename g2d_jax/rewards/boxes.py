@@ -6,8 +6,9 @@ Boxes with nothing between them but separators and names are one answer, a list:
     \(a = \boxed{1}\) and \(b = \boxed{2}\)       ─► a = 1, b = 2
     \boxed{4}. Wait, no: \boxed{5}                ─► 5: words keep boxes apart, and the last ones count
 
-Also read are boxes that were escaped twice (`\\boxed{\\frac{1}{2}}`), and those of which JSON took `\b` for a backspace
-(`oxed{5}`). Model text is hostile: every search is linear in its length, none recurses.
+Also read are boxes that were escaped twice (`\\boxed{\\frac{1}{2}}`), and those of which JSON took
+`\b` for a backspace (`oxed{5}`). Model text is hostile: every search is linear in its length, none
+recurses.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A line break may stand before a box, so that three backslashes are not one that was escaped twice, but four are.
+# A line break may stand before a box, so that three backslashes are not one that was escaped twice,
+# but four are.
 _WRITTEN = r"\\{1,4}(?:boxed|fbox)"
 _EATEN = r"\x08oxed|\x0cbox|(?<![\w\\])oxed"
-# One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
+# One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a
+# command.
 _TOKENS = r"|(?P<open>\{)|(?P<close>\})|\\."
 _TOKEN = re.compile(rf"(?P<box>{_WRITTEN}\s*+\{{){_TOKENS}", re.DOTALL)
 _TOKEN_OR_EATEN = re.compile(rf"(?P<box>(?:{_WRITTEN}|{_EATEN})\s*+\{{){_TOKENS}", re.DOTALL)
-_BARE = re.compile(r"(?:\\(?:boxed|fbox)|\x08oxed)[ \t]*+([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))")
+_BARE = re.compile(
+    r"(?:\\(?:boxed|fbox)|\x08oxed)[ \t]*+([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))"
+)
 
-# What JSON makes of `\frac`, `\beta`, `\times` and `\rho`, and what is left of the first without control characters.
+# What JSON makes of `\frac`, `\beta`, `\times` and `\rho`, and what is left of the first without
+# control characters.
 _RESTORED = (
     (re.compile(r"\x0c|(?<![A-Za-z\\\x0c])(?=rac\s*\{)"), r"\\f"),
     (re.compile(r"\x08"), r"\\b"),
@@ -38,8 +44,13 @@ _ESCAPED_COMMAND = re.compile(r"\\\\(?=[A-Za-z{}|,;:!%])")
 _SPACE = r"[\s$&~]|\\{1,2}(?:[()\[\],;:!>\s]|q?quad(?![A-Za-z]))|\\\\|\*\*"
 _BULLET = r"\n[ \t]*+[-*\u2022](?=[ \t])"
 _WORD = r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])"
-_TEXT = r"\\{1,2}(?:text(?:rm|bf|it|normal)?|mbox|mathrm)\s*+\{(?:[\s,;]|\\[ ,;:])*+(?:(?:and|or)[\s,;]*+)?\}"
-_GAP = re.compile(rf"(?:{_BULLET}|{_TEXT}|{_SPACE}|[,;\uff0c\uff1b\u3001]|{_WORD})*+", re.IGNORECASE)
+_TEXT = (
+    r"\\{1,2}(?:text(?:rm|bf|it|normal)?|mbox|mathrm)\s*+\{(?:[\s,;]|\\[ "
+    r",;:])*+(?:(?:and|or)[\s,;]*+)?\}"
+)
+_GAP = re.compile(
+    rf"(?:{_BULLET}|{_TEXT}|{_SPACE}|[,;\uff0c\uff1b\u3001]|{_WORD})*+", re.IGNORECASE
+)
 
 _GREEK = (
     r"\\(?:(?:var)?(?:epsilon|theta|phi|rho|sigma)|alpha|beta|gamma|delta|zeta|eta|kappa|lambda|mu|nu|xi|pi|tau|chi|psi"
@@ -49,15 +60,21 @@ _NAME = (
     rf"(?:\\angle\s*)?(?:[A-Z]{{2,3}}|[A-Za-z]|{_GREEK})'{{0,3}}"
     r"[\u2080-\u2089]{0,3}(?:_(?:\w+|\{\w+\}))?(?:\(\w{1,3}\))?"
 )
-_NAMED = re.compile(rf"(?<![\w\\}})\]^_.'])({_NAME})(?:[\s&]|\\[,;: ])*+=(?:[\s$&*]|\\{{1,2}}[(\[,;: ])*+$")
+_NAMED = re.compile(
+    rf"(?<![\w\\}})\]^_.'])({_NAME})(?:[\s&]|\\[,;: ])*+=(?:[\s$&*]|\\{{1,2}}[(\[,;: ])*+$"
+)
 _NAME_WINDOW = 64  # characters before a box in which its name is looked for
-# Before a name: it is part of a sum or of a chain of equations, as y in `x + y = \boxed{5}`. A bullet is none.
-_OPERATOR = re.compile(r"(?:(?<=[^\n])[-+]|[-+](?=$)|[*/=<>^|]|\\(?:cdot|times|div|pm|mp|cap|cup))[ \t]*+$")
+# Before a name: it is part of a sum or of a chain of equations, as y in `x + y = \boxed{5}`. A
+# bullet is none.
+_OPERATOR = re.compile(
+    r"(?:(?<=[^\n])[-+]|[-+](?=$)|[*/=<>^|]|\\(?:cdot|times|div|pm|mp|cap|cup))[ \t]*+$"
+)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 class Box(NamedTuple):
-    """A box: where its command starts and where it ends, and between which places its content stands."""
+    """A box: where its command starts and where it ends, and between which places its content
+    stands."""
 
     start: int
     end: int
@@ -80,7 +97,9 @@ def braced(text: str) -> list[Box]:
     if "oxed" not in text and "box" not in text:
         return []
     is_eaten = "\x0cbox" in text or text.count("oxed") > text.count("boxed")
-    open_braces: list[tuple[int, int]] = []  # (where its command starts, -1 for no box, where its content starts)
+    open_braces: list[
+        tuple[int, int]
+    ] = []  # (where its command starts, -1 for no box, where its content starts)
     boxes: list[Box] = []
     pattern = _TOKEN_OR_EATEN if is_eaten else _TOKEN
     for token in pattern.finditer(text):
@@ -104,7 +123,8 @@ def bare(text: str) -> list[Box]:
 
 
 def answer_of(text: str, boxes: Sequence[Box]) -> Boxed:
-    """Return the answer of the last run of boxes that are not all empty: the content of one, or a list of several."""
+    """Return the answer of the last run of boxes that are not all empty: the content of one, or a
+    list of several."""
     run: list[tuple[Box, str]] = []  # the last box first
     for box in reversed(boxes):
         if run and not _is_joined(text, box, run[-1][0]):
@@ -123,7 +143,8 @@ def answer_of(text: str, boxes: Sequence[Box]) -> Boxed:
 
 
 def _is_joined(text: str, box: Box, after: Box) -> bool:
-    """Tell whether nothing but separators, and the name of the later one, stands between two boxes."""
+    """Tell whether nothing but separators, and the name of the later one, stands between two
+    boxes."""
     following = _name(text, box.end, after)
     start = following.start() if following else after.start
     return _GAP.fullmatch(text, box.end, start) is not None
@@ -143,7 +164,11 @@ def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
     before = 0
     for box, content in run:
         name = _name(text, before, box)
-        if name and before == 0 and _OPERATOR.search(text, max(name.start() - _NAME_WINDOW, 0), name.start()):
+        if (
+            name
+            and before == 0
+            and _OPERATOR.search(text, max(name.start() - _NAME_WINDOW, 0), name.start())
+        ):
             name = None
         found.append((name[1] if name else "", content))
         before = box.end
@@ -163,7 +188,8 @@ def _one_value(content: str) -> str:
 
 
 def _content(text: str, box: Box) -> str:
-    """Return what is in a box, as it was before anything escaped it twice or took its escapes for characters."""
+    """Return what is in a box, as it was before anything escaped it twice or took its escapes for
+    characters."""
     content = text[slice(*box.inside)]
     if text[box.start] != "\\":
         for pattern, restored in _RESTORED:
@@ -178,7 +204,8 @@ def _content(text: str, box: Box) -> str:
 def _unescaped(content: str) -> str:
     r"""Halve the backslashes of a box that was escaped twice: none stands alone in it.
 
-    In a matrix whose rows have two backslashes and not four, only those of commands and braces were escaped.
+    In a matrix whose rows have two backslashes and not four, only those of commands and braces were
+    escaped.
     """
     if _LONE_BACKSLASH.search(content):
         return content

@@ -1,10 +1,13 @@
-"""A chat model behind any OpenAI-style endpoint: vLLM, OpenAI, a reward server of one's own. Its answers are kept.
+"""A chat model behind any OpenAI-style endpoint: vLLM, OpenAI, a reward server of one's own. Its
+answers are kept.
 
-    conversations ─► journal (asked before?) ─► requests, `concurrency` at a time ─► journal ─► replies
+    conversations ─► journal (asked before?) ─► requests, `concurrency` at a time ─► journal ─►
+    replies
 
-The journal (`storage.Segments`) has a line for each reply, named by a fingerprint of what was asked: model, messages
-and max_tokens, not the url. It is written before anything uses the reply, so that a process started again asks what is
-missing and gets the same answers for the rest. Failures are logged there too, for people; they are asked again.
+The journal (`storage.Segments`) has a line for each reply, named by a fingerprint of what was
+asked: model, messages and max_tokens, not the url. It is written before anything uses the reply, so
+that a process started again asks what is missing and gets the same answers for the rest. Failures
+are logged there too, for people; they are asked again.
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import safe_text
 from g2d_jax.runtime.threads import in_daemons
 
-Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
-"""No connection; no answer in time; 408, 409, 425, 429 or 5xx; 401, 404 or a redirect, which every request will get;
-any other status; an answer that is no chat completion, or too long for one."""
+Failure: TypeAlias = Literal[
+    "unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"
+]
+"""No connection; no answer in time; 408, 409, 425, 429 or 5xx; 401, 404 or a redirect, which every
+request will get; any other status; an answer that is no chat completion, or too long for one."""
 
 NO_REPLY = ("unreachable", "timeout", "unavailable")
 PATIENCE = 8
-"""So many requests without a reply in a row, or `concurrency` if that is more, and the server counts as down."""
+"""So many requests without a reply in a row, or `concurrency` if that is more, and the server
+counts as down."""
 PAUSE = 0.5
 """Seconds before the second attempt; they double with each further one."""
 MOST_PAUSE = 60.0
@@ -45,7 +51,8 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Holds the outcome of one request. finish: the server's finish_reason. failure: why there is no reply, else "".
+    """Holds the outcome of one request. finish: the server's finish_reason. failure: why there is
+    no reply, else "".
 
     detail: the error's text, shortened, without the key.
     """
@@ -57,20 +64,23 @@ class Reply:
 
     @property
     def complete(self) -> bool:
-        """Tell a whole reply from a failure and from one cut at max_tokens, which has not come to its verdict."""
+        """Tell a whole reply from a failure and from one cut at max_tokens, which has not come to
+        its verdict."""
         return not self.failure and self.finish != "length"
 
 
 class Chat:
-    """Asks an endpoint at temperature 0. For one thread, which sends from several; close it at the end.
+    """Asks an endpoint at temperature 0. For one thread, which sends from several; close it at the
+    end.
 
-    retries of the settings: further attempts of a request without a reply, after pauses that double, or as long as the
-    server asks for, MOST_PAUSE at most. concurrency: requests under way at a time. Each request has the guards of
-    `endpoint.exchange`: a deadline, a limit of bytes, no redirects.
+    retries of the settings: further attempts of a request without a reply, after pauses that
+    double, or as long as the server asks for, MOST_PAUSE at most. concurrency: requests under way
+    at a time. Each request has the guards of `endpoint.exchange`: a deadline, a limit of bytes, no
+    redirects.
 
-    counts, since it was made: requests "sent", those that the "journal" answered (or an equal one beside them),
-    "failed" (and by kind of failure) and "cut" at max_tokens, and the "prompt_tokens" and "completion_tokens" that the
-    server reported.
+    counts, since it was made: requests "sent", those that the "journal" answered (or an equal one
+    beside them), "failed" (and by kind of failure) and "cut" at max_tokens, and the "prompt_tokens"
+    and "completion_tokens" that the server reported.
     """
 
     def __init__(self, endpoint: Judge, journal: storage.PathLike) -> None:
@@ -98,8 +108,9 @@ class Chat:
     def ask(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
         """Get one reply for each conversation, in order; equal conversations are asked once.
 
-        A request that failed after all retries is a Reply with a failure. Raises ConnectionError when the server is
-        down, ValueError when it rejects the key or the url, or all that was sent.
+        A request that failed after all retries is a Reply with a failure. Raises ConnectionError
+        when the server is down, ValueError when it rejects the key or the url, or all that was
+        sent.
         """
         named = list(map(self._named, conversations))
         missing = {name: messages for name, messages in named if name not in self._replies}
@@ -110,14 +121,18 @@ class Chat:
 
     def _named(self, conversation: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
         messages = [{"role": m["role"], "content": safe_text(m["content"])} for m in conversation]
-        return storage.fingerprint([self.endpoint.model, messages, self.endpoint.max_tokens]), messages
+        return storage.fingerprint(
+            [self.endpoint.model, messages, self.endpoint.max_tokens]
+        ), messages
 
     def _send(self, requests: dict[str, Any]) -> dict[str, Reply]:
         """Ask and journal; return the requests that failed."""
         failed: dict[str, Reply] = {}
         stopped = threading.Event()
         futures = in_daemons(
-            lambda messages: self._request(messages, stopped), requests.values(), self.endpoint.concurrency
+            lambda messages: self._request(messages, stopped),
+            requests.values(),
+            self.endpoint.concurrency,
         )
         waiting = dict(zip(futures, requests, strict=True))
         try:
@@ -130,7 +145,8 @@ class Chat:
         finally:
             stopped.set()
             for future in futures:
-                future.cancel()  # after an error no more is sent, and nobody waits for what is under way
+                # after an error no more is sent, and nobody waits for what is under way
+                future.cancel()
         return failed
 
     def _record(self, name: str, reply: Reply, usage: dict[str, int]) -> None:
@@ -140,21 +156,28 @@ class Chat:
             self._lost = 0
         if reply.failure:
             self.counts.update(["failed", reply.failure])
-            self._journal.append({"request": name, "failure": reply.failure, "detail": reply.detail})
+            self._journal.append(
+                {"request": name, "failure": reply.failure, "detail": reply.detail}
+            )
             return
         self.counts.update({"cut": int(reply.finish == "length"), **usage})
         self._journal.append({"request": name, "text": reply.text, "finish": reply.finish, **usage})
         self._replies[name] = reply
 
     def _check_alive(self, reply: Reply, failed: int, last: bool) -> None:
-        """Raise rather than let a server that is down, or settings that it rejects, make thousands of failures."""
+        """Raise rather than let a server that is down, or settings that it rejects, make thousands
+        of failures."""
         patience = max(PATIENCE, self.endpoint.concurrency)
-        nothing = not self._replies and (failed >= patience or last)  # answers of an earlier life count
+        nothing = not self._replies and (
+            failed >= patience or last
+        )  # answers of an earlier life count
         where = f"{self.endpoint.url} (model {self.endpoint.model})"
         if self._lost >= patience or (nothing and reply.failure in NO_REPLY):
             raise ConnectionError(
-                f"{where} does not answer: {self._lost} requests in a row failed, the last one with: {reply.detail}. "
-                "Check that the server runs, the url, the timeout, and the server's log; then start again: "
+                f"{where} does not answer: {self._lost} requests in a row failed, the last one "
+                f"with: {reply.detail}. "
+                "Check that the server runs, the url, the timeout, and the server's log; then "
+                "start again: "
                 "the answers so far are kept"
             )
         if nothing or reply.failure == "rejected":
@@ -164,8 +187,11 @@ class Chat:
                 f"{self.endpoint.api_key_env or 'api_key_env'}"
             )
 
-    def _request(self, messages: list[dict[str, str]], stopped: threading.Event) -> tuple[Reply, dict[str, int]]:
-        """Send one request, again where that may help, in a thread. stopped: no further attempt is wanted."""
+    def _request(
+        self, messages: list[dict[str, str]], stopped: threading.Event
+    ) -> tuple[Reply, dict[str, int]]:
+        """Send one request, again where that may help, in a thread. stopped: no further attempt is
+        wanted."""
         attempt = 0
         while True:
             reply, usage, pause = self._attempt(messages)
@@ -177,9 +203,16 @@ class Chat:
                 return reply, usage
             attempt += 1
 
-    def _attempt(self, messages: list[dict[str, str]]) -> tuple[Reply, dict[str, int], float | None]:
-        """Send one request once; with the seconds after which the server wants the next attempt, if it says so."""
-        asked = {"model": self.endpoint.model, "messages": messages, "max_tokens": self.endpoint.max_tokens}
+    def _attempt(
+        self, messages: list[dict[str, str]]
+    ) -> tuple[Reply, dict[str, int], float | None]:
+        """Send one request once; with the seconds after which the server wants the next attempt, if
+        it says so."""
+        asked = {
+            "model": self.endpoint.model,
+            "messages": messages,
+            "max_tokens": self.endpoint.max_tokens,
+        }
         pause = None
         kind: Failure
         try:
@@ -197,7 +230,10 @@ class Chat:
             detail = f"status {answer.status}: {answer.body.decode('utf-8', 'replace')}"
             pause = _wanted_pause(answer.headers)
             if kind == "rejected" and answer.status < 400:
-                detail = f"status {answer.status}: redirects are not followed, give the url of the server itself"
+                detail = (
+                    f"status {answer.status}: redirects are not followed, give the url of the "
+                    "server itself"
+                )
         except TimeoutError:
             kind, detail = "timeout", f"no answer in {self.endpoint.timeout:g} s"
         except (OSError, http.client.HTTPException) as error:
@@ -217,7 +253,8 @@ def _kind(status: int) -> Failure:
 
 
 def _wanted_pause(headers: http.client.HTTPMessage) -> float | None:
-    """Return the seconds, MOST_PAUSE at most, that a server asks to wait before the next attempt; None if it does not.
+    """Return the seconds, MOST_PAUSE at most, that a server asks to wait before the next attempt;
+    None if it does not.
 
     In retry-after-ms, or in Retry-After as a number; as a date it counts as not asked.
     """
@@ -232,7 +269,8 @@ def _wanted_pause(headers: http.client.HTTPMessage) -> float | None:
 
 
 def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
-    """Parse the reply in the JSON of a chat completion, and its token counts. Raises ValueError for any other body.
+    """Parse the reply in the JSON of a chat completion, and its token counts. Raises ValueError for
+    any other body.
 
     A missing text is "": the model called a tool or refused.
     """
@@ -248,7 +286,9 @@ def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
     counts: dict[str, Any] = {}
     if isinstance(usage, dict):
         counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    return Reply(text or "", (finish or "")[:100]), {name: n for name, n in counts.items() if _is_count(n)}
+    return Reply(text or "", (finish or "")[:100]), {
+        name: n for name, n in counts.items() if _is_count(n)
+    }
 
 
 def _is_count(value: Any) -> bool:
@@ -257,7 +297,8 @@ def _is_count(value: Any) -> bool:
 
 
 def check_endpoint(settings: Judge) -> None:
-    """Raise ValueError for the settings of an endpoint that cannot work, a key that is not set included."""
+    """Raise ValueError for the settings of an endpoint that cannot work, a key that is not set
+    included."""
     endpoints.check_url(settings.url)
     if not settings.model:
         raise ValueError("name the model that the endpoint serves; GET <url>/models lists them")

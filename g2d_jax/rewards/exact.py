@@ -1,9 +1,12 @@
-"""Exact comparison of parsed answers, for use inside worker processes: any of this may run for ever or fill the memory.
+"""Exact comparison of parsed answers, for use inside worker processes: any of this may run for ever
+or fill the memory.
 
-math-verify rounds to six places and chops what is below 1e-15, so that 1/2^99 equals 1/2^98. Here numbers are
-compared by their exact difference: as rationals, otherwise by interval-checked evaluation of the difference, which is
-reliable for telling two numbers apart. Two numbers that agree in DIGITS significant digits are called equal. All other
-expressions are math-verify's, with so many digits in place of its few.
+math-verify rounds to six places and chops what is below 1e-15, so that 1/2^99 equals 1/2^98. Here
+numbers are
+compared by their exact difference: as rationals, otherwise by interval-checked evaluation of the
+difference, which is reliable for telling two numbers apart. Two numbers that agree in DIGITS
+significant digits are called equal. All other expressions are math-verify's, with so many digits in
+place of its few.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ _IN_PIECES = (Abs, Max, Min, Mod, floor, ceiling, asin, acos, atan, acot)
 
 
 def numbers_equal(gold: Any, answer: Any) -> bool | None:
-    """Tell whether two parsed numbers are equal; None if one is no plain number (free symbols, infinity, percent)."""
+    """Tell whether two parsed numbers are equal; None if one is no plain number (free symbols,
+    infinity, percent)."""
     a, b = _number(gold), _number(answer)
     if a is None or b is None:
         return None
@@ -67,7 +71,8 @@ def numbers_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def sets_equal(gold: Any, answer: Any) -> bool | None:
-    """Tell whether two finite sets of plain numbers are equal, in n log n comparisons; None for anything else."""
+    """Tell whether two finite sets of plain numbers are equal, in n log n comparisons; None for
+    anything else."""
     if not (isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)):
         return None
     a, b = _different(gold), _different(answer)
@@ -77,7 +82,8 @@ def sets_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def _different(numbers: FiniteSet) -> list[Any] | None:
-    """Return the elements of a set in order, of equal ones the first; None if one is no plain number."""
+    """Return the elements of a set in order, of equal ones the first; None if one is no plain
+    number."""
     values: list[Any] = list(map(_number, numbers.args))
     if None in values:
         return None
@@ -86,7 +92,8 @@ def _different(numbers: FiniteSet) -> list[Any] | None:
 
 
 def equations_equal(gold: Any, answer: Any) -> bool | None:
-    """Tell whether two polynomial equations are the same but for a factor; None for anything else."""
+    """Tell whether two polynomial equations are the same but for a factor; None for anything
+    else."""
     if not (isinstance(gold, Eq) and isinstance(answer, Eq)):
         return None
     if not all(isinstance(side, Expr) for side in (*gold.args, *answer.args)):
@@ -95,7 +102,12 @@ def equations_equal(gold: Any, answer: Any) -> bool | None:
         a, b = (Poly(_exact(side.lhs - side.rhs).doit()) for side in (gold, answer))
     except (PolynomialError, GeneratorsNeeded):
         return None
-    if a.gens != b.gens or a.is_zero or b.is_zero or not all(value.is_Rational for value in (*a.coeffs(), *b.coeffs())):
+    if (
+        a.gens != b.gens
+        or a.is_zero
+        or b.is_zero
+        or not all(value.is_Rational for value in (*a.coeffs(), *b.coeffs()))
+    ):
         return None
     return bool(a.monic() == b.monic()) or None
 
@@ -116,7 +128,8 @@ def same_function(gold: Any, answer: Any) -> bool:
     draw = random.Random(0)
     seen = 0
     for number in range(POINTS):
-        # All positive, then one after the other alone negative, then any signs; small values and large ones.
+        # All positive, then one after the other alone negative, then any signs; small values and
+        # large ones.
         negative = symbols[max(number - 2, 0) : max(number - 1, 0)]
         if number >= 2 + len(symbols):
             negative = [symbol for symbol in symbols if draw.random() < 0.5]
@@ -140,7 +153,8 @@ def _exact(expr: Any) -> Any:
 def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) -> bool:
     """Tell whether a number rounded to so many places is the decimal, at a half either way.
 
-    exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in place of rounded.
+    exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in
+    place of rounded.
     """
     number = _rational(exact) if isinstance(exact, Fraction) else _number(exact)
     if number is None or (cut and number.is_Rational):
@@ -161,7 +175,8 @@ def _rational(fraction: Fraction) -> Rational:
 
 
 def _number(expr: Any) -> Expr | None:
-    """Return the exact value of an expression without symbols; decimals are rationals, a lone i the imaginary unit."""
+    """Return the exact value of an expression without symbols; decimals are rationals, a lone i the
+    imaginary unit."""
     if not isinstance(expr, Expr) or expr.has(UnevaluatedExpr):
         return None
     symbols = expr.free_symbols

@@ -1,8 +1,9 @@
-r"""Evaluate plain LaTeX arithmetic, exactly where it is rational, and tell answers that are far apart.
+r"""Evaluate plain LaTeX arithmetic, exactly where it is rational, and tell answers that are far
+apart.
 
-Most wrong answers are: `15x - 80` beside 17, `2\sqrt{5}` beside `\frac{4}{3}`, `(2,4)` beside 120. An expression is
-rewritten as Python's, whose parser gives the tree; nothing but arithmetic in it is computed. Bounded in length and in
-the size of numbers.
+Most wrong answers are: `15x - 80` beside 17, `2\sqrt{5}` beside `\frac{4}{3}`, `(2,4)` beside 120.
+An expression is rewritten as Python's, whose parser gives the tree; nothing but arithmetic in it is
+computed. Bounded in length and in the size of numbers.
 """
 
 from __future__ import annotations
@@ -46,27 +47,38 @@ _TO_PYTHON = rules(
     (r"\\pi(?![A-Za-z])", "\u03c0"),
     (r"(\d+) (\d+)\s*/\s*(\d+)", r"(\1+\2//\3)"),
     (r"(\d)[eE]([-+]?\d+)", r"\1*10^(\2)"),
-    (r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])", "@"),  # what stands side by side is multiplied
+    (
+        r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])",
+        "@",
+    ),  # what stands side by side is multiplied
     (r"\^", "**"),
     (r",(?:\s*,)+", ","),
 )
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
 _ENDS = re.compile(r"[][(){}<>|]|\\(?:le|ge|ne|in|mathbb)(?![A-Za-z])")
-_PLAIN = re.compile(r"[-+]?\s*(?:\\\$)?\d[\d.,]*|[-+]?\\frac\s*\{\d+\}\s*\{\d+\}|[A-Za-z]|\d+\s*_\s*\{?\d+\}?")
+_PLAIN = re.compile(
+    r"[-+]?\s*(?:\\\$)?\d[\d.,]*|[-+]?\\frac\s*\{\d+\}\s*\{\d+\}|[A-Za-z]|\d+\s*_\s*\{?\d+\}?"
+)
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _VARIABLE = re.compile(r"[A-Za-z]")
 _DIGITS = re.compile(r"\d+(?:\.\d*)?")
 _PYTHON = re.compile("[\\w\u03c0\\s+*/@().,-]*", re.ASCII)
 _CONSTANTS = {"\u03c0": math.pi, "e": math.e, "i": 1j}
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.MatMult: operator.mul}
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.MatMult: operator.mul,
+}
 _OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.truediv}  # a/b and \frac{a}{b}
 
 
 def far_apart(gold: str, answer: str) -> bool:
-    """Tell whether two cleaned answers differ for certain: one has a number that is far from all of the other's.
+    """Tell whether two cleaned answers differ for certain: one has a number that is far from all of
+    the other's.
 
-    Degrees may be a number or an angle, which are both to be far. Of unions the least and the greatest end count alone:
-    the others may lie inside.
+    Degrees may be a number or an angle, which are both to be far. Of unions the least and the
+    greatest end count alone: the others may lie inside.
     """
     if "\\cup" in gold or "\\cup" in answer:
         if not (_ENDS.search(gold) and _ENDS.search(answer)):
@@ -85,9 +97,14 @@ def far_apart(gold: str, answer: str) -> bool:
 
 
 def _ends(union: str) -> list[complex]:
-    """Return the least and the greatest of the ends of intervals, [] where they are not plain numbers."""
+    """Return the least and the greatest of the ends of intervals, [] where they are not plain
+    numbers."""
     found = values(_CUP.sub(",", union))
-    if not found or any(value.imag for value in found) or _VARIABLE.search(_COMMANDS.sub("", union)):
+    if (
+        not found
+        or any(value.imag for value in found)
+        or _VARIABLE.search(_COMMANDS.sub("", union))
+    ):
         return []
     return [complex(choose(value.real for value in found)) for choose in (min, max)]
 
@@ -105,9 +122,11 @@ def _are_far(x: complex, y: complex) -> bool:
 
 
 def values(cleaned: str) -> list[complex]:
-    r"""Evaluate the numbers of an answer: elements of a list, a tuple or a matrix, ends of intervals, both of `\pm`.
+    r"""Evaluate the numbers of an answer: elements of a list, a tuple or a matrix, ends of
+    intervals, both of `\pm`.
 
-    [] for anything that is not read. Variables have the same value in every answer; i is the imaginary unit.
+    [] for anything that is not read. Variables have the same value in every answer; i is the
+    imaginary unit.
     """
     if len(cleaned) > MAX_CHARS or _THOUSANDS.search(cleaned):
         return []
@@ -122,7 +141,8 @@ def values(cleaned: str) -> list[complex]:
 
 
 def evaluate(latex: str) -> list[Any]:
-    """Evaluate the numbers that a text consists of: Fractions where they are rational, else floats or complex.
+    """Evaluate the numbers that a text consists of: Fractions where they are rational, else floats
+    or complex.
 
     Raises ValueError or ArithmeticError for anything but plain arithmetic of them.
     """

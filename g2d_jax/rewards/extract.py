@@ -1,20 +1,23 @@
-r"""Find the final answer in a response. Model text is hostile: every search is linear in its length, none recurses.
+r"""Find the final answer in a response. Model text is hostile: every search is linear in its
+length, none recurses.
 
-What counts goes by a rule with a name (`AnswerRule`); a response that does not follow it has no answer.
+What counts goes by a rule with a name (`AnswerRule`); a response that does not follow it has no
+answer.
 
 "boxed":
-1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`), or a list of those that
-   end with it and have nothing between them: boxes.py;
+1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`), or a
+   list of those that end with it and have nothing between them: boxes.py;
 2. without one, whichever comes last of
-   - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these ("69 or 84"), which
-     is the answer as a whole; with another value in the rest of that sentence, or on the next line, there is none (the
-     same value again, "18 dollars ($18)", and one that is part of the unit, "72 km in 2 hours", are no other),
+   - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these
+     ("69 or 84"), which is the answer as a whole; with another value in the rest of that sentence,
+     or on the next line, there is none (the same value again, "18 dollars ($18)", and one that is
+     part of the unit, "72 km in 2 hours", are no other),
    - GSM8K's `#### N` on a line of its own, where N is a number.
 "last_line":
 1. the box or boxes, as in "boxed";
-2. without one, the rest of the sentence that begins with "Answer:", "The answer is" or the like, the last of these,
-   whatever it is; with another value or a second thought in the rest of the line, or another value on the next line,
-   there is none.
+2. without one, the rest of the sentence that begins with "Answer:", "The answer is" or the like,
+   the last of these, whatever it is; with another value or a second thought in the rest of the
+   line, or another value on the next line, there is none.
 "hash": what follows the last `####` on its line.
 "tags": what is in the last `<answer>...</answer>`, or the box in it.
 
@@ -35,8 +38,12 @@ from g2d_jax.rewards.normalise import clean
 
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 
-_NUMBER = r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
-_FINAL_ANSWER = re.compile(r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE)
+_NUMBER = (
+    r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
+)
+_FINAL_ANSWER = re.compile(
+    r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE
+)
 _BOLD_END = r"(?<=\S)\*\*(?:[.,;:!)]|\s*$|\s+[A-Za-z])"  # of "**42** eggs", and not of 2**10
 _FINAL_WINDOW = 4096  # characters after "final answer is" that are looked at
 _FINAL_VALUE = re.compile(
@@ -51,14 +58,18 @@ _FINAL_VALUE = re.compile(
 _SEPARATOR = re.compile(r"\s*(?:[,;&]\s*(?:(?:and|or)\b)?|(?:and|or)\b)\s*")
 _SENTENCE_BREAK = re.compile(r"[.!?](?=\s|$)|\n")
 _EXPLANATION = re.compile(
-    r"\b(?:since|because|as|(?<!or )so|which|where|when|for|from|by|with|that|if|given|after|using)\b", re.I
+    r"\b(?:since|because|as|(?<!or "
+    r")so|which|where|when|for|from|by|with|that|if|given|after|using)\b",
+    re.I,
 )
 _SIGN = r"(?:[-+\u2212\u00b1\u221a\u00d7\u2260*/<>]\s?)?"
 _NUMBER_WORD = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
 # "or" offers another value in "3 or x", "C or maybe D" and "5 or six", but not in "5 or so".
 _OR = r"\bor\s+(?:(?!so\b)[a-z]+,?\s+){0,2}"
 _OR_WORD = rf"{_OR}(?:(?!a\b)[A-Za-z]|{_NUMBER_WORD})\b"
-_OTHER_VALUE = re.compile(rf"{_SIGN}(?:\$[^$^]|\\[(\[]|(?<![\w^{{.])\d)|(?<!\w)\([A-Z]\)|{_OR_WORD}")
+_OTHER_VALUE = re.compile(
+    rf"{_SIGN}(?:\$[^$^]|\\[(\[]|(?<![\w^{{.])\d)|(?<!\w)\([A-Z]\)|{_OR_WORD}"
+)
 _OTHER_CHOICE = re.compile(rf"(?<!\w)\([A-Z]\)|{_OR_WORD}|{_OR}[\d$\\]")
 # Part of a unit: "72 km in 2 hours", "11 in base 2".
 _MEASURE = re.compile(r"\b(?:in|at|per)\s+(?:base\s+)?\$?\d[\d.,]*(?<![.,])")
@@ -82,7 +93,9 @@ _REASON = re.compile(r",?\s(?:since|because)\b|,\s(?:which|as)\b", re.IGNORECASE
 _LETTER = re.compile(r"[A-J]")
 _VALUE = re.compile(r"[\d$\\]")
 # Another answer in words, beside a value: "5 or six", "5 or more", "maybe 5".
-_HEDGED = re.compile(r"(?<![{\\])\bor\s+[A-Za-z]{2}|\b(?:maybe|perhaps|possibly|probably|either)\b", re.IGNORECASE)
+_HEDGED = re.compile(
+    r"(?<![{\\])\bor\s+[A-Za-z]{2}|\b(?:maybe|perhaps|possibly|probably|either)\b", re.IGNORECASE
+)
 _SECOND_THOUGHT = re.compile(
     r"\b(?:or|but|wait|no|not|maybe|perhaps|possibly|actually|alternatively|instead|otherwise|sorry|rather|unless)\b"
     rf"|\b(?:{_NUMBER_WORD})\b"
@@ -95,8 +108,9 @@ _OR_BEFORE = re.compile(r"\bor\W*$", re.IGNORECASE)
 def answer_text(text: str) -> str | None:
     """Return the part of a response in which an answer counts: what follows the last `</think>`.
 
-    Text without think tags counts whole. None when a `<think>` was opened and never closed: the response was cut before
-    it answered. Where the template itself ends with `<think>`, hand in `"<think>" + text`.
+    Text without think tags counts whole. None when a `<think>` was opened and never closed: the
+    response was cut before it answered. Where the template itself ends with `<think>`, hand in
+    `"<think>" + text`.
     """
     after = text.rpartition("</think>")[2]
     if "<think>" in after:
@@ -107,7 +121,8 @@ def answer_text(text: str) -> str | None:
 def final_answer(text: str, rule: AnswerRule = "boxed") -> str | None:
     """Find the final answer of a response by a rule, stripped; None when it gives none.
 
-    It is as the response has it, but for boxes: without what escaped them twice, several of them as one list.
+    It is as the response has it, but for boxes: without what escaped them twice, several of them as
+    one list.
     """
     counted = answer_text(text)
     if counted is None:
@@ -125,10 +140,11 @@ def in_form(answer: str, rule: AnswerRule) -> str:
 
 
 def solution_answer(solution: str) -> str | None:
-    r"""Find the reference answer in a worked solution: GSM8K's last `#### N` line, otherwise MATH's last `\boxed{...}`.
+    r"""Find the reference answer in a worked solution: GSM8K's last `#### N` line, otherwise MATH's
+    last `\boxed{...}`.
 
-    For data loading. Here the rest of the `####` line is taken as it stands, since the text is a data set's and not a
-    model's. Boxes are read as a response's are, also several as one list.
+    For data loading. Here the rest of the `####` line is taken as it stands, since the text is a
+    data set's and not a model's. Boxes are read as a response's are, also several as one list.
     """
     _, mark, tail = solution.rpartition("####")
     if mark:
@@ -142,7 +158,8 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _last_box(text: str) -> tuple[int, str]:
-    """Find the last balanced box that is not empty nor inside another balanced one, with those joined to it."""
+    """Find the last balanced box that is not empty nor inside another balanced one, with those
+    joined to it."""
     found = boxes.answer_of(text, boxes.braced(text))
     return found.start, found.answer
 
@@ -157,7 +174,8 @@ def _last_bare_box(text: str) -> tuple[int, str]:
 
 
 def _last_final_answer(text: str) -> tuple[int, str]:
-    """Find what the last "final answer is" is followed by, unless the sentence or the next line gives another value."""
+    """Find what the last "final answer is" is followed by, unless the sentence or the next line
+    gives another value."""
     last = _last(_FINAL_ANSWER, text)
     if last is None:
         return _NOTHING
@@ -180,7 +198,8 @@ def _last_hashes(text: str) -> tuple[int, str]:
 
 
 def _last_answer_line(text: str) -> tuple[int, str]:
-    """Find what the last "Answer:" or "The answer is" is followed by, unless another value or a second thought is."""
+    """Find what the last "Answer:" or "The answer is" is followed by, unless another value or a
+    second thought is."""
     cue = _last(_ANSWER_CUE, text)
     if cue is None:
         return _NOTHING
@@ -207,7 +226,8 @@ def _last_answer_line(text: str) -> tuple[int, str]:
 
 
 def _without_marks(said: str) -> str:
-    """Strip Markdown's marks and the punctuation that ends a sentence, but not the dots of `0.333...`."""
+    """Strip Markdown's marks and the punctuation that ends a sentence, but not the dots of
+    `0.333...`."""
     said = said.strip(" \t\r*`").rstrip(",;")
     if said.endswith(".."):
         return said
@@ -223,7 +243,8 @@ def _after_hashes(text: str) -> tuple[int, str]:
 
 
 def _in_tags(text: str) -> tuple[int, str]:
-    """Find what is in the last tag if it is closed; of a box in it, with no other value beside it, the content."""
+    """Find what is in the last tag if it is closed; of a box in it, with no other value beside it,
+    the content."""
     start = text.rfind("<answer>")
     inside, closing, _ = text[start + len("<answer>") :].partition("</answer>")
     if start < 0 or not closing:
@@ -245,8 +266,8 @@ RULES: Mapping[AnswerRule, tuple[tuple[Callable[[str], tuple[int, str]], ...], .
     "hash": ((_after_hashes,),),
     "tags": ((_in_tags,),),
 }
-"""By rule, ways to find an answer by precedence: (where it stands, answer) of a text, (-1, "") for none. In a row the
-last answer wins."""
+"""By rule, ways to find an answer by precedence: (where it stands, answer) of a text, (-1, "") for
+none. In a row the last answer wins."""
 FORMS: Mapping[AnswerRule, str] = {
     "boxed": "\\boxed{{{}}}",
     "last_line": "Answer: {}",
@@ -272,7 +293,8 @@ def _content(value: re.Match[str]) -> str:
 
 
 def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
-    """Tell whether another value follows in the sentence, before it explains anything, or on the next line.
+    """Tell whether another value follows in the sentence, before it explains anything, or on the
+    next line.
 
     The same value once more, as in "18 dollars ($18)", is no other.
     """
@@ -290,7 +312,8 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
 
 
 def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
-    """Tell whether what follows a value has another one alone on its next line. forms: of those that are no other."""
+    """Tell whether what follows a value has another one alone on its next line. forms: of those
+    that are no other."""
     line = _NEXT_LINE.match(rest)
     value = line and _FINAL_VALUE.match(rest, line.end())
     if value is None or not _LINE_END.match(rest, value.end()):

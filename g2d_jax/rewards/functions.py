@@ -4,11 +4,12 @@ A user's function has TRL's signature and is named by import path, "package.modu
 
     def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 
-Its module is installed, on PYTHONPATH, or a file beside the config ("my_rewards:exact" of my_rewards.py), of which
-nothing else is imported.
+Its module is installed, on PYTHONPATH, or a file beside the config ("my_rewards:exact" of
+my_rewards.py), of which nothing else is imported.
 
-Completions are strings, or [{"role": "assistant", "content": text}] where the prompt is a chat. Columns are `answer`,
-`solution` and the other fields of the data, one list each. None means: this one cannot be scored.
+Completions are strings, or [{"role": "assistant", "content": text}] where the prompt is a chat.
+Columns are `answer`, `solution` and the other fields of the data, one list each. None means: this
+one cannot be scored.
 """
 
 from __future__ import annotations
@@ -37,38 +38,52 @@ RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 """`f(prompts, completions, completion_ids, **columns)`, one number or None per completion."""
 
 Scorer: TypeAlias = Callable[[Sequence[Problem], Sequence[str], Sequence[np.ndarray]], list[Score]]
-"""`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32 each."""
+"""`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32
+each."""
 
 
 class RewardFailed(ValueError):
-    """A reward function raised, or gave what is no reward; the message names its place and the exception."""
+    """A reward function raised, or gave what is no reward; the message names its place and the
+    exception."""
 
 
 def load_reward(path: str, folder: str | None = None) -> RewardFunction:
-    """Import a reward function by "package.module:function", or by "module:function" from the file module.py of folder.
+    """Import a reward function by "package.module:function", or by "module:function" from the file
+    module.py of folder.
 
-    Raises ValueError with what to do, also where the module is both in the folder and another one that is installed.
+    Raises ValueError with what to do, also where the module is both in the folder and another one
+    that is installed.
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
-        raise ValueError(f"reward {path!r} is not an import path: write it as 'package.module:function'")
+        raise ValueError(
+            f"reward {path!r} is not an import path: write it as 'package.module:function'"
+        )
     file = None if folder is None else beside(path, Path(folder))
     try:
         module = _import_file(module_name, file) if file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or put the folder it lies in on "
+            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or put the "
+            "folder it lies in on "
             "PYTHONPATH; of a file beside the config g2d run, plan and sweep know where it is"
         ) from error
     except BaseException as error:
         if not _is_told(error):
             raise
-        raise ValueError(f"reward {path!r}: importing {module_name!r} failed{_origin(error)}") from error
+        raise ValueError(
+            f"reward {path!r}: importing {module_name!r} failed{_origin(error)}"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        candidates = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
+        candidates = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and key[0] != "_"
+        ]
         raise ValueError(
-            f"reward {path!r}: {module_name!r} has no function {name!r}; it has {', '.join(candidates) or 'none'}"
+            f"reward {path!r}: {module_name!r} has no function {name!r}; it has "
+            f"{', '.join(candidates) or 'none'}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -78,11 +93,16 @@ def _import_file(name: str, file: Path) -> ModuleType:
     there = importlib.util.find_spec(name)
     if there is not None:
         if there.origin is None or Path(there.origin).resolve() != file.resolve():
-            raise ValueError(f"{file} has the name of another module, {there.origin or name}: give it another name")
+            raise ValueError(
+                f"{file} has the name of another module, {there.origin or name}: give it another "
+                "name"
+            )
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # as import does: classes look their module up
+    sys.modules[name] = module = importlib.util.module_from_spec(
+        spec
+    )  # as import does: classes look their module up
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -92,7 +112,8 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 
 def _origin(error: BaseException) -> str:
-    """Say where the code raised that this file called, and what: " at FILE, line N, in FUNCTION: KeyError: 'label'"."""
+    """Say where the code raised that this file called, and what: " at FILE, line N, in FUNCTION:
+    KeyError: 'label'"."""
     what = f"{type(error).__name__}: {_text(str, error)}"
     if isinstance(error, SystemExit):
         what = f"it exits ({what}), where it must return or raise an exception"
@@ -105,18 +126,24 @@ def _origin(error: BaseException) -> str:
     ]
     if not frames:
         return f": {what}"
-    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]  # not of a library that it calls
+    last = [frame for frame in frames if frame.filename == frames[0].filename][
+        -1
+    ]  # not of a library that it calls
     return f" at {last.filename}, line {last.lineno}, in {last.name}: {what}"
 
 
 def call_reward(
-    function: RewardFunction, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    function: RewardFunction,
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    token_ids: Sequence[np.ndarray],
 ) -> list[float | None]:
     """Call a reward function as TRL does and check what it returns.
 
-    Columns that the function does not name are left out when it takes no `**columns`. Raises RewardFailed when it
-    raises or exits, naming the place and the first response that it does so for by itself, and for a result of the
-    wrong length or type, or one that is not finite or beyond MOST_REWARD, naming its problem.
+    Columns that the function does not name are left out when it takes no `**columns`. Raises
+    RewardFailed when it raises or exits, naming the place and the first response that it does so
+    for by itself, and for a result of the wrong length or type, or one that is not finite or beyond
+    MOST_REWARD, naming its problem.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = ""
@@ -133,15 +160,22 @@ def call_reward(
         of = ""
         if culprit is not None:
             problem = problems[culprit]
-            of = f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response {texts[culprit]!r:.200}"
+            of = (
+                f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response "
+                f"{texts[culprit]!r:.200}"
+            )
         raise RewardFailed(f"{name} failed{_origin(error)}{of}") from error
     return _checked(name, result, problems)
 
 
 def _arguments(
-    function: RewardFunction, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    function: RewardFunction,
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    token_ids: Sequence[np.ndarray],
 ) -> dict[str, list[Any]]:
-    """Collect what TRL hands to a reward: a list each, of the data's columns too (None where a problem lacks it)."""
+    """Collect what TRL hands to a reward: a list each, of the data's columns too (None where a
+    problem lacks it)."""
     names = set().union(*(problem.columns for problem in problems)) - {"prompt", "completion"}
     arguments: dict[str, list[Any]] = {}
     for name in sorted(names):
@@ -149,7 +183,9 @@ def _arguments(
     arguments["answer"] = [problem.answer for problem in problems]
     arguments["solution"] = [problem.solution for problem in problems]
     arguments["prompts"] = [_prompt_as_in_trl(problem.prompt) for problem in problems]
-    arguments["completions"] = [_completion_as_in_trl(*pair) for pair in zip(problems, texts, strict=True)]
+    arguments["completions"] = [
+        _completion_as_in_trl(*pair) for pair in zip(problems, texts, strict=True)
+    ]
     arguments["completion_ids"] = [np.asarray(ids).tolist() for ids in token_ids]
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -182,8 +218,8 @@ def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], in
 
 
 def _is_told(error: BaseException) -> bool:
-    """Return whether an exception of a user's code is told as its failure, sys.exit included, which would end the run
-    as if it were done. Not told is that the run itself is stopped."""
+    """Return whether an exception of a user's code is told as its failure, sys.exit included, which
+    would end the run as if it were done. Not told is that the run itself is stopped."""
     return not isinstance(error, KeyboardInterrupt | processes.Preempted)
 
 
@@ -208,11 +244,14 @@ class VerifierScorer:
         return self.pool.begin(problem.answer, text, self.rule)
 
 
-def function_scorer(function: RewardFunction, correct_above: float | None = 0.5, rule: AnswerRule = "boxed") -> Scorer:
+def function_scorer(
+    function: RewardFunction, correct_above: float | None = 0.5, rule: AnswerRule = "boxed"
+) -> Scorer:
     """Score with a user's function.
 
-    The reward is what the function returns; a reward above `correct_above` counts as CORRECT (for accuracy and pairs),
-    any other as INCORRECT, and None is UNSCORABLE. With correct_above None every reward is SCORED.
+    The reward is what the function returns; a reward above `correct_above` counts as CORRECT (for
+    accuracy and pairs), any other as INCORRECT, and None is UNSCORABLE. With correct_above None
+    every reward is SCORED.
     rule: of `final_answer`, for the answers that are kept beside the rewards.
     """
     if correct_above is not None and not math.isfinite(correct_above):
@@ -225,7 +264,9 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5,
             return Verdict.SCORED
         return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
 
-    def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
+    def scorer(
+        problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    ) -> list[Score]:
         rewards = call_reward(function, problems, texts, token_ids)
         return [
             Score(reward=reward, verdict=verdict(reward), answer=final_answer(text, rule))
@@ -236,7 +277,8 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5,
 
 
 def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float | None]:
-    """Return the rewards of the problems' responses. Raises RewardFailed for a result that is none."""
+    """Return the rewards of the problems' responses. Raises RewardFailed for a result that is
+    none."""
     if inspect.iscoroutine(result):
         result.close()
         raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
@@ -247,24 +289,31 @@ def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float 
     try:
         values = list(result)
     except Exception as error:
-        raise RewardFailed(f"{wanted} {kind} whose values cannot be read{_origin(error)}") from error
+        raise RewardFailed(
+            f"{wanted} {kind} whose values cannot be read{_origin(error)}"
+        ) from error
     if len(values) != len(problems):
         raise RewardFailed(f"{wanted} {len(values)} values")
     rewards: list[float | None] = []
     for index, (value, problem) in enumerate(zip(values, problems, strict=True)):
-        of = f"{_text(repr, value):.80} for completion {index}, of problem {problem.id} ({problem.prompt!r:.80})"
+        of = (
+            f"{_text(repr, value):.80} for completion {index}, of problem {problem.id} "
+            f"({problem.prompt!r:.80})"
+        )
         if value is None:
             rewards.append(None)
             continue
         number = _number(value)
         if number is None:
             raise RewardFailed(
-                f"{name} returned {of}, of type {type(value).__name__}: return a number, or None for one that cannot "
+                f"{name} returned {of}, of type {type(value).__name__}: return a number, or None "
+                "for one that cannot "
                 "be scored"
             )
         if not is_reward(number):
             raise RewardFailed(
-                f"{name} returned {of}; return a finite number of at most {MOST_REWARD:g} in size, or None for one "
+                f"{name} returned {of}; return a finite number of at most {MOST_REWARD:g} in "
+                "size, or None for one "
                 "that cannot be scored"
             )
         rewards.append(number)
@@ -272,7 +321,8 @@ def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float 
 
 
 def _text(show: Callable[[Any], str], value: Any) -> str:
-    """Return str or repr of a user's object, or its type where that fails: of a number of 5,000 digits, say."""
+    """Return str or repr of a user's object, or its type where that fails: of a number of 5,000
+    digits, say."""
     try:
         return show(value)
     except BaseException as error:
@@ -282,13 +332,22 @@ def _text(show: Callable[[Any], str], value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return what float makes of a number, or of an array of one without a dimension; None for what is neither.
+    """Return what float makes of a number, or of an array of one without a dimension; None for what
+    is neither.
 
     NaN stands for a number that no float can hold.
     """
-    if isinstance(value, str) or not hasattr(type(value), "__float__") or getattr(value, "shape", ()) != ():
+    if (
+        isinstance(value, str)
+        or not hasattr(type(value), "__float__")
+        or getattr(value, "shape", ()) != ()
+    ):
         return None
-    if getattr(getattr(value, "dtype", None), "kind", None) in ("c", "m", "M"):  # float drops an imaginary part, a unit
+    if getattr(getattr(value, "dtype", None), "kind", None) in (
+        "c",
+        "m",
+        "M",
+    ):  # float drops an imaginary part, a unit
         return None
     try:
         return float(value)

@@ -1,7 +1,8 @@
-r"""Grade an answer with computer algebra, where `verify.quick_verdict` cannot: unbounded in time and memory.
+r"""Grade an answer with computer algebra, where `verify.quick_verdict` cannot: unbounded in time
+and memory.
 
-For worker processes only (worker.py): sympy is imported, and may run for ever. The reference ("gold") comes first, and
-what is exact is decided before anything is rounded.
+For worker processes only (worker.py): sympy is imported, and may run for ever. The reference
+("gold") comes first, and what is exact is decided before anything is rounded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
 
 
 def parses(gold: str) -> Verdict:
-    """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For worker processes."""
+    """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For
+    worker processes."""
     read = can_be_read(gold)
     if read is None:
         a, _ = paired_up(gold, "")
@@ -50,10 +52,11 @@ def _verdict(is_correct: bool) -> Verdict:
 def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict:
     r"""Give the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
 
-    places: with fewer than six, a decimal of at least so many places is right where it is the other side, rounded.
+    places: with fewer than six, a decimal of at least so many places is right where it is the other
+    side, rounded.
 
-    An answer that does not parse is INCORRECT, as is every other text than that of a gold which does not; NO_ANSWER is
-    one with `\approx` that `_approximation` refuses.
+    An answer that does not parse is INCORRECT, as is every other text than that of a gold which
+    does not; NO_ANSWER is one with `\approx` that `_approximation` refuses.
     """
     quick = quick_verdict(gold, answer, places)
     if quick is not None:
@@ -81,7 +84,8 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
 
 
 def _rounded(gold: str, answer: str, places: int) -> bool:
-    """Tell whether one side is a decimal of at least so many places that the other one rounds to."""
+    """Tell whether one side is a decimal of at least so many places that the other one rounds
+    to."""
     for exact, text in ((gold, answer), (answer, gold)):
         decimal = parse_quantity(text)
         if decimal and decimal.value and decimal.places >= places and _rounds(exact, decimal):
@@ -119,7 +123,8 @@ def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]
 
 
 def _same_element(gold: str, answer: str) -> bool:
-    """Tell whether two elements are the same; an equation is no value, of which math-verify takes the right side."""
+    """Tell whether two elements are the same; an equation is no value, of which math-verify takes
+    the right side."""
     return ("=" in gold) == ("=" in answer) and _same(gold, answer)
 
 
@@ -164,17 +169,23 @@ def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
 
 def _same_by_parsing(gold: str, answer: str) -> bool:
     """Ask math-verify, with all in its own spelling."""
-    a, b = _keep_case(*(angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer)))
+    a, b = _keep_case(
+        *(angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer))
+    )
     given = _parse(b)
     expected = _parse(a) if given else []
-    return any(_same_expression(x, y) or _approximates(x, gold, y, answer) for y in given for x in expected)
+    return any(
+        _same_expression(x, y) or _approximates(x, gold, y, answer) for y in given for x in expected
+    )
 
 
 def _approximation(gold: str, answer: str) -> Verdict:
-    r"""Give the verdict on `a \approx b`, which says two things: an answer only where b is a itself, rounded.
+    r"""Give the verdict on `a \approx b`, which says two things: an answer only where b is a
+    itself, rounded.
 
-    CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER. With no more than a
-    name before it, as in `x \approx b`, b is the answer. With a second `\approx` there is none.
+    CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER.
+    With no more than a name before it, as in `x \approx b`, b is the answer. With a second
+    `\approx` there is none.
     """
     left, _, right = answer.partition("\\approx")
     if "\\approx" in right:
@@ -191,14 +202,18 @@ def _approximation(gold: str, answer: str) -> Verdict:
 
 
 def _is_name(text: str) -> bool:
-    r"""Tell whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and is no value: `12`, `e^\pi`."""
+    r"""Tell whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and is no
+    value: `12`, `e^\pi`."""
     from g2d_jax.rewards.exact import is_real
 
-    return not _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)) and not any(map(is_real, _parse(text)))
+    return not _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)) and not any(
+        map(is_real, _parse(text))
+    )
 
 
 def _rounds(exact: str, decimal: Quantity) -> bool:
-    """Tell whether a decimal is the rounding of what stands before it. Both have the same unit, or one has none."""
+    """Tell whether a decimal is the rounding of what stands before it. Both have the same unit, or
+    one has none."""
     from g2d_jax.rewards.exact import rounds_to
 
     quantity = parse_quantity(exact)
@@ -210,7 +225,9 @@ def _rounds(exact: str, decimal: Quantity) -> bool:
         numbers = [_without_percent(quantity)]
     value = _without_percent(decimal)
     places = decimal.places + 2 * decimal.percent
-    return (value * 10**places).denominator == 1 and any(rounds_to(number, value, places) for number in numbers)
+    return (value * 10**places).denominator == 1 and any(
+        rounds_to(number, value, places) for number in numbers
+    )
 
 
 def _without_percent(quantity: Quantity) -> Fraction:
@@ -226,7 +243,8 @@ def _combinations(found: re.Match[str]) -> str:
 
 
 def _exactly(text: str) -> str:
-    """Write decimals that are part of an expression as fractions: math-verify makes floats of them."""
+    """Write decimals that are part of an expression as fractions: math-verify makes floats of
+    them."""
     text = _BINOMIAL.sub(_combinations, text)
     if parse_quantity(text):
         return text
@@ -238,13 +256,21 @@ def _fraction(decimal: re.Match[str]) -> str:
 
 
 def _keep_case(gold: str, answer: str) -> tuple[str, str]:
-    """Rename capital variables whose small letter occurs too: math-verify reads R and r as one, R^2-r^2 as 0."""
+    """Rename capital variables whose small letter occurs too: math-verify reads R and r as one,
+    R^2-r^2 as 0."""
     letters = set(_COMMAND.sub(" ", gold + " " + answer))
-    clashes = "".join(sorted(letter for letter in letters if "A" <= letter <= "Z" and letter.lower() in letters))
+    clashes = "".join(
+        sorted(letter for letter in letters if "A" <= letter <= "Z" and letter.lower() in letters)
+    )
     if not clashes:
         return gold, answer
-    variable = re.compile(rf"(?P<command>\\text\s*\{{[^{{}}]*\}}|\\[A-Za-z]+)|(?P<letter>[{clashes}])(?!\s*_)")
-    a, b = (variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text) for text in (gold, answer))
+    variable = re.compile(
+        rf"(?P<command>\\text\s*\{{[^{{}}]*\}}|\\[A-Za-z]+)|(?P<letter>[{clashes}])(?!\s*_)"
+    )
+    a, b = (
+        variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text)
+        for text in (gold, answer)
+    )
     return a, b
 
 
@@ -253,20 +279,34 @@ def _parse(cleaned: str) -> list[object]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against "5 m".
+    # Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against
+    # "5 m".
     config = NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+        basic_latex=True,
+        units=False,
+        malformed_operators=True,
+        nits=True,
+        boxed="none",
+        equations=False,
     )
     targets = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=config)]
     wrapped = "$" + cleaned.replace("\\$", "") + "$"
-    parsed: list[object] = parse(wrapped, targets, fallback_mode="no_fallback", parsing_timeout=None)
+    parsed: list[object] = parse(
+        wrapped, targets, fallback_mode="no_fallback", parsing_timeout=None
+    )
     return parsed
 
 
 def _same_expression(gold: object, answer: object) -> bool:
     from math_verify import verify
 
-    from g2d_jax.rewards.exact import DIGITS, equations_equal, numbers_equal, same_function, sets_equal
+    from g2d_jax.rewards.exact import (
+        DIGITS,
+        equations_equal,
+        numbers_equal,
+        same_function,
+        sets_equal,
+    )
 
     for decide in (numbers_equal, sets_equal, equations_equal):
         equal = decide(gold, answer)
@@ -278,7 +318,8 @@ def _same_expression(gold: object, answer: object) -> bool:
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
-    """Tell whether one side is a decimal of at least six places of the other, an irrational number."""
+    """Tell whether one side is a decimal of at least six places of the other, an irrational
+    number."""
     from g2d_jax.rewards.exact import rounds_to
 
     for exact, text in ((gold, answer_text), (answer, gold_text)):

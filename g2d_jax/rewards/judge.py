@@ -1,9 +1,10 @@
-"""Rewards from a language model that judges: each response fills a rubric, the number in the reply is its reward.
+"""Rewards from a language model that judges: each response fills a rubric, the number in the reply
+is its reward.
 
-The response under judgement is untrusted. It is put in place in one pass, so that braces in it stay what they are, and
-the reward is read from the judge's reply alone: "[[10]]" in a response counts only where the judge repeats it as the
-last of its ratings, which the rubric tells it not to do. A reply cut at max_tokens gives no reward, since what it last
-quoted would then be its verdict.
+The response under judgement is untrusted. It is put in place in one pass, so that braces in it stay
+what they are, and the reward is read from the judge's reply alone: "[[10]]" in a response counts
+only where the judge repeats it as the last of its ratings, which the rubric tells it not to do. A
+reply cut at max_tokens gives no reward, since what it last quoted would then be its verdict.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ _NAMES = ("prompt", "response", "answer")
 
 
 class JudgeScorer:
-    """A Scorer by the judge of `config.reward().judge`. journal: the folder its replies are kept in.
+    """A Scorer by the judge of `config.reward().judge`. journal: the folder its replies are kept
+    in.
 
-    The reward is the first group of the last match of settings.pattern in the reply: Score(x, SCORED). Without a match
-    or a number that can be a reward, or when the request failed after all retries: Score(None, UNSCORABLE). Raises as
-    `check_judge` and `Chat`. Close the scorer at the end. rated: replies with a rating.
+    The reward is the first group of the last match of settings.pattern in the reply: Score(x,
+    SCORED). Without a match or a number that can be a reward, or when the request failed after all
+    retries: Score(None, UNSCORABLE). Raises as `check_judge` and `Chat`. Close the scorer at the
+    end. rated: replies with a rating.
     """
 
     def __init__(self, settings: Judge, journal: storage.PathLike) -> None:
@@ -59,17 +62,22 @@ class JudgeScorer:
     ) -> list[Score]:
         """Give one Score per response.
 
-        Raises as `Chat.ask`, and ValueError for a missing answer that the rubric names, or where no reply is rated.
+        Raises as `Chat.ask`, and ValueError for a missing answer that the rubric names, or where no
+        reply is rated.
         """
-        asked = [self._question(problem, text) for problem, text in zip(problems, texts, strict=True)]
+        asked = [
+            self._question(problem, text) for problem, text in zip(problems, texts, strict=True)
+        ]
         replies = self._chat.ask(asked)
         scores = list(map(self._score, replies))
         self.rated += sum(score.reward is not None for score in scores)
         unrated = [reply.text for reply in replies if not reply.failure]
         if not self.rated and len(unrated) >= PATIENCE:
             raise ValueError(
-                f"none of {len(unrated)} replies of the judge holds a rating that reward.judge.pattern, "
-                f"{self._pattern.pattern!r}, finds; the first one is {unrated[0]!r:.300}. Change the pattern or the "
+                f"none of {len(unrated)} replies of the judge holds a rating that "
+                "reward.judge.pattern, "
+                f"{self._pattern.pattern!r}, finds; the first one is {unrated[0]!r:.300}. Change "
+                "the pattern or the "
                 "prompt, or raise reward.judge.max_tokens if replies are cut"
             )
         return scores
@@ -84,11 +92,17 @@ class JudgeScorer:
         self._chat.close()
 
     def _question(self, problem: Problem, text: str) -> list[dict[str, str]]:
-        values = {"prompt": conversation_text(problem.prompt), "response": text, "answer": problem.answer}
+        values = {
+            "prompt": conversation_text(problem.prompt),
+            "response": text,
+            "answer": problem.answer,
+        }
         try:
             return [{"role": "user", "content": fill(self._template, values)}]
         except ValueError as error:
-            raise ValueError(f"problem {problem.id} of {problem.source or 'the data'}: {error}") from error
+            raise ValueError(
+                f"problem {problem.id} of {problem.source or 'the data'}: {error}"
+            ) from error
 
     def _score(self, reply: Reply) -> Score:
         value = rating(reply.text, self._pattern)
@@ -99,7 +113,8 @@ class JudgeScorer:
 
 
 def check_judge(settings: Judge) -> None:
-    """Raise ValueError for settings of a judge that cannot work, a key that is not set included, before any work."""
+    """Raise ValueError for settings of a judge that cannot work, a key that is not set included,
+    before any work."""
     try:
         check_endpoint(settings)
     except ValueError as error:
@@ -107,10 +122,13 @@ def check_judge(settings: Judge) -> None:
     try:
         pattern = re.compile(settings.pattern)
     except re.error as error:
-        raise ValueError(f"reward.judge.pattern {settings.pattern!r} is no regular expression: {error}") from error
+        raise ValueError(
+            f"reward.judge.pattern {settings.pattern!r} is no regular expression: {error}"
+        ) from error
     if pattern.groups != 1:
         raise ValueError(
-            f"reward.judge.pattern {settings.pattern!r} has {pattern.groups} groups: put the number, and only it, in "
+            f"reward.judge.pattern {settings.pattern!r} has {pattern.groups} groups: put the "
+            "number, and only it, in "
             "(…); other brackets are written (?:…)"
         )
     named = set(re.findall(r"\{(\w+)\}", settings.prompt or RUBRIC))
@@ -118,11 +136,15 @@ def check_judge(settings: Judge) -> None:
         if close := difflib.get_close_matches(name, _NAMES, 1, 0.7):  # other braces are text
             raise ValueError(f"reward.judge.prompt has {{{name}}}: did you mean {{{close[0]}}}?")
     if missing := {"prompt", "response"} - named:
-        raise ValueError(f"reward.judge.prompt lacks {' and '.join('{' + name + '}' for name in sorted(missing))}")
+        raise ValueError(
+            "reward.judge.prompt lacks "
+            f"{' and '.join('{' + name + '}' for name in sorted(missing))}"
+        )
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:
-    """Fill in the template with {NAME} replaced for the names of the values, in one pass; other braces stay.
+    """Fill in the template with {NAME} replaced for the names of the values, in one pass; other
+    braces stay.
 
     Raises ValueError for a placeholder whose value is None.
     """
@@ -137,7 +159,8 @@ def fill(template: str, values: Mapping[str, str | None]) -> str:
 
 
 def rating(text: str, pattern: re.Pattern[str]) -> float | None:
-    """Read the number in the pattern's first group at its last match; None without one, or if it is no reward."""
+    """Read the number in the pattern's first group at its last match; None without one, or if it is
+    no reward."""
     matches = list(pattern.finditer(text))
     if not matches:
         return None

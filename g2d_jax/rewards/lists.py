@@ -1,7 +1,9 @@
-r"""Lists of values, `1, 2, 3` or `\{1, 2\}`, compared as sets of exact forms: linear, whatever their size.
+r"""Lists of values, `1, 2, 3` or `\{1, 2\}`, compared as sets of exact forms: linear, whatever
+their size.
 
-The order of the elements does not count, nor how often one stands there, unless they give values to different names.
-A form is a plain number's exact value, a choice's letter, or the canonical string of anything else.
+The order of the elements does not count, nor how often one stands there, unless they give values to
+different names. A form is a plain number's exact value, a choice's letter, or the canonical string
+of anything else.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ _MOST_SIGNS = 4
 def elements(cleaned: str) -> list[str] | None:
     r"""Split the elements of a cleaned answer (see normalise.clean) that is a list, or None.
 
-    A list is two values or more with commas or semicolons between them, or a set in `\{ \}`. A tuple or interval is
-    none, nor a number such as 1,234 with others, of which the commas could be either kind.
+    A list is two values or more with commas or semicolons between them, or a set in `\{ \}`. A
+    tuple or interval is none, nor a number such as 1,234 with others, of which the commas could be
+    either kind.
     """
     braced = cleaned.startswith("\\{") and cleaned.endswith("\\}")
     inside = cleaned[2:-2] if braced else cleaned
@@ -54,10 +57,12 @@ def elements(cleaned: str) -> list[str] | None:
 
 
 def in_order(gold: str, answer: str) -> tuple[str, str]:
-    r"""Return two cleaned answers, as tuples where one is a list of values with different names, as `x=1, y=2` is.
+    r"""Return two cleaned answers, as tuples where one is a list of values with different names, as
+    `x=1, y=2` is.
 
-    If the other names the same, its values come in the gold's order; a list without names is taken as it stands. An
-    answer such as `x_1=1, x_2=2` gives the values of one unknown: beside a gold without names it stays a list.
+    If the other names the same, its values come in the gold's order; a list without names is taken
+    as it stands. An answer such as `x_1=1, x_2=2` gives the values of one unknown: beside a gold
+    without names it stays a list.
     """
     if "=" not in gold and "=" not in answer:
         return gold, answer
@@ -104,7 +109,8 @@ def _values(parts: Sequence[str] | None) -> dict[str, str]:
 
 
 def _assignments(parts: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Return name and value of each part, of two or more; [] if one of them gives no value to a name."""
+    """Return name and value of each part, of two or more; [] if one of them gives no value to a
+    name."""
     parts = parts or ()
     named = [each for each in map(assignment, parts) if each]
     if len(named) < max(len(parts), 2):
@@ -114,11 +120,14 @@ def _assignments(parts: Sequence[str] | None) -> list[tuple[str, str]]:
 
 def _of_one_unknown(values: Iterable[str]) -> bool:
     """Tell whether names differ in their index alone, as `x_1` and `x_2` do."""
-    return len({name.partition("_")[0] for name in values}) == 1 and all("_" in name for name in values)
+    return len({name.partition("_")[0] for name in values}) == 1 and all(
+        "_" in name for name in values
+    )
 
 
 def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
-    """Return a list of values of one name, `x = 1, x = 3`, without it; another text as it stands."""
+    """Return a list of values of one name, `x = 1, x = 3`, without it; another text as it
+    stands."""
     named = _assignments(parts)
     if len({name for name, _ in named}) != 1:
         return whole
@@ -126,7 +135,8 @@ def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
 
 
 def signed(cleaned: str) -> str:
-    r"""Write every `\pm` of a list's elements out, as two; of a tuple's coordinates all combinations."""
+    r"""Write every `\pm` of a list's elements out, as two; of a tuple's coordinates all
+    combinations."""
     count = len(_SIGNS.findall(cleaned))
     if not 0 < count <= _MOST_SIGNS or "\\mp" in cleaned or "mod" in cleaned:
         return cleaned
@@ -137,15 +147,23 @@ def signed(cleaned: str) -> str:
     for part in parts:
         pieces = _SIGNS.split(part)
         for signs in itertools.product("+-", repeat=len(pieces) - 1):
-            whole = pieces[0] + "".join(sign + piece for sign, piece in zip(signs, pieces[1:], strict=True))
+            whole = pieces[0] + "".join(
+                sign + piece for sign, piece in zip(signs, pieces[1:], strict=True)
+            )
             written.append(_PLUS.sub("", whole))
     return ", ".join(written)
 
 
 def mixed(gold: str, answer: str) -> bool:
-    r"""Tell whether one of two cleaned answers is a tuple and the other a set: `(1, 2)` is not `\{1, 2\}`."""
+    r"""Tell whether one of two cleaned answers is a tuple and the other a set: `(1, 2)` is not
+    `\{1, 2\}`."""
     for one, other in ((gold, answer), (answer, gold)):
-        if one.startswith("\\{") and one.endswith("\\}") and other.startswith("(") and other.endswith(")"):
+        if (
+            one.startswith("\\{")
+            and one.endswith("\\}")
+            and other.startswith("(")
+            and other.endswith(")")
+        ):
             in_set = elements(one) or ()
             in_tuple = elements(other[1:-1]) or ()
             if min(len(in_set), len(in_tuple)) > 1:
@@ -159,7 +177,8 @@ def _tuple(values: Iterable[str] | None) -> str:
 
 
 def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
-    """Tell whether two lists have the same elements in any order; None where that takes more than exact forms."""
+    """Tell whether two lists have the same elements in any order; None where that takes more than
+    exact forms."""
     a, b = Counter(map(form, gold)), Counter(map(form, answer))
     if a == b:
         return True
@@ -173,7 +192,8 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
 
 
 def says_only(value: str, elements: Sequence[str]) -> bool | None:
-    r"""Tell whether a list repeats one value alone, as `\frac{1}{2} or 0.5`; None where exact forms do not tell.
+    r"""Tell whether a list repeats one value alone, as `\frac{1}{2} or 0.5`; None where exact forms
+    do not tell.
 
     It does not repeat a number if another number is in it.
     """

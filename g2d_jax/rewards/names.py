@@ -1,4 +1,5 @@
-r"""Take names off answers: `x = 5` and `P(0 < \xi < 6) = 0.6` give values, `f(n) = n^2 \quad \forall n` a function.
+r"""Take names off answers: `x = 5` and `P(0 < \xi < 6) = 0.6` give values,
+`f(n) = n^2 \quad \forall n` a function.
 
 All of it works on cleaned answers (normalise.clean), is linear, and changes no value.
 """
@@ -23,11 +24,13 @@ _NAME = re.compile(
 _FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*")
 _LETTERS = r"[A-Za-z](?:\s*,\s*[A-Za-z])*"
 _NUMBERS = (
-    r"\\(?:mathbb|mathbf|text)\s*\{\s*[RQZNC]\s*\}(?:\s*[\^_]\s*(?:\{[^{}]*\}|[-+*\w]|\\[a-z]+))*|[RQZN](?![A-Za-z])"
+    r"\\(?:mathbb|mathbf|text)\s*\{\s*[RQZNC]\s*\}"
+    r"(?:\s*[\^_]\s*(?:\{[^{}]*\}|[-+*\w]|\\[a-z]+))*|[RQZN](?![A-Za-z])"
 )
 _KINDS = r"(?:(?:real|integer|natural|rational|positive|nonnegative|numbers?|integers|reals|values|of)\s*)*"
 _FOR_ALL = re.compile(
-    rf"[,;]?\s*\(?(?:\\text\s*\{{\s*,?\s*for (?:all|any|every|each)\s*{_KINDS}\}}|for (?:all|any|every|each)\s+{_KINDS}"
+    rf"[,;]?\s*\(?(?:\\text\s*\{{\s*,?\s*for (?:all|any|every|each)\s*{_KINDS}\}}|for "
+    rf"(?:all|any|every|each)\s+{_KINDS}"
     rf"|\\forall(?![A-Za-z])\s*)\s*(?:{_LETTERS})\s*(?:\\in\s*(?:{_NUMBERS}))?(?![A-Za-z+*/^<>=\\])\)?"
 )
 _PARAMETER = re.compile(
@@ -84,25 +87,35 @@ def _without_quantifiers(text: str) -> str:
 
 
 def alike(gold: str, answer: str) -> tuple[str, str]:
-    r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of `n\pi, n \in \mathbb{Z}`."""
+    r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of
+    `n\pi, n \in \mathbb{Z}`."""
     gold, answer = _without_quantifiers(gold), _without_quantifiers(answer)
     if "\\in" in gold or "\\in" in answer:
         gold, answer = _without_parameter(gold, answer)
     if "(" in gold and "=" in gold and "=" in answer:
         a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
-        if a and b and a[1] == b[1] and a[2] != b[2] and _varies(gold, a[2]) and _varies(answer, b[2]):
+        if (
+            a
+            and b
+            and a[1] == b[1]
+            and a[2] != b[2]
+            and _varies(gold, a[2])
+            and _varies(answer, b[2])
+        ):
             answer = _renamed(answer, b[2], a[2])
     return gold, answer
 
 
 def _varies(text: str, name: str) -> bool:
-    """Tell whether a definition's value has its variable in it, which is no event and no constant."""
+    """Tell whether a definition's value has its variable in it, which is no event and no
+    constant."""
     return name not in "ei" and name in _COMMAND_OR_LETTER.findall(text.partition("=")[2])
 
 
 def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
     r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
-    (a, first, domain), (b, second, other) = _apart_from_parameter(gold), _apart_from_parameter(answer)
+    (a, first, domain) = _apart_from_parameter(gold)
+    (b, second, other) = _apart_from_parameter(answer)
     if domain and other and not same(domain, other):
         return gold, answer
     if first and second and first != second:
@@ -111,7 +124,8 @@ def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _apart_from_parameter(text: str) -> tuple[str, str, str]:
-    """Split values that depend on an integer from the parameter and its domain, both "" where nothing says so."""
+    """Split values that depend on an integer from the parameter and its domain, both "" where
+    nothing says so."""
     found = _PARAMETER.search(text)
     if found is None or _ORDER.search(text[: found.start()]):
         return text, "", ""

@@ -1,7 +1,7 @@
 r"""Bring LaTeX answers into one spelling, without changing what they mean.
 
-`clean` keeps valid LaTeX (it is what math-verify parses); `canonical` goes on to a key for string comparison.
-Every pattern is linear in the length of its input; nothing recurses.
+`clean` keeps valid LaTeX (it is what math-verify parses); `canonical` goes on to a key for string
+comparison. Every pattern is linear in the length of its input; nothing recurses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _SYMBOLS = str.maketrans(
         "\u03be": r"\xi ", "\u03c9": r"\omega ", "\u03c1": r"\rho ", "\u03b4": r"\delta ", "\u03b5": r"\epsilon ",
     }
 )  # fmt: skip
-_THIN_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2006\u2007\u2008\u2009\u200a\u202f\u205f", r"\,"))
+_THIN_SPACES = str.maketrans(
+    dict.fromkeys("\u00a0\u2006\u2007\u2008\u2009\u200a\u202f\u205f", r"\,")
+)
 _SUPERSCRIPT = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b\u207f]+")
 _SUBSCRIPT = re.compile("[\u2080-\u2089\u208a\u208b]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
@@ -62,7 +64,9 @@ _SPACES = rules(
     (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
 )
 # Tried where one of these words occurs: most answers have none of them.
-_RARELY = re.compile(r"phantom|space|middle|vert|\{[:;]\}|\\lg|rightarrow|Omega|binom|angle|\\var|prime|choose")
+_RARELY = re.compile(
+    r"phantom|space|middle|vert|\{[:;]\}|\\lg|rightarrow|Omega|binom|angle|\\var|prime|choose"
+)
 _RARE = rules(
     (r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
     (r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
@@ -81,7 +85,10 @@ _RARE = rules(
     (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
 )
 _SPELLINGS = rules(
-    (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
+    (
+        r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])",
+        r"^\\circ ",
+    ),
     (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
     (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
     (r"\\(?:geq(?:slant)?|geqslant)(?![A-Za-z])", r"\\ge"),
@@ -94,16 +101,24 @@ _SPELLINGS = rules(
     (r" {2,}", " "),
 )
 # "and" and "or" between values, and not beside other words in \text.
-_JOINED = re.compile(r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) ")
+_JOINED = re.compile(
+    r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) "
+)
 _REPEATING = re.compile(
     r"(?<![\d.])(\d{1,60})\.(\d{0,60})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,60})\s*\}|(\d))(?![\d\\])"
 )
 # "0.333...": three equal digits before the dots say which one goes on.
-_ENDLESS = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))")
-_PERIOD = re.compile(r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$")
+_ENDLESS = re.compile(
+    r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))"
+)
+_PERIOD = re.compile(
+    r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$"
+)
 _REVERSED = re.compile(r"(?<![\d)}])(\]|\[)([^][()]{1,100})[,;]([^][()]{1,100})(\[|\])(?![\w(])")
 _DOTS = re.compile(r"(?<![\d.])(\d{1,60}\.\d{0,60})\\dot\s*\{(\d)\}(\d{0,60})\\dot\s*\{(\d)\}")
-_ARRAY = re.compile(r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.{1,500}?)\\end\s*\{array\}\s*\)", re.DOTALL)
+_ARRAY = re.compile(
+    r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}(.{1,500}?)\\end\s*\{array\}\s*\)", re.DOTALL
+)
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
@@ -115,9 +130,11 @@ _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
 
 def clean(latex: str, *, joined: bool = True) -> str:
-    """Give one spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand, trailing period.
+    """Give one spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand,
+    trailing period.
 
-    The meaning is kept: units, signs, brackets and the order of elements stay. Repeating decimals become fractions.
+    The meaning is kept: units, signs, brackets and the order of elements stay. Repeating decimals
+    become fractions.
     joined: "and" and "or" between values become commas.
     """
     text = latex if latex.isascii() else _from_unicode(latex)
@@ -131,7 +148,9 @@ def clean(latex: str, *, joined: bool = True) -> str:
     if "'" in text and "^\\circ" in text:
         text = _MINUTES.sub(_degrees, text)
     if "(" in text:
-        text = _PERIOD.sub(lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}", text)
+        text = _PERIOD.sub(
+            lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}", text
+        )
     if "\\dot" in text:
         text = _DOTS.sub(r"\1\\overline{\2\3\4}", text)
     if "[" in text or "]" in text:
@@ -149,16 +168,20 @@ def without_text(cleaned: str) -> str:
 
 
 def canonical(cleaned: str) -> str:
-    r"""Return the key by which two cleaned answers are the same string: no spaces, `\text`, degrees, currency."""
+    r"""Return the key by which two cleaned answers are the same string: no spaces, `\text`,
+    degrees, currency."""
     text = without_text(cleaned).replace(r"\$", "").replace(r"\%", "%")
-    if "^\\circ" in text and not _OF_ANGLES.search(text):  # a degree is a unit, but not of an argument
+    if "^\\circ" in text and not _OF_ANGLES.search(
+        text
+    ):  # a degree is a unit, but not of an argument
         text = text.replace(r"^\circ", "")
     text = _DIGIT_GAP.sub("\x1f", text.strip())  # "1 2" is not "12"
     return _SHORT_SCRIPT.sub(r"\1\2", text.replace(" ", "")).rstrip(".")
 
 
 def plain_text(cleaned: str) -> str | None:
-    r"""Return the words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
+    r"""Return the words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None
+    for mathematics."""
     words = _APOSTROPHE.sub("", without_text(cleaned)).strip(" .,;:!?").replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words):
         return None
@@ -167,8 +190,12 @@ def plain_text(cleaned: str) -> str | None:
 
 def _from_unicode(text: str) -> str:
     text = text.translate(_THIN_SPACES)
-    text = _SUPERSCRIPT.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
-    text = _SUBSCRIPT.sub(lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
+    text = _SUPERSCRIPT.sub(
+        lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text
+    )
+    text = _SUBSCRIPT.sub(
+        lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text
+    )
     text = _VULGAR.sub(_vulgar_fraction, text)
     text = unicodedata.normalize("NFKC", text)
     text = "".join(map(_ascii_digit, text))
@@ -213,7 +240,8 @@ def _repeating_fraction(match: re.Match[str]) -> str:
 
 
 def _trim(text: str) -> str:
-    r"""Strip spaces, a trailing period or comma, and braces, boxes or the `\text` of a number around it all (a few)."""
+    r"""Strip spaces, a trailing period or comma, and braces, boxes or the `\text` of a number
+    around it all (a few)."""
     for _ in range(8):
         before = text
         text = text.strip()

@@ -1,7 +1,8 @@
 r"""Write a reference answer and an answer in forms that can be compared, each beside the other.
 
-`x \in (1, 3)` beside `\{x \mid 1 < x < 3\}`: what one side says in another way, or does not say (a name, the letter of
-a choice), is written as the other one does. Pure, linear in its input, safe on hostile text.
+`x \in (1, 3)` beside `\{x \mid 1 < x < 3\}`: what one side says in another way, or does not say (a
+name, the letter of a choice), is written as the other one does. Pure, linear in its input, safe on
+hostile text.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 
 def paired_up(gold: str, answer: str) -> tuple[str, str]:
-    """Clean both, and write them alike: sets as intervals, systems as lists, values without a name that one side lacks.
+    """Clean both, and write them alike: sets as intervals, systems as lists, values without a name
+    that one side lacks.
 
-    Of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer, where no letter is involved and the
+    Of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer, where no letter
+    is involved and the
     gold is no equation: in `x=2, y=3` nothing is a last result.
     """
     a, b = clean(gold), clean(answer)
@@ -31,8 +34,8 @@ def paired_up(gold: str, answer: str) -> tuple[str, str]:
     b = _as_list(given or b)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)
-    # A choice loses its letter before lists are read, and signs are written out before names come off: each step finds
-    # what the ones before it have laid bare.
+    # A choice loses its letter before lists are read, and signs are written out before names come
+    # off: each step finds what the ones before it have laid bare.
     a, b = names.alike(a, b)
     a, b = _without_letters(a, b)
     a, b = lists.in_order(a, b)
@@ -46,8 +49,11 @@ def paired_up(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _differ_in_and(cleaned: str, gold: str, answer: str) -> bool:
-    """Tell whether two answers are cleaned to the same inequalities, which one joins by "and" and the other by "or"."""
-    return bool(_RELATION.search(cleaned)) and clean(gold, joined=False) != clean(answer, joined=False)
+    """Tell whether two answers are cleaned to the same inequalities, which one joins by "and" and
+    the other by "or"."""
+    return bool(_RELATION.search(cleaned)) and clean(gold, joined=False) != clean(
+        answer, joined=False
+    )
 
 
 def _as_list(text: str) -> str:
@@ -62,7 +68,8 @@ def _as_list(text: str) -> str:
 
 
 def _without_letters(gold: str, answer: str) -> tuple[str, str]:
-    """Take the text of a choice where the other side has no letter, or the same: `(D) 18` beside 18."""
+    """Take the text of a choice where the other side has no letter, or the same: `(D) 18` beside
+    18."""
     letter, text = shapes.choice(gold) or ("", gold)
     its_letter, its_text = shapes.choice(answer) or ("", answer)
     is_other = letter and its_letter and letter != its_letter
@@ -81,7 +88,8 @@ def _without_member(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _without_point(gold: str, answer: str) -> tuple[str, str]:
-    """Take the letter of a point off, of `P(1, 2)` and `P = (1, 2)`, where the other side has coordinates too."""
+    """Take the letter of a point off, of `P(1, 2)` and `P = (1, 2)`, where the other side has
+    coordinates too."""
     letter, coordinates = _point(gold)
     its_letter, its_coordinates = _point(answer)
     if not coordinates.startswith("(") or not its_coordinates.startswith("("):

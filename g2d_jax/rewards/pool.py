@@ -1,15 +1,17 @@
-"""Score responses: cheap and exact here, the rest in killable worker processes (worker.py says how they are limited).
+"""Score responses: cheap and exact here, the rest in killable worker processes (worker.py says how
+they are limited).
 
     with VerifierPool(workers=2) as pool:
         scores = pool.score(golds, texts)
 
-Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the answer's doing: it made
-the grader exceed its CPU time or memory, or crash (see `Verdict`). A worker that dies or does not reply is the
-machine's, and leaves the response UNSCORABLE. An answer far longer than the reference is INCORRECT.
+Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the
+answer's doing: it made the grader exceed its CPU time or memory, or crash (see `Verdict`). A worker
+that dies or does not reply is the machine's, and leaves the response UNSCORABLE. An answer far
+longer than the reference is INCORRECT.
 
-Whether the verifier can read a reference answer ("gold") is found out once, from the gold alone. One that it cannot
-read makes every response UNSCORABLE, the same text too; or, with unreadable="equal_text", the same text is CORRECT
-and all else INCORRECT.
+Whether the verifier can read a reference answer ("gold") is found out once, from the gold alone.
+One that it cannot read makes every response UNSCORABLE, the same text too; or, with
+unreadable="equal_text", the same text is CORRECT and all else INCORRECT.
 """
 
 from __future__ import annotations
@@ -54,10 +56,18 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """A running worker process, for one thread at a time. Raises RuntimeError if it cannot start."""
+    """A running worker process, for one thread at a time. Raises RuntimeError if it cannot
+    start."""
 
     def __init__(self, cpu_seconds: float, memory_mb: int) -> None:
-        command = [sys.executable, "-P", "-m", "g2d_jax.rewards.worker", repr(cpu_seconds), str(memory_mb)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "g2d_jax.rewards.worker",
+            repr(cpu_seconds),
+            str(memory_mb),
+        ]
         with tempfile.TemporaryFile() as errors:
             self.process = subprocess.Popen(
                 command,
@@ -66,15 +76,16 @@ class Worker:
                 stderr=errors,
                 env=_environment(),
                 cwd=os.sep,
-                start_new_session=True,  # Ctrl-C is the parent's business, and one kill ends worker and grader
+                # Ctrl-C is the parent's business, and one kill ends worker and grader
+                start_new_session=True,
             )
             try:
                 self._request(b"", START_SECONDS)
             except WorkerDied as error:
                 errors.seek(0)
                 raise RuntimeError(
-                    "a verifier worker did not start; is math-verify installed (pip install math-verify)?\n"
-                    + errors.read()[-2000:].decode(errors="replace").strip()
+                    "a verifier worker did not start; is math-verify installed (pip install "
+                    "math-verify)?\n" + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
     def ask(self, request: list[Any], wall_seconds: float) -> tuple[Verdict, float]:
@@ -86,10 +97,11 @@ class Worker:
         return Verdict(verdict), cpu_seconds
 
     def read(self, golds: Sequence[str], wall_seconds: float) -> tuple[list[bool], float]:
-        """Tell of the first of these golds, one after the other, whether they can be read; and the CPU seconds.
+        """Tell of the first of these golds, one after the other, whether they can be read; and the
+        CPU seconds.
 
-        The golds share the limits of one answer; the one that exceeds them and those after it are not told of. Raises
-        as `ask`.
+        The golds share the limits of one answer; the one that exceeds them and those after it are
+        not told of. Raises as `ask`.
         """
         told, cpu_seconds = self._request(json.dumps([golds]).encode() + b"\n", wall_seconds)
         return told, cpu_seconds
@@ -110,9 +122,12 @@ class Worker:
         return list(json.loads(reply))
 
     def kill(self) -> None:
-        """End the worker and what it is grading at once, from any thread; its owner then sees WorkerDied."""
+        """End the worker and what it is grading at once, from any thread; its owner then sees
+        WorkerDied."""
         if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or on macOS a zombie
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # gone, or on macOS a zombie
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
@@ -124,7 +139,9 @@ class Worker:
 def _environment() -> dict[str, str]:
     """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
-    inherited = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    inherited = [
+        os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    ]
     if "site-packages" not in root and "dist-packages" not in root:  # these are found without help
         inherited.append(root)
     return {
@@ -150,14 +167,18 @@ def _open_pool() -> Iterator[None]:
 
 
 class VerifierPool:
-    """Worker processes that verify answers. Thread-safe; a context manager; workers start when first needed.
+    """Worker processes that verify answers. Thread-safe; a context manager; workers start when
+    first needed.
 
-    workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
-    wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
-    may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
-    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places: see `grade.grade`.
-    cpu_seconds: of workers on answers and golds since it was made.
-    Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
+    workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits
+    per answer.
+    wall_seconds: after which a worker that neither works nor answers is ended, far above
+    cpu_seconds since the machine may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT
+    unless short against four times the gold.
+    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places:
+    see `grade.grade`.
+    cpu_seconds: of workers on answers and golds since it was made. Verdicts are a function of
+    (gold, answer) but for answers near the CPU limit: journal them before use.
     """
 
     def __init__(
@@ -171,7 +192,8 @@ class VerifierPool:
     ) -> None:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
             raise ValueError(
-                "a verifier pool needs workers >= 1, cpu_seconds > 0 and memory_mb >= 512 (sympy takes about 300), "
+                "a verifier pool needs workers >= 1, cpu_seconds > 0 and memory_mb >= 512 (sympy "
+                "takes about 300), "
                 f"got {workers}, {cpu_seconds}, {memory_mb}"
             )
         self._limits = (float(cpu_seconds), int(memory_mb))
@@ -195,25 +217,33 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def score(self, golds: Sequence[str | None], texts: Sequence[str], rule: AnswerRule = "boxed") -> list[Score]:
+    def score(
+        self, golds: Sequence[str | None], texts: Sequence[str], rule: AnswerRule = "boxed"
+    ) -> list[Score]:
         """Score responses against reference answers, in order; blocks until all are done.
 
-        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`. Raises ValueError
-        for unequal lengths and RuntimeError when the pool is closed, a worker cannot start, or the machine ends it
-        twice while it reads golds.
+        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`.
+        Raises ValueError for unequal lengths and RuntimeError when the pool is closed, a worker
+        cannot start, or the machine ends it twice while it reads golds.
         """
         if len(golds) != len(texts):
-            raise ValueError(f"score needs one gold per text, got {len(golds)} golds and {len(texts)} texts")
+            raise ValueError(
+                f"score needs one gold per text, got {len(golds)} golds and {len(texts)} texts"
+            )
         self.read(gold for gold in golds if gold is not None)
-        return self.finish([self.begin(gold, text, rule) for gold, text in zip(golds, texts, strict=True)])
+        return self.finish(
+            [self.begin(gold, text, rule) for gold, text in zip(golds, texts, strict=True)]
+        )
 
     def begin(self, gold: str | None, text: str, rule: AnswerRule = "boxed") -> Begun:
-        """Decide about a response here if that is quick, else let a worker do it meanwhile; see `finish`."""
+        """Decide about a response here if that is quick, else let a worker do it meanwhile; see
+        `finish`."""
         answer = final_answer(text, rule)
         return answer, self._decide(gold, answer)
 
     def finish(self, begun: Sequence[Begun]) -> list[Score]:
-        """Give the scores of what was begun, in order; blocks until all are there, and raises as `score`."""
+        """Give the scores of what was begun, in order; blocks until all are there, and raises as
+        `score`."""
         scores = []
         for answer, item in begun:
             with _open_pool():
@@ -221,15 +251,19 @@ class VerifierPool:
             scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
         return scores
 
-    def read(self, golds: Iterable[str], told: Callable[[int], object] = lambda _: None) -> dict[str, bool]:
+    def read(
+        self, golds: Iterable[str], told: Callable[[int], object] = lambda _: None
+    ) -> dict[str, bool]:
         """Tell of each gold whether the verifier can read it; blocks until all are told.
 
-        One that makes the verifier exceed its limits cannot be read. told: called with the number of golds told of.
-        Raises as `score`; what was told by then is remembered.
+        One that makes the verifier exceed its limits cannot be read. told: called with the number
+        of golds told of. Raises as `score`; what was told by then is remembered.
         """
         wanted = list(dict.fromkeys(golds))
         unknown = [gold for gold in wanted if gold not in self._readable]
-        parts = [unknown[first : first + READ_AT_ONCE] for first in range(0, len(unknown), READ_AT_ONCE)]
+        parts = [
+            unknown[first : first + READ_AT_ONCE] for first in range(0, len(unknown), READ_AT_ONCE)
+        ]
         with self._lock:
             if self._closed and parts:
                 raise RuntimeError(_CLOSED)
@@ -247,11 +281,13 @@ class VerifierPool:
         return {gold: self._readable[gold] for gold in wanted}
 
     def know(self, golds: Mapping[str, bool]) -> None:
-        """Take over whether golds can be read, as it was found out before, maybe by another process or version."""
+        """Take over whether golds can be read, as it was found out before, maybe by another process
+        or version."""
         self._readable |= golds
 
     def start(self) -> None:
-        """Let the workers start in the background, which takes them seconds, before the first answer needs one."""
+        """Let the workers start in the background, which takes them seconds, before the first
+        answer needs one."""
         for _ in range(self._count):
             self._executor.submit(self._worker)
 
@@ -284,7 +320,8 @@ class VerifierPool:
             return future
 
     def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
-        """Give the verdict; None where a worker is needed, be it to tell whether the gold can be read."""
+        """Give the verdict; None where a worker is needed, be it to tell whether the gold can be
+        read."""
         read = self._can_be_read(gold)
         if read is None and not self._by_text:
             return None
@@ -308,15 +345,18 @@ class VerifierPool:
         return self._readable.get(gold)
 
     def _find_out(self, golds: Sequence[str]) -> None:
-        """Find out whether golds can be read, in a thread of the executor. Raises RuntimeError where workers end."""
+        """Find out whether golds can be read, in a thread of the executor. Raises RuntimeError
+        where workers end."""
         left = [gold for gold in golds if self._can_be_read(gold) is None]
         while left:
             told = self._ask(lambda worker: worker.read(left, self.wall_seconds))  # noqa: B023 - called at once
             if told is None:
                 raise RuntimeError(
                     "the machine ended a verifier worker twice, or got no reply from it for "
-                    f"{self.wall_seconds:.0f} s, while it read reference answers such as {left[0]!r:.80}. Is there "
-                    "too little memory? Lower reward.memory_mb or reward.workers, or take a larger machine"
+                    f"{self.wall_seconds:.0f} s, while it read reference answers such as "
+                    f"{left[0]!r:.80}. Is there "
+                    "too little memory? Lower reward.memory_mb or reward.workers, or take a "
+                    "larger machine"
                 )
             # Not told of at all is only a gold that had the limits for itself: it exceeds them.
             for gold, read in zip(left, told or [False], strict=False):
@@ -324,7 +364,8 @@ class VerifierPool:
             left = left[len(told) or 1 :]
 
     def _grade(self, gold: str, answer: str | None) -> Verdict:
-        """Ask a worker for a verdict, in a thread of the executor; UNSCORABLE where the machine ends workers.
+        """Ask a worker for a verdict, in a thread of the executor; UNSCORABLE where the machine
+        ends workers.
 
         The limits of an answer end no worker, so that the end of one says nothing of the answer.
         """
@@ -342,7 +383,8 @@ class VerifierPool:
         return verdict or Verdict.UNSCORABLE
 
     def _ask(self, request: Callable[[Worker], tuple[T, float]]) -> T | None:
-        """Ask a worker. One that is dead or does not answer is replaced, once; None where the second one fails too."""
+        """Ask a worker. One that is dead or does not answer is replaced, once; None where the
+        second one fails too."""
         for _ in range(2):
             worker = self._worker()
             try:
@@ -356,7 +398,8 @@ class VerifierPool:
         return None
 
     def _worker(self) -> Worker:
-        """Return this thread's worker, started if there is none. Raises CancelledError once the pool is closed."""
+        """Return this thread's worker, started if there is none. Raises CancelledError once the
+        pool is closed."""
         worker: Worker | None = getattr(self._thread, "worker", None)
         if not self._closed and (worker is None or worker not in self.workers):
             worker = Worker(*self._limits)  # seconds: not under the lock

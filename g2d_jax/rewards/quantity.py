@@ -1,6 +1,8 @@
-r"""Plain numbers with their units, read exactly: `-\frac{3}{4}`, `1,234.50`, `137 \frac{1}{2}`, `3\times10^{4}`.
+r"""Plain numbers with their units, read exactly: `-\frac{3}{4}`, `1,234.50`, `137 \frac{1}{2}`,
+`3\times10^{4}`.
 
-Values are Fractions of bounded size, so that comparison is exact and cheap; whatever is more than a number is None.
+Values are Fractions of bounded size, so that comparison is exact and cheap; whatever is more than a
+number is None.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ MAX_CHARS = 700
 """Longer numbers are left to the worker."""
 
 APPROXIMATION_PLACES = 6
-"""A decimal of at least so many places may stand for a number that has no finite decimal, such as 1/3 or sqrt(2)."""
+"""A decimal of at least so many places may stand for a number that has no finite decimal, such as
+1/3 or sqrt(2)."""
 
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>\\?\$|\\pounds?(?![A-Za-z])|[£€¥₹¢])?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
@@ -26,14 +29,26 @@ _DECIMAL = re.compile(r"[-+]?\d+(?:\.(\d*))?\s*")
 _COMMAS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACES = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.,/])")
 _UNIT = re.compile(
-    r"(?:\\text\s*\{(?P<text>[^{}]*)\}|(?P<bare>[A-Za-z][A-Za-z /]*)|(?P<foreign>[^\x00-\x7f]{1,12}))"
+    r"(?:\\text\s*\{(?P<text>[^{}]*)\}|(?P<bare>[A-Za-z][A-Za-z "
+    r"/]*)|(?P<foreign>[^\x00-\x7f]{1,12}))"
     r"\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?"
 )
-_SCIENTIFIC = re.compile(r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*|[eE])([-+]?\d{1,3})\s*\}?\s*")
+_SCIENTIFIC = re.compile(
+    r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*|[eE])([-+]?\d{1,3})\s*\}?\s*"
+)
 _POWER = re.compile(r"\^?([23])$")
-_BASED = re.compile(r"(-?)(?:\(|\\overline\s*\{)?([0-9A-Za-z]{1,200})[)}]?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_BASED = re.compile(
+    r"(-?)(?:\(|\\overline\s*\{)?([0-9A-Za-z]{1,200})[)}]?\s*_\s*\{?\s*(\d{1,2})\s*\}?"
+)
 
-SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 _UNIT_NAMES = {
     "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre", "m": "m meter metre",
     "km": "km kilometer kilometre", "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
@@ -62,10 +77,23 @@ _FOREIGN = frozenset([
     "厘米", "千米", "小时", "分钟", "公里", "公斤", "千克",
     "平方米", "平方厘米", "руб", "см", "км",
 ])  # fmt: skip
-_SIGNS = {"": (1, "", False), "^\\circ": (1, "degree", False), "%": (1, "", True), "\\%": (1, "", True)}
-_CURRENCIES = {"£": "pound sterling", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "cent", "$": "dollar"}
+_SIGNS = {
+    "": (1, "", False),
+    "^\\circ": (1, "degree", False),
+    "%": (1, "", True),
+    "\\%": (1, "", True),
+}
+_CURRENCIES = {
+    "£": "pound sterling",
+    "€": "euro",
+    "¥": "yen",
+    "₹": "rupee",
+    "¢": "cent",
+    "$": "dollar",
+}
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
-# Words after a number that change it, doubt it or add another, and words that are mathematics where they stand bare.
+# Words after a number that change it, doubt it or add another, and words that are mathematics where
+# they stand bare.
 HEDGES = frozenset({
     "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than",
     "more", "less", "fewer", "least", "most", "about", "approximately", "roughly", "around", "nearly", "almost",
@@ -90,8 +118,8 @@ _NOT_UNITS = frozenset({
 class Quantity:
     """Holds an exact value and how it was written.
 
-    unit: canonical name, "" if none or unknown; percent: written with a percent sign; places: digits after the point
-    when it was written as a plain decimal, 0 otherwise.
+    unit: canonical name, "" if none or unknown; percent: written with a percent sign; places:
+    digits after the point when it was written as a plain decimal, 0 otherwise.
     """
 
     value: Fraction
@@ -101,7 +129,8 @@ class Quantity:
 
 
 def parse_quantity(cleaned: str) -> Quantity | None:
-    """Read a cleaned answer (see normalise.clean) that is one number with at most a harmless unit, or None."""
+    """Read a cleaned answer (see normalise.clean) that is one number with at most a harmless unit,
+    or None."""
     if len(cleaned) > MAX_CHARS:
         return None
     match = _NUMBER.match(cleaned)
@@ -120,12 +149,15 @@ def parse_quantity(cleaned: str) -> Quantity | None:
         return None
     scale, unit, percent = tail
     if match["currency"] and not percent:
-        unit = unit or _CURRENCIES.get(match["currency"].replace("\\pound", "£")[:1].replace("\\", "$"), "")
+        unit = unit or _CURRENCIES.get(
+            match["currency"].replace("\\pound", "£")[:1].replace("\\", "$"), ""
+        )
     return Quantity(value * scale, unit, percent, _places(number))
 
 
 def _places(number: str) -> int:
-    """Count the places of a plain decimal, and of one with a power of ten that is long by itself."""
+    """Count the places of a plain decimal, and of one with a power of ten that is long by
+    itself."""
     if decimal := _DECIMAL.fullmatch(number):
         return len(decimal[1] or "")
     scientific = _SCIENTIFIC.fullmatch(number)
@@ -135,10 +167,11 @@ def _places(number: str) -> int:
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
-    """Tell whether two quantities agree: exactly, up to a missing unit or percent sign, or as a long decimal.
+    """Tell whether two quantities agree: exactly, up to a missing unit or percent sign, or as a
+    long decimal.
 
-    Two different known units disagree (no conversion). With a percent sign on one side only, 50% is 0.5, and also 50
-    (the question asked "what percent"), but 0.5% is not 0.5.
+    Two different known units disagree (no conversion). With a percent sign on one side only, 50% is
+    0.5, and also 50 (the question asked "what percent"), but 0.5% is not 0.5.
     """
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
@@ -157,7 +190,8 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 
 def based_number(cleaned: str) -> tuple[str, int] | None:
-    r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or None."""
+    r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or
+    None."""
     match = _BASED.fullmatch(cleaned)
     if match is None or not 2 <= int(match[3]) <= 36:
         return None
@@ -190,13 +224,15 @@ def _unit(word: str) -> str:
 
 
 def unit_of(tail: str) -> str:
-    r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not known."""
+    r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not
+    known."""
     _, unit, _ = _tail(tail, spaced=True) or (1, "", False)
     return unit
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
-    """Read what follows the number: (scale, canonical unit, percent), or None when it is no harmless unit."""
+    """Read what follows the number: (scale, canonical unit, percent), or None when it is no
+    harmless unit."""
     if tail in _SIGNS:
         return _SIGNS[tail]
     if tail.lstrip("\\") in _CURRENCIES:
@@ -228,7 +264,8 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
 
 
 def _is_unit(words: Sequence[str], unit: str, *, spaced: bool) -> bool:
-    """Tell whether bare words behind a number are its unit: "3ab" and "5m" are products, "5 m" and "18 eggs" not."""
+    """Tell whether bare words behind a number are its unit: "3ab" and "5m" are products, "5 m" and
+    "18 eggs" not."""
     if not _NOT_UNITS.isdisjoint(words):
         return False
     if unit:

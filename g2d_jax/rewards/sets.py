@@ -1,7 +1,8 @@
-r"""Write inequalities and set-builders as intervals: `x < -1 \text{ or } x > 1` is `(-\infty,-1)\cup(1,\infty)`.
+r"""Write inequalities and set-builders as intervals: `x < -1 \text{ or } x > 1` is
+`(-\infty,-1)\cup(1,\infty)`.
 
-Text in, text out: bounds stay as they stand, and are compared in size only where they are plain numbers. Linear, safe
-on hostile text.
+Text in, text out: bounds stay as they stand, and are compared in size only where they are plain
+numbers. Linear, safe on hostile text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ MAX_CHARS = 400
 MAX_INTEGERS = 100
 """A set-builder over integers with more elements stays one."""
 
-_RELATION = re.compile(r"(<|>|\\(?:lt|gt|leqslant|leq|le|geqslant|geq|ge|neq|ne|in|notin)(?![A-Za-z])|=)")
+_RELATION = re.compile(
+    r"(<|>|\\(?:lt|gt|leqslant|leq|le|geqslant|geq|ge|neq|ne|in|notin)(?![A-Za-z])|=)"
+)
 _SPELLED = {
     "<": "<", ">": ">", "=": "=", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=",
     r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", r"\in": "in", r"\notin": "notin",
@@ -37,7 +40,9 @@ _BARS = re.compile(
     r"(?:([^<>=|]+?)\s*(<|\\leq?|\\lt)\s*)?\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)"
 )
 _BOTH = re.compile(r"(?<![A-Za-z])and(?![A-Za-z])|\\land|\\wedge")
-_OR = re.compile(r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*")
+_OR = re.compile(
+    r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*"
+)
 _AND = re.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
 )
@@ -58,7 +63,8 @@ _Bound: TypeAlias = tuple[str, bool]
 
 @dataclass
 class _Range:
-    """Holds what clauses leave of the line together: bounds, points that are left out, and a single point."""
+    """Holds what clauses leave of the line together: bounds, points that are left out, and a single
+    point."""
 
     low: _Bound | None = None
     high: _Bound | None = None
@@ -71,9 +77,11 @@ class _Unread(Exception):
 
 
 def as_sets(gold: str, answer: str) -> tuple[str | None, str | None]:
-    r"""Return two answers, where they state inequalities or build sets, as intervals united by `\cup`; else None.
+    r"""Return two answers, where they state inequalities or build sets, as intervals united by
+    `\cup`; else None.
 
-    A bare inequality counts as the set of its solutions beside a set, or another inequality of the same variable.
+    A bare inequality counts as the set of its solutions beside a set, or another inequality of the
+    same variable.
     """
     mine, theirs = _read(gold), _read(answer)
     return _beside(mine, theirs, answer), _beside(theirs, mine, gold)
@@ -110,7 +118,8 @@ def member(text: str) -> tuple[str, str] | None:
 
 
 def intervals(text: str) -> list[tuple[str, str, str]] | None:
-    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their elements as low.
+    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their
+    elements as low.
 
     None for anything else, a set alone too.
     """
@@ -150,7 +159,9 @@ def _read(text: str) -> _Set | None:
         domain = _DOMAINS.get((builder["domain"] or "R").strip().lstrip("\\"))
         if domain is None:
             return None
-        name, written = _conditions(builder["condition"].strip(), bound=builder["name"], integers=domain == "Z")
+        name, written = _conditions(
+            builder["condition"].strip(), bound=builder["name"], integers=domain == "Z"
+        )
         return name, True, written
     except _Unread:
         return None
@@ -166,7 +177,8 @@ def _without_name(cleaned: str) -> str:
 
 
 def _united(cleaned: str) -> _Set:
-    r"""Read set-builders that are united with each other or with other sets: `\{k \mid k>4\}\cup\{0\}`."""
+    r"""Read set-builders that are united with each other or with other sets:
+    `\{k \mid k>4\}\cup\{0\}`."""
     parts = _CUP.split(cleaned)
     if len(parts) < 2:
         raise _Unread
@@ -183,7 +195,8 @@ def _united(cleaned: str) -> _Set:
 
 
 def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, str]:
-    """Read alternatives; bound: the variable, "" where the first clause tells it. Return the variable and the set."""
+    """Read alternatives; bound: the variable, "" where the first clause tells it. Return the
+    variable and the set."""
     name = bound
     ranges = []
     text = _without_bars(text)
@@ -225,13 +238,16 @@ def _without_bars(text: str) -> str:
 
 
 def _clause(text: str, name: str) -> tuple[str, _Range]:
-    r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it leaves."""
+    r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it
+    leaves."""
     parts = [part.strip() for part in _RELATION.split(text)]
     terms = parts[0::2]
     signs = [_SPELLED[sign] for sign in parts[1::2]]
     if not 1 <= len(signs) <= 2 or not all(terms):
         raise _Unread
-    places = [i for i, term in enumerate(terms) if term == name or (not name and _is_variable(term))]
+    places = [
+        i for i, term in enumerate(terms) if term == name or (not name and _is_variable(term))
+    ]
     if len(signs) == 2:  # of a < x < b no other term counts as the variable than the middle one
         places = [i for i in places if i == 1]
     if len(places) != 1:
@@ -269,7 +285,8 @@ def _narrow(found: _Range, sign: str, value: str) -> None:
 
 
 def _outward(found: Sequence[_Range]) -> bool:
-    """Tell whether statements side by side, `x<-1, x>1`, exclude each other: then they are alternatives."""
+    """Tell whether statements side by side, `x<-1, x>1`, exclude each other: then they are
+    alternatives."""
     if len(found) < 2:
         return False
     if any(part.points for part in found):
@@ -296,7 +313,9 @@ def _together(found: Sequence[_Range]) -> _Range:
     return whole
 
 
-def _tighter(one: _Bound | None, other: _Bound | None, is_tighter: Callable[[float, float], bool]) -> _Bound | None:
+def _tighter(
+    one: _Bound | None, other: _Bound | None, is_tighter: Callable[[float, float], bool]
+) -> _Bound | None:
     """Return the bound that leaves less, the open one of two at one place; None is no bound."""
     if one is None or other is None:
         return one or other
@@ -324,7 +343,10 @@ def _written(part: _Range) -> list[str]:
     starts = ["[" * closed_low or "(", *"(" * len(inner)]
     ends = [*")" * len(inner), "]" * closed_high or ")"]
     between = itertools.pairwise((low, *inner, high))
-    return [f"{start}{left},{right}{end}" for start, (left, right), end in zip(starts, between, ends, strict=True)]
+    return [
+        f"{start}{left},{right}{end}"
+        for start, (left, right), end in zip(starts, between, ends, strict=True)
+    ]
 
 
 def _integers(ranges: Sequence[_Range]) -> str:
@@ -336,7 +358,9 @@ def _integers(ranges: Sequence[_Range]) -> str:
         low, high = _number(part.low[0]), _number(part.high[0])
         if low is None or high is None:
             raise _Unread
-        if not (abs(low) < _LARGEST and abs(high) < _LARGEST and high - low <= MAX_INTEGERS):  # nor infinite, nor NaN
+        if not (
+            abs(low) < _LARGEST and abs(high) < _LARGEST and high - low <= MAX_INTEGERS
+        ):  # nor infinite, nor NaN
             raise _Unread
         first = math.ceil(low) if part.low[1] else math.floor(low) + 1
         last = math.floor(high) if part.high[1] else math.ceil(high) - 1
@@ -359,7 +383,13 @@ def _number(text: str) -> float | None:
 
 
 def _is_variable(term: str) -> bool:
-    return _VARIABLE.fullmatch(term) is not None and term not in ("e", "i", r"\pi", r"\infty", r"\emptyset")
+    return _VARIABLE.fullmatch(term) is not None and term not in (
+        "e",
+        "i",
+        r"\pi",
+        r"\infty",
+        r"\emptyset",
+    )
 
 
 def _mentions(term: str, variable: str) -> bool:

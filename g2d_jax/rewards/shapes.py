@@ -1,4 +1,5 @@
-r"""Read answers that are no mathematical expression: choices with their text, times of day, congruences, cases.
+r"""Read answers that are no mathematical expression: choices with their text, times of day,
+congruences, cases.
 
 All of it works on cleaned answers (normalise.clean) and is linear.
 """
@@ -13,7 +14,9 @@ from g2d_jax.rewards.normalise import without_text
 _CHOICE = re.compile(r"\(([A-J])\)\s*[.:]?\s*(.*)|([A-J])(?:[.:)]|\s*\\[);])\s*(.*)", re.DOTALL)
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _NO_TEXT = re.compile(r"\s*(?:,|[\^(]|(?:or|and|is|isn't|not|no)\b)", re.IGNORECASE)
-_TIME = re.compile(r"(\d{1,2})\s*:\s*([0-5]\d)\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE)
+_TIME = re.compile(
+    r"(\d{1,2})\s*:\s*([0-5]\d)\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE
+)
 _MODULO = re.compile(
     r"(.+?)\s*\(?\s*(?:\\(?:pmod|bmod|mod|pod)(?![A-Za-z])|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))\s*"
     r"\{?\s*(\d{1,30})\s*\}?\s*\)?"
@@ -21,7 +24,8 @@ _MODULO = re.compile(
 _RESIDUE = re.compile(r"\s*(-|\\pm(?![A-Za-z]))?\s*(\d{1,30})\s*")
 _LETTERS = re.compile(r"(?=[A-F,]*[A-F],?[A-F])A?,*B?,*C?,*D?,*E?,*F?")
 _CASES = re.compile(
-    r"(?P<before>.{0,100}?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| ]*\})?)"
+    r"(?P<before>.{0,100}?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| "
+    r"]*\})?)"
     r"(?P<rows>.+)\\end\{(?:cases|array|aligned)\}",
     re.DOTALL,
 )
@@ -32,7 +36,8 @@ _CONDITION = re.compile(
 
 
 def choice(cleaned: str) -> tuple[str, str] | None:
-    r"""Read the letter and the text of `(D)\ 18`, `C. 12`, `\textbf{(D)}`; None for anything else."""
+    r"""Read the letter and the text of `(D)\ 18`, `C. 12`, `\textbf{(D)}`; None for anything
+    else."""
     text = without_text(cleaned)
     if len(text) == 1 and "A" <= text <= "J":
         return text, ""
@@ -100,7 +105,8 @@ def ratio(cleaned: str) -> list[str]:
 
 
 def cases(cleaned: str) -> list[tuple[str, str]] | None:
-    r"""Read the rows of `\begin{cases} … \end{cases}` as (value, condition); a system has no conditions."""
+    r"""Read the rows of `\begin{cases} … \end{cases}` as (value, condition); a system has no
+    conditions."""
     found = _CASES.fullmatch(cleaned)
     if found is None or "\\end" in found["rows"]:
         return None

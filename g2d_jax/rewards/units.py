@@ -1,4 +1,5 @@
-"""Words and units in `\\text{ }` behind a value: which ones a comparison may leave out, and which say more."""
+"""Words and units in `\\text{ }` behind a value: which ones a comparison may leave out, and which
+say more."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _AT_END = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
 
 
 def says_more(text: str) -> bool:
-    r"""Tell whether words in `\text` doubt an answer, change it or add another: `5 \text{ or more}`."""
+    r"""Tell whether words in `\text` doubt an answer, change it or add another:
+    `5 \text{ or more}`."""
     for marked in TEXT.findall(text):
         words = set(_WORD.findall(marked.lower()))
         if words & _SAYING_MORE or (words and words <= POWER_WORDS.keys()):
@@ -22,7 +24,8 @@ def says_more(text: str) -> bool:
 
 
 def without_unit(cleaned: str) -> str:
-    """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does ("or", "not")."""
+    """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does
+    ("or", "not")."""
     match = _AT_END.search(cleaned)
     if match is None or says_more(match[0]):
         return cleaned

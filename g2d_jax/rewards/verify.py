@@ -1,7 +1,8 @@
-r"""Decide whether an answer is the reference answer ("gold") where that takes strings and exact arithmetic alone.
+r"""Decide whether an answer is the reference answer ("gold") where that takes strings and exact
+arithmetic alone.
 
-All of it is pure, linear in its input and safe on hostile text; it decides most answers. The others are left to
-computer algebra in a worker (grade.py).
+All of it is pure, linear in its input and safe on hostile text; it decides most answers. The others
+are left to computer algebra in a worker (grade.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ import re
 from g2d_jax.rewards import expression, lists, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
 from g2d_jax.rewards.pair import paired_up
-from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, based_number, parse_quantity, same_quantity
+from g2d_jax.rewards.quantity import (
+    APPROXIMATION_PLACES,
+    Quantity,
+    based_number,
+    parse_quantity,
+    same_quantity,
+)
 from g2d_jax.rewards.units import without_unit
 
 MAX_QUICK_CHARS = 100_000
@@ -21,7 +28,8 @@ MAX_GOLD_CHARS = 10_000
 """No response but the same text is taken to equal a longer reference answer."""
 
 MAX_WORDS = 4
-"""An answer of more words, not marked as text, is a sentence, which no response is expected to repeat word by word."""
+"""An answer of more words, not marked as text, is a sentence, which no response is expected to
+repeat word by word."""
 
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 # What is no prose for all its letters: commands with a name in braces, other commands, indices.
@@ -29,12 +37,14 @@ _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za
 _TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
 _LONG_WORD = re.compile(r"[A-Za-z]{4,}")
 _FUNCTION = re.compile(
-    r"sqrt|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|alpha|beta|gamma|delta|theta|lambda|sigma|omega", re.I
+    r"sqrt|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|alpha|beta|gamma|delta|theta|lambda|sigma|omega",
+    re.I,
 )
 
 
 def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> bool | None:
-    """Return true or False where strings or exact rational arithmetic decide; None means "ask math-verify".
+    """Return true or False where strings or exact rational arithmetic decide; None means "ask
+    math-verify".
 
     places: see `grade.grade`. An empty gold is never matched.
     """
@@ -67,8 +77,8 @@ def may_be_rounded(gold: str, answer: str, places: int) -> bool:
 def can_be_read(gold: str) -> bool | None:
     """Tell whether a response can equal a reference answer in any other way than by the same text.
 
-    True for numbers, choices, few words and lists of these, False for what is empty or prose ("about 72, I think");
-    None means "ask math-verify" (`grade.parses`).
+    True for numbers, choices, few words and lists of these, False for what is empty or prose
+    ("about 72, I think"); None means "ask math-verify" (`grade.parses`).
     """
     if len(gold) > MAX_GOLD_CHARS:
         return False
@@ -104,14 +114,16 @@ def _number(text: str) -> Quantity | None:
 
 
 def _words(text: str) -> str | None:
-    """Return the words of an answer that is text, as `plain_text` does; a single letter may be a variable."""
+    """Return the words of an answer that is text, as `plain_text` does; a single letter may be a
+    variable."""
     if len(text) < 2:
         return None
     return plain_text(text)
 
 
 def reading(gold: str) -> str:
-    """Say how a reference answer is read, in words for people: "the number 1080", "2 values: -2, 2", "the choice C"."""
+    """Say how a reference answer is read, in words for people: "the number 1080", "2 values: -2,
+    2", "the choice C"."""
     text = clean(gold)
     if not text:
         return "nothing: no answer can match it"
@@ -132,7 +144,8 @@ def reading(gold: str) -> str:
 
 
 def _same_choice(gold: str, answer: str) -> bool | None:
-    """Compare the letters of two choices: `C`, `c`, `(C)`, `\\text{(C)}` and `(C) 12` name the same one."""
+    """Compare the letters of two choices: `C`, `c`, `(C)`, `\\text{(C)}` and `(C) 12` name the same
+    one."""
     expected = shapes.choice(gold)
     if expected is None:
         return None
@@ -183,7 +196,8 @@ def _same_number(gold: str, answer: str) -> bool | None:
 
 
 def _same_list(gold: str, answer: str) -> bool | None:
-    """Compare lists of values in any order: complete or wrong. A list agrees with a single value if it says no more."""
+    """Compare lists of values in any order: complete or wrong. A list agrees with a single value if
+    it says no more."""
     expected, given = lists.elements(gold), lists.elements(answer)
     if expected and given:
         return lists.same_elements(expected, given)
@@ -195,7 +209,8 @@ def _same_list(gold: str, answer: str) -> bool | None:
 
 
 def _same_words(gold: str, answer: str) -> bool | None:
-    """Compare text. Only a gold that is marked as text can tell that another word is wrong: `ab` may be a product."""
+    """Compare text. Only a gold that is marked as text can tell that another word is wrong: `ab`
+    may be a product."""
     a, b = plain_text(gold), plain_text(answer)
     if a is None or len(a) < 2:
         return None
@@ -207,11 +222,17 @@ def _same_words(gold: str, answer: str) -> bool | None:
 
 
 def _far_apart(gold: str, answer: str) -> bool | None:
-    """Return False for two answers that differ for certain: far apart in value, or words beside a number."""
+    """Return False for two answers that differ for certain: far apart in value, or words beside a
+    number."""
     a = without_unit(_bare_choice(gold))
     b = without_unit(_bare_choice(answer))
     for words, number in ((a, b), (b, a)):
-        if words.startswith("\\text") and plain_text(words) and re.search(r"\d", number) and expression.values(number):
+        if (
+            words.startswith("\\text")
+            and plain_text(words)
+            and re.search(r"\d", number)
+            and expression.values(number)
+        ):
             return False
     if expression.far_apart(a, b):
         return False

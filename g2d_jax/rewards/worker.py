@@ -1,13 +1,15 @@
 """A verifier worker: `python -m g2d_jax.rewards.worker CPU_SECONDS MEMORY_MB`, started by pool.py.
 
-The worker imports math-verify once and then forks one grader per answer, so that nothing an answer does to the
-interpreter (caches, memory, crashes) reaches the next one, and a killed grader costs milliseconds. The kernel limits a
-grader: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS. A verdict therefore depends on the
-work an answer makes and not on how busy the machine is. A grader says nothing but its exit status, and cannot write
-into files.
+The worker imports math-verify once and then forks one grader per answer, so that nothing an answer
+does to the interpreter (caches, memory, crashes) reaches the next one, and a killed grader costs
+milliseconds. The kernel limits a
+grader: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS. A verdict therefore
+depends on the work an answer makes and not on how busy the machine is. A grader says nothing but
+its exit status, and cannot write into files.
 
-Reference answers are the user's and not a policy's, so one grader reads many: it marks each in memory that it shares
-with the worker, under the limits of one answer for all of them. One that exceeds these has marked those before.
+Reference answers are the user's and not a policy's, so one grader reads many: it marks each in
+memory that it shares with the worker, under the limits of one answer for all of them. One that
+exceeds these has marked those before.
 
 Lines of JSON on stdin and stdout. The first reply is []: the worker is ready.
 
@@ -38,7 +40,8 @@ _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 13: Verdict.NO_ANSWER}
 _MARKS = {Verdict.UNSCORABLE: 1, Verdict.CORRECT: 2}
 """Marks of golds by what the grader found; 0 is of one that it did not come to."""
 
-# Graded once before the first fork: imports, parser tables and caches that every grader then inherits.
+# Graded once before the first fork: imports, parser tables and caches that every grader then
+# inherits.
 _WARM_UP = (
     (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
     ("x^2+2x+1", "(x+1)^2"),
@@ -76,7 +79,9 @@ def main() -> None:
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
-def _grade_apart(gold: str, answer: str, places: int, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
+def _grade_apart(
+    gold: str, answer: str, places: int, cpu_seconds: float, memory_mb: int
+) -> tuple[str, float]:
     """Grade one answer in a process of its own; return the reply."""
     status, seconds = _apart(lambda: _graded(gold, answer, places), cpu_seconds, memory_mb)
     return _VERDICTS.get(status, Verdict.TIMEOUT).value, seconds
@@ -91,11 +96,15 @@ def _graded(gold: str, answer: str, places: int) -> int:
     return next(status for status, its in _VERDICTS.items() if its is verdict)
 
 
-def _read_apart(golds: Sequence[str], cpu_seconds: float, memory_mb: int) -> tuple[list[bool], float]:
+def _read_apart(
+    golds: Sequence[str], cpu_seconds: float, memory_mb: int
+) -> tuple[list[bool], float]:
     """Read reference answers in a process of their own; return the reply."""
     marks = mmap.mmap(-1, len(golds))  # shared with the grader, and of no file
     status, seconds = _apart(lambda: _mark(golds, marks), cpu_seconds, memory_mb)
-    if status == -signal.SIGKILL:  # none of its limits does that, but a machine without memory: no gold is at fault
+    if (
+        status == -signal.SIGKILL
+    ):  # none of its limits does that, but a machine without memory: no gold is at fault
         raise SystemExit(f"a grader was killed after {seconds:.1f} s")
     told = marks[:].rstrip(b"\0")
     return [mark == _MARKS[Verdict.CORRECT] for mark in told], seconds
@@ -109,7 +118,8 @@ def _mark(golds: Sequence[str], marks: mmap.mmap) -> int:
 
 
 def _apart(job: Callable[[], int], cpu_seconds: float, memory_mb: int) -> tuple[int, float]:
-    """Do a job in a process of its own, under limits; return its exit status, minus a signal, and CPU seconds."""
+    """Do a job in a process of its own, under limits; return its exit status, minus a signal, and
+    CPU seconds."""
     grader = os.fork()
     if grader == 0:
         _run_grader(job, cpu_seconds, memory_mb)
@@ -128,10 +138,13 @@ def _run_grader(job: Callable[[], int], cpu_seconds: float, memory_mb: int) -> N
         for limit, value in limits.items():
             resource.setrlimit(limit, (value, value))
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})  # both may come from the parent
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGPROF}
+        )  # both may come from the parent
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         status = job()
-    finally:  # also of a MemoryError, and of math-verify's own TimeoutException, which is a BaseException
+    # also of a MemoryError, and of math-verify's own TimeoutException, which is a BaseException
+    finally:
         os._exit(status)
 
 

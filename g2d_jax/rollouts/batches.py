@@ -1,8 +1,10 @@
-"""The training batch of an online stage from its groups: responses with advantages, or with a pair's sides.
+"""The training batch of an online stage from its groups: responses with advantages, or with a
+pair's sides.
 
     groups ─► those with a signal ─► GRPO: advantages | DPO: one pair a prompt | GroupDPO: both sides of a prompt
 
-A batch's groups carry all that the loss needs but for other policies' log-probabilities, which `fill` adds.
+A batch's groups carry all that the loss needs but for other policies' log-probabilities, which
+`fill` adds.
 """
 
 from __future__ import annotations
@@ -17,11 +19,19 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import is_correct, pairs_of
-from g2d_jax.losses import dpo_weights, group_advantages, group_dpo_weights, overlong_penalty, token_weights
+from g2d_jax.losses import (
+    dpo_weights,
+    group_advantages,
+    group_dpo_weights,
+    overlong_penalty,
+    token_weights,
+)
 from g2d_jax.records import Problem, ScoredRollout, indices_by_task, pick
 from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
 
-Sides = tuple[list[int], list[int]]  # indices of the chosen and of the rejected responses of a group
+Sides = tuple[
+    list[int], list[int]
+]  # indices of the chosen and of the rejected responses of a group
 NO_PAIR: Sides = ([], [])
 
 
@@ -29,7 +39,8 @@ NO_PAIR: Sides = ([], [])
 class Batch:
     """The responses to train on.
 
-    groups: for the loss, never empty. has_advantage: bool for each prompt that was sampled. metrics: of the pairs.
+    groups: for the loss, never empty. has_advantage: bool for each prompt that was sampled.
+    metrics: of the pairs.
     """
 
     groups: list[Group]
@@ -37,18 +48,24 @@ class Batch:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def make(seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]) -> Batch:
+def make(
+    seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]
+) -> Batch:
     """Make one update's batch from all that was sampled for it. verifiable: by task.
 
-    A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.dynamic_sampling the first
-    prompts_per_step prompts with a signal are kept, or as many as there are (without any the first ones); else all are.
+    A prompt has a signal if it has a pair or, with GRPO, two different rewards. With
+    stage.dynamic_sampling the first prompts_per_step prompts with a signal are kept, or as many as
+    there are (without any the first ones); else all are.
     """
     signal = np.zeros(len(groups), bool)
     pairs = [NO_PAIR] * len(groups)
     if stage.loss == "grpo" or stage.grpo_coef:
         signal |= ((advantages(stage, draws, groups) != 0) & _counted(stage, groups)).any(axis=1)
     if stage.loss != "grpo":
-        pairs = [_sides(seed, stage, draw, group, verifiable) for draw, group in zip(draws, groups, strict=True)]
+        pairs = [
+            _sides(seed, stage, draw, group, verifiable)
+            for draw, group in zip(draws, groups, strict=True)
+        ]
         signal |= [bool(chosen) for chosen, _ in pairs]
     rows = np.arange(len(groups))
     if stage.dynamic_sampling:
@@ -58,13 +75,18 @@ def make(seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Map
     if stage.loss == "grpo":
         return Batch(_grpo(stage, draws, trained), signal)
     sides = pick(pairs, rows)
-    loss_groups = _dpo(stage, trained, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, trained, sides)
+    loss_groups = (
+        _dpo(stage, trained, sides)
+        if stage.loss == "dpo"
+        else _group_dpo(stage, draws, trained, sides)
+    )
     metrics = {"pairs/skipped": float(pairs.count(NO_PAIR)), **_describe(trained, sides)}
     return Batch(_with_entropy(stage, loss_groups), signal, metrics)
 
 
 def _describe(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
-    """Count the prompts that have a pair, and compute the mean lengths of both sides, each prompt counting once."""
+    """Count the prompts that have a pair, and compute the mean lengths of both sides, each prompt
+    counting once."""
     paired = [(group, side) for group, side in zip(groups, sides, strict=True) if side != NO_PAIR]
     metrics = {"pairs/prompts": float(len(paired))}
     if not paired:
@@ -84,28 +106,37 @@ def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
     values = shaped_rewards(stage, groups)
     normalised = np.zeros(values.shape, np.float32)
     for rows in indices_by_task(problems_of(draws)).values():
-        normalised[rows] = group_advantages(values[rows], stage.scale_rewards, stage.scale_rewards_eps)
+        normalised[rows] = group_advantages(
+            values[rows], stage.scale_rewards, stage.scale_rewards_eps
+        )
     return normalised
 
 
 def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
-    """Return rewards less the penalty of too long responses, float64 [N, G], NaN where there is none."""
+    """Return rewards less the penalty of too long responses, float64 [N, G], NaN where there is
+    none."""
     values = rewards(groups)
     if stage.overlong_buffer:
-        values = values + overlong_penalty(lengths(groups), stage.sampling.max_new_tokens, stage.overlong_buffer)
+        values = values + overlong_penalty(
+            lengths(groups), stage.sampling.max_new_tokens, stage.overlong_buffer
+        )
     return values
 
 
 def _counted(stage: Online, groups: Groups) -> np.ndarray:
-    """Mark the responses that count, bool [N, G]: False where stage.mask_truncated leaves one out of the loss."""
+    """Mark the responses that count, bool [N, G]: False where stage.mask_truncated leaves one out
+    of the loss."""
     cut = by_response(groups, lambda row: row.rollout.stop_reason == "length")
     return ~(cut & stage.mask_truncated)
 
 
 def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
-    """Build GRPO's groups of the responses that have a gradient; the others are not run through the model."""
+    """Build GRPO's groups of the responses that have a gradient; the others are not run through the
+    model."""
     tokens = _grpo_tokens(stage, draws, groups)
-    always = stage.beta or stage.entropy_coef  # a KL or entropy term has a gradient at advantage 0 too
+    always = (
+        stage.beta or stage.entropy_coef
+    )  # a KL or entropy term has a gradient at advantage 0 too
     loss_groups = []
     for group, group_tokens in zip(groups, tokens, strict=True):
         responses = [
@@ -116,19 +147,25 @@ def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
         if responses:
             loss_groups.append(Group(group[0].rollout.prompt_ids, responses))
     if not loss_groups:
-        loss_groups = [Group(groups[0][0].rollout.prompt_ids, [_without_gradient(groups, tokens[0][0], {})])]
+        loss_groups = [
+            Group(groups[0][0].rollout.prompt_ids, [_without_gradient(groups, tokens[0][0], {})])
+        ]
     return _with_entropy(stage, loss_groups)
 
 
-def _without_gradient(groups: Groups, token: Mapping[str, Any], sequence: Mapping[str, float]) -> Response:
-    """Make the only response of a batch without any signal, which is still a step of the schedule."""
+def _without_gradient(
+    groups: Groups, token: Mapping[str, Any], sequence: Mapping[str, float]
+) -> Response:
+    """Make the only response of a batch without any signal, which is still a step of the
+    schedule."""
     if token:
         token = {**token, "weight": 0.0, "advantage": 0.0}
     return Response(groups[0][0].rollout.token_ids, token, sequence)
 
 
 def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
-    """Return GRPO's inputs for each response's tokens; normalisers count every response of a full batch."""
+    """Return GRPO's inputs for each response's tokens; normalisers count every response of a full
+    batch."""
     values = advantages(stage, draws, groups)
     has_logprobs = stage.rollouts == "sample" or stage.importance_cap  # a dump may lack them
     prompts = _prompts(stage, groups)
@@ -151,11 +188,17 @@ def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[
 
 
 def _sides(
-    seed: int, stage: Online, draw: tuple[Problem, int], group: Sequence[ScoredRollout], verifiable: Mapping[str, bool]
+    seed: int,
+    stage: Online,
+    draw: tuple[Problem, int],
+    group: Sequence[ScoredRollout],
+    verifiable: Mapping[str, bool],
 ) -> Sides:
-    """Choose the chosen and rejected responses of one prompt, both lists empty where there is no pair.
+    """Choose the chosen and rejected responses of one prompt, both lists empty where there is no
+    pair.
 
-    GroupDPO takes all correct and all incorrect ones; where the reward knows no right and wrong, best and worst.
+    GroupDPO takes all correct and all incorrect ones; where the reward knows no right and wrong,
+    best and worst.
     """
     problem, visit = draw
     counted = np.flatnonzero(_counted(stage, [list(group)])[0])
@@ -185,17 +228,22 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     if pairs:
         weights = dpo_weights(len(pairs), _normalizer(stage, groups))
         return [as_pair(*pair, float(weight)) for pair, weight in zip(pairs, weights, strict=True)]
-    return [as_pair(groups[0][0], groups[0][0], 0.0)]  # a batch without any signal is still a step of the schedule
+    return [
+        as_pair(groups[0][0], groups[0][0], 0.0)
+    ]  # a batch without any signal is still a step of the schedule
 
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
     """Put both sides in one row, behind one copy of their prompt."""
-    responses = [Response(row.rollout.token_ids, {}, {"weight": weight}) for row in (chosen, rejected)]
+    responses = [
+        Response(row.rollout.token_ids, {}, {"weight": weight}) for row in (chosen, rejected)
+    ]
     return Group(chosen.rollout.prompt_ids, responses, keep_together=True)
 
 
 def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
-    """Put a prompt's responses that take part in one row; the loss is the mean over a prompt's pairs, then prompts."""
+    """Put a prompt's responses that take part in one row; the loss is the mean over a prompt's
+    pairs, then prompts."""
     correct = [len(chosen) for chosen, _ in sides]
     incorrect = [len(rejected) for _, rejected in sides]
     weights = group_dpo_weights(correct, incorrect, _normalizer(stage, groups))
@@ -216,12 +264,15 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
             loss_groups.append(Group(group[0].rollout.prompt_ids, responses, keep_together=True))
     if loss_groups:
         return loss_groups
-    nothing = _without_gradient(groups, tokens[0][0], dict.fromkeys(("side", "prompt", "pair_weight"), 0.0))
+    nothing = _without_gradient(
+        groups, tokens[0][0], dict.fromkeys(("side", "prompt", "pair_weight"), 0.0)
+    )
     return [Group(groups[0][0].rollout.prompt_ids, [nothing], keep_together=True)]
 
 
 def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
-    """Add to each response's tokens their weight in the mean next-token entropy, 0 in a response without weight."""
+    """Add to each response's tokens their weight in the mean next-token entropy, 0 in a response
+    without weight."""
     if not stage.entropy_coef:
         return groups
     responses = itertools.chain.from_iterable(group.responses for group in groups)
@@ -236,13 +287,23 @@ def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
 
 def _weighs(response: Response) -> bool:
     """Return whether a response has a weight in the loss: in GRPO's, DPO's or GroupDPO's."""
-    return any((response.token.get("weight"), response.sequence.get("weight"), response.sequence.get("pair_weight")))
+    return any(
+        (
+            response.token.get("weight"),
+            response.sequence.get("weight"),
+            response.sequence.get("pair_weight"),
+        )
+    )
 
 
-def fill(stage: Online, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None) -> list[Group]:
-    """Add the log-probabilities of the reference, and of the policy as it was when it sampled, by the trainer.
+def fill(
+    stage: Online, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None
+) -> list[Group]:
+    """Add the log-probabilities of the reference, and of the policy as it was when it sampled, by
+    the trainer.
 
-    reference, trainer: float32 [tokens], those of all responses one after the other, or None where not needed.
+    reference, trainer: float32 [tokens], those of all responses one after the other, or None where
+    not needed.
     """
     filled = []
     first = 0

@@ -1,11 +1,12 @@
-"""The batches of an online stage: at each synchronisation all rollouts up to the next one are sampled, and stored.
+"""The batches of an online stage: at each synchronisation all rollouts up to the next one are
+sampled, and stored.
 
     generate_window: prompts ─► rollouts of the present policy ─► rewards ─┬─► add_logprobs: of the reference ─┐
     next_batch: one batch a step ◄─ from memory, or read back from disk ◄──┴──── written in the background ◄───┘
 
-A window is sampled whole, for no second copy of the policy is kept: the updates inside it change the only one. A
-checkpoint waits for what is being written, and a stage that is killed reads back what it needs, so that it goes on with
-the same rollouts.
+A window is sampled whole, for no second copy of the policy is kept: the updates inside it change
+the only one. A checkpoint waits for what is being written, and a stage that is killed reads back
+what it needs, so that it goes on with the same rollouts.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ USAGE = ("calls", "prompts", "sampled_tokens", "sampling_seconds")
 def trains_off_policy(stage: Online) -> bool:
     """Return whether a GRPO loss trains on rollouts of an earlier policy than its own.
 
-    With sync_every=1 a batch serves one update, and the policy is the one that sampled: the old log-probabilities are
-    its own, taken in the same forward pass. Else they are those of the policy at the synchronisation. The trainer
-    computes them there, since the sampler's differ by its arithmetic (TRL does the same where steps_per_generation or
-    num_iterations ask for it; the paper has GRPO with sync_every=1 alone).
+    With sync_every=1 a batch serves one update, and the policy is the one that sampled: the old
+    log-probabilities are its own, taken in the same forward pass. Else they are those of the policy
+    at the synchronisation. The trainer computes them there, since the sampler's differ by its
+    arithmetic (TRL does the same where steps_per_generation or num_iterations ask for it; the paper
+    has GRPO with sync_every=1 alone).
     """
     return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
 
@@ -72,7 +74,8 @@ def logprobs_temperature(stage: Online) -> float:
 
 
 def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
-    """Return the file of a batch's rollouts (counted from 0), of its first round or of an `extra` one."""
+    """Return the file of a batch's rollouts (counted from 0), of its first round or of an `extra`
+    one."""
     suffix = f"-{extra}" if extra else ""
     return folder / "rollouts" / f"step-{number:06d}{suffix}.parquet"
 
@@ -90,11 +93,14 @@ def shards(folder: epath.Path, number: int) -> list[epath.Path]:
 
 
 def read_rounds(session: Session, folder: epath.Path, number: int) -> list[Sampled]:
-    """Read all rounds of a batch, its first one first. Raises ValueError if there is none on disk."""
+    """Read all rounds of a batch, its first one first. Raises ValueError if there is none on
+    disk."""
     session.writer.wait()
     rounds = [read_sampled(session, shard) for shard in shards(folder, number)]
     if not rounds:
-        raise ValueError(f"{shard_path(folder, number)} is gone, and what sampled it too: start this stage anew")
+        raise ValueError(
+            f"{shard_path(folder, number)} is gone, and what sampled it too: start this stage anew"
+        )
     return rounds
 
 
@@ -110,9 +116,11 @@ def concat_rounds(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
 
 @dataclass(frozen=True)
 class OtherLogprobs:
-    """The log-probabilities of a batch's responses under other policies than the one that is trained.
+    """The log-probabilities of a batch's responses under other policies than the one that is
+    trained.
 
-    reference, trainer: of all responses one after the other, float32 [tokens], None where the loss needs none.
+    reference, trainer: of all responses one after the other, float32 [tokens], None where the loss
+    needs none.
     cost: of computing them, for `Cost.add`.
     """
 
@@ -125,8 +133,8 @@ class OtherLogprobs:
 class TrainBatch:
     """The batch of an update.
 
-    draws, groups: all that was sampled for it. batch: the part to train on. new: not used before. costs: of its rounds,
-    and of other policies' log-probabilities.
+    draws, groups: all that was sampled for it. batch: the part to train on. new: not used before.
+    costs: of its rounds, and of other policies' log-probabilities.
     """
 
     draws: Draws
@@ -139,7 +147,9 @@ class TrainBatch:
 class RolloutBuffer:
     """The rollouts of an online stage, from which a Trainer gets its batches."""
 
-    def __init__(self, trainer: Trainer, stage: Online, external: ExternalBatches | None = None) -> None:
+    def __init__(
+        self, trainer: Trainer, stage: Online, external: ExternalBatches | None = None
+    ) -> None:
         self.trainer = trainer
         self.stage = stage
         self.external = external
@@ -150,7 +160,9 @@ class RolloutBuffer:
         train = self.session.problems["train"]
         self.order = train_order(self.session.config, train, stage.stream or f"online/{self.name}")
         self.index_of = {problem.id: index for index, problem in enumerate(train)}
-        self.rounds: dict[int, list[Sampled]] = {}  # of the window's first batches, if this process sampled them
+        self.rounds: dict[
+            int, list[Sampled]
+        ] = {}  # of the window's first batches, if this process sampled them
         self.logprobs: dict[int, OtherLogprobs] = {}
         self.reference: Decoder | None = None
         self._window_began = 0.0
@@ -158,7 +170,11 @@ class RolloutBuffer:
 
     def fixed_reference(self) -> Decoder:
         """Return the policy that the stage began with."""
-        return load_reference(self.session, self.stage.policy) if self.reference is None else self.reference
+        return (
+            load_reference(self.session, self.stage.policy)
+            if self.reference is None
+            else self.reference
+        )
 
     @cached_property
     def workload(self) -> Workload:
@@ -166,32 +182,41 @@ class RolloutBuffer:
         return workload_of(self.session, self.name, self.stage)
 
     def generate_window(self, window: SyncWindow) -> dict[str, float]:
-        """Sample and score a window's batches with the present policy, or take them from a dump; return metrics."""
+        """Sample and score a window's batches with the present policy, or take them from a dump;
+        return metrics."""
         self.rounds.clear()
         self.logprobs.clear()
         if self.external is not None:  # its windows are of one batch: `Online.check`
-            self.rounds[window.first] = [self.external.batch(window.first, shard_path(self.folder, window.first))]
+            self.rounds[window.first] = [
+                self.external.batch(window.first, shard_path(self.folder, window.first))
+            ]
             return {}
         now = time.perf_counter()
         metrics = self._sample_window(window)
         if self._window_began:
-            metrics["generation/share"] = self._sampling_seconds / (now - self._window_began)  # of the window before
+            metrics["generation/share"] = self._sampling_seconds / (
+                now - self._window_began
+            )  # of the window before
         rounds = itertools.chain.from_iterable(map(self._rounds, window.numbers))
         spent = _usage(sampled.cost for sampled in rounds)
         self._window_began = now
         self._sampling_seconds = spent["sampling_seconds"]
         metrics["generation/prompts"] = spent["prompts"] / max(spent["calls"], 1e-9)
-        metrics["generation/tokens_per_second"] = spent["sampled_tokens"] / max(self._sampling_seconds, 1e-9)
+        metrics["generation/tokens_per_second"] = spent["sampled_tokens"] / max(
+            self._sampling_seconds, 1e-9
+        )
         return metrics
 
     def add_logprobs(self, window: SyncWindow) -> None:
-        """Add the log-probabilities of other policies to all batches of a window, where the loss needs any."""
-        # Now, for all batches: the next update takes the policy that sampled away, and nothing keeps a copy.
+        """Add the log-probabilities of other policies to all batches of a window, where the loss
+        needs any."""
+        # Now, for all batches: the next update takes the policy that sampled away, and nothing
+        # keeps a copy.
         for number in window.numbers:
             processes.check_stop_together()
             self._compute_logprobs(number)
-        # A fixed reference stays from window to window, since reading it again takes long; behind the last window its
-        # memory is free for the updates.
+        # A fixed reference stays from window to window, since reading it again takes long; behind
+        # the last window its memory is free for the updates.
         if window.start + window.updates == self.stage.steps:
             self.reference = None
 
@@ -204,7 +229,9 @@ class RolloutBuffer:
         batch = self._batch(draws, groups)
         filled = batches.fill(self.stage, batch.groups, others.reference, others.trainer)
         costs = [*(sampled.cost for sampled in rounds), others.cost]
-        return TrainBatch(draws, groups, replace(batch, groups=filled), window.is_new(self.trainer.step), costs)
+        return TrainBatch(
+            draws, groups, replace(batch, groups=filled), window.is_new(self.trainer.step), costs
+        )
 
     def record_cost(self, train_batch: TrainBatch) -> None:
         """Add the cost of a new batch to the stage's, and its groups' rewards to the history."""
@@ -219,10 +246,18 @@ class RolloutBuffer:
         counts = {"prompts": len(train_batch.groups)}
         if self.stage.loss != "grpo":
             metrics = train_batch.batch.metrics
-            counts |= {"pairs": int(metrics["pairs/prompts"]), "skipped": int(metrics["pairs/skipped"])}
+            counts |= {
+                "pairs": int(metrics["pairs/prompts"]),
+                "skipped": int(metrics["pairs/skipped"]),
+            }
         state.counts = {name: state.counts.get(name, 0) + number for name, number in counts.items()}
         if self.stage.targeted:
-            outcomes = zip(train_batch.draws, rewards(train_batch.groups), correct(train_batch.groups), strict=True)
+            outcomes = zip(
+                train_batch.draws,
+                rewards(train_batch.groups),
+                correct(train_batch.groups),
+                strict=True,
+            )
             for (problem, _), values, verdicts in outcomes:
                 state.history.update(self.index_of[problem.id], values, verdicts, self.trainer.step)
 
@@ -251,9 +286,11 @@ class RolloutBuffer:
     # Generation
 
     def _sample_window(self, window: SyncWindow) -> dict[str, float]:
-        """Choose and sample the prompts of a window; with dynamic sampling, more in place of those without a signal."""
+        """Choose and sample the prompts of a window; with dynamic sampling, more in place of those
+        without a signal."""
         stage, state = self.stage, self.state
-        # A stage that was stopped in this window chooses the same prompts again, from where it stood before the window.
+        # A stage that was stopped in this window chooses the same prompts again, from where it
+        # stood before the window.
         if state.window != window.start:
             state.window = window.start
             state.before = state.after
@@ -270,7 +307,9 @@ class RolloutBuffer:
         if not stage.targeted:
             return {}
         return {
-            "curriculum/retired": state.history.share_retired(window.start, stage.drop_solved, len(self.index_of)),
+            "curriculum/retired": state.history.share_retired(
+                window.start, stage.drop_solved, len(self.index_of)
+            ),
             "curriculum/skipped": float(cursor.skipped),
             "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }
@@ -279,7 +318,14 @@ class RolloutBuffer:
         """Choose the next `count` prompts; move the cursor on."""
         stage, seed = self.stage, self.session.config.seed
         drawn = curriculum.draw(
-            self.order, cursor.position, count, self.state.history, step, stage.drop_solved, stage.difficulty, seed
+            self.order,
+            cursor.position,
+            count,
+            self.state.history,
+            step,
+            stage.drop_solved,
+            stage.difficulty,
+            seed,
         )
         cursor.position = drawn.cursor
         cursor.drawn += count
@@ -288,39 +334,53 @@ class RolloutBuffer:
         train = self.session.problems["train"]
         return [(train[index], visit) for index, visit in drawn.draws]
 
-    def _sample(self, window: SyncWindow, draws: Draws, missing: Mapping[int, int], extra: int) -> None:
-        """Sample the draws with the present policy, so many for each batch; read back those that are on disk."""
+    def _sample(
+        self, window: SyncWindow, draws: Draws, missing: Mapping[int, int], extra: int
+    ) -> None:
+        """Sample the draws with the present policy, so many for each batch; read back those that
+        are on disk."""
         remaining = iter(draws)
         parts = {
-            number: (list(itertools.islice(remaining, count)), shard_path(self.folder, number, extra))
+            number: (
+                list(itertools.islice(remaining, count)),
+                shard_path(self.folder, number, extra),
+            )
             for number, count in missing.items()
             if count
         }
         policy = f"{self.name}@{window.start}"
-        sampled = generate(self.session, self._sampler_params, list(parts.values()), self.workload, policy=policy)
+        sampled = generate(
+            self.session, self._sampler_params, list(parts.values()), self.workload, policy=policy
+        )
         for number, batch in zip(parts, sampled, strict=True):
             if number < window.first + MAX_BATCHES_IN_MEMORY:
                 self.rounds.setdefault(number, []).append(batch)
 
     def _sampler_params(self) -> Any:
-        return self.session.sampler_params(self.trainer.finished_policy(), self.stage.sampling_weights)
+        return self.session.sampler_params(
+            self.trainer.finished_policy(), self.stage.sampling_weights
+        )
 
     def _rounds(self, number: int) -> list[Sampled]:
         """Return all that was sampled for a batch of this window."""
         return self.rounds.get(number) or read_rounds(self.session, self.folder, number)
 
     def _lacking(self, number: int, rounds: int) -> int:
-        """Count the prompts with a signal that a batch lacks after its first rounds; more may be on disk."""
+        """Count the prompts with a signal that a batch lacks after its first rounds; more may be on
+        disk."""
         signal = self._batch(*concat_rounds(self._rounds(number)[:rounds])).has_advantage
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
-        return batches.make(self.session.config.seed, self.stage, draws, groups, self.session.verifiable)
+        return batches.make(
+            self.session.config.seed, self.stage, draws, groups, self.session.verifiable
+        )
 
     # Log-probabilities of other policies
 
     def _compute_logprobs(self, number: int) -> None:
-        """Compute a batch's log-probabilities under the policies that the loss needs, unless they are on disk."""
+        """Compute a batch's log-probabilities under the policies that the loss needs, unless they
+        are on disk."""
         policies = self._policies_needed()
         file = self._logprobs_file(number)
         if not policies or on_disk(self.session, [file]):
@@ -333,10 +393,13 @@ class RolloutBuffer:
             groups = self._batch(*concat_rounds(self._rounds(number))).groups
             if self.reference is not None:
                 logprobs["reference"] = self._logprobs_under(self.reference, groups, cost)
-            # The others are the present policy: the one that sampled, and with reference_sync the reference too.
+            # The others are the present policy: the one that sampled, and with reference_sync the
+            # reference too.
             others = [policy for policy in policies if policy not in logprobs]
             if others:
-                logprobs |= dict.fromkeys(others, self._logprobs_under(self.trainer.policy, groups, cost))
+                logprobs |= dict.fromkeys(
+                    others, self._logprobs_under(self.trainer.policy, groups, cost)
+                )
         part = cost.part()
         self.logprobs[number] = OtherLogprobs(**logprobs, cost=part)
         data = save(logprobs, {"cost": json.dumps(part)})
@@ -345,16 +408,20 @@ class RolloutBuffer:
     def _logprobs_under(self, params: Decoder, groups: Sequence[Group], cost: Cost) -> np.ndarray:
         """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.trainer.pack(groups)
-        logprobs = self.session.score_logprobs(params, packed, cost, logprobs_temperature(self.stage))
+        logprobs = self.session.score_logprobs(
+            params, packed, cost, logprobs_temperature(self.stage)
+        )
         return np.concatenate(list(itertools.chain.from_iterable(packed.unpack(logprobs))))
 
     def _policies_needed(self) -> list[str]:
-        """List the policies whose log-probabilities the loss needs, besides those of the policy it trains."""
+        """List the policies whose log-probabilities the loss needs, besides those of the policy it
+        trains."""
         needs = {"reference": self.stage.compares, "trainer": trains_off_policy(self.stage)}
         return [policy for policy, needed in needs.items() if needed]
 
     def _other_logprobs(self, number: int) -> OtherLogprobs:
-        """Return the log-probabilities of a batch under other policies, where the loss needs any."""
+        """Return the log-probabilities of a batch under other policies, where the loss needs
+        any."""
         if not self._policies_needed():
             return OtherLogprobs()
         if number not in self.logprobs:
@@ -362,8 +429,12 @@ class RolloutBuffer:
             if not on_disk(self.session, [file]):
                 raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
             data = storage.read_bytes(file)
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # safetensors: its size, then JSON
-            self.logprobs[number] = OtherLogprobs(**load(data), cost=json.loads(header["__metadata__"]["cost"]))
+            header = json.loads(
+                data[8 : 8 + int.from_bytes(data[:8], "little")]
+            )  # safetensors: its size, then JSON
+            self.logprobs[number] = OtherLogprobs(
+                **load(data), cost=json.loads(header["__metadata__"]["cost"])
+            )
         return self.logprobs[number]
 
     def _logprobs_file(self, number: int) -> epath.Path:

@@ -1,4 +1,5 @@
-"""Rollouts made elsewhere: dumps of any format of `data.dumps`, as groups for a collect or an online stage.
+"""Rollouts made elsewhere: dumps of any format of `data.dumps`, as groups for a collect or an
+online stage.
 
 With token ids they are exact: what the policy saw and sampled. Text alone is tokenised here.
 """
@@ -40,7 +41,8 @@ from g2d_jax.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class ExternalRow:
-    """A row of a dump, tokenised. rollout: sample 0 of visit 0. score: None if the dump gives no reward.
+    """A row of a dump, tokenised. rollout: sample 0 of visit 0. score: None if the dump gives no
+    reward.
 
     where, step, prompt_key: as of the dump's row.
     """
@@ -55,7 +57,8 @@ class ExternalRow:
 
 @dataclass(frozen=True)
 class ExternalBatches:
-    """The batches of an online stage from a dump: its groups in the order of their steps, then of the file."""
+    """The batches of an online stage from a dump: its groups in the order of their steps, then of
+    the file."""
 
     session: Session
     problems: Mapping[str, Problem]
@@ -72,7 +75,8 @@ class ExternalBatches:
         return [(row.rollout.prompt_ids, row.rollout.token_ids) for row in rows]
 
     def batch(self, number: int, shard: epath.Path) -> Sampled:
-        """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
+        """Score a batch, counted from 0, and write its shard, or read that back. All processes make
+        the call."""
         part = slice(number * self.prompts, (number + 1) * self.prompts)
         draws = self.draws[part]
         if not on_disk(self.session, [shard]):
@@ -87,9 +91,9 @@ class ExternalBatches:
 def external_batches(session: Session, name: str, stage: Online) -> ExternalBatches | None:
     """Read the batches of an online stage from stage.rollouts; None if it samples its own.
 
-    Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
-    on, if there are too few groups for its steps, and if log-probabilities are there that importance_cap=0 would leave
-    unused.
+    Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the
+    stage cannot train on, if there are too few groups for its steps, and if log-probabilities are
+    there that importance_cap=0 would leave unused.
     """
     if stage.rollouts == "sample":
         return None
@@ -103,15 +107,20 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         if len(same) % stage.num_generations:
             at = "" if same[0].step is None else " at its step"
             raise ValueError(
-                f"{same[0].where}: its prompt has {len(same)} responses{at}, and stages.{name}.num_generations "
+                f"{same[0].where}: its prompt has {len(same)} responses{at}, and "
+                f"stages.{name}.num_generations "
                 f"is {stage.num_generations}: set that to the size of the groups"
             )
-        groups += [same[i : i + stage.num_generations] for i in range(0, len(same), stage.num_generations)]
+        groups += [
+            same[i : i + stage.num_generations] for i in range(0, len(same), stage.num_generations)
+        ]
     updates = len(groups) // stage.prompts_per_step * stage.num_iterations
     if updates < stage.steps:
         raise ValueError(
-            f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates of prompts_per_step="
-            f"{stage.prompts_per_step}: set stages.{name}.steps to {updates} or less, got {stage.steps}"
+            f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates of "
+            "prompts_per_step="
+            f"{stage.prompts_per_step}: set stages.{name}.steps to {updates} or less, got "
+            f"{stage.steps}"
         )
     visits: Counter[str] = Counter()
     draws: Draws = []
@@ -119,15 +128,21 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         identifier = group[0].rollout.problem_id
         draws.append((session.train[identifier], visits[identifier]))
         visits[identifier] += 1
-    return ExternalBatches(session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows))
+    return ExternalBatches(
+        session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows)
+    )
 
 
-def external_groups(session: Session, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
-    """Read and score a dump of responses, grouped by prompt; verdicts are kept like our own. reward: its column.
+def external_groups(
+    session: Session, path: str, shard: epath.Path, reward: str | None = None
+) -> tuple[Draws, Groups]:
+    """Read and score a dump of responses, grouped by prompt; verdicts are kept like our own.
+    reward: its column.
 
-    A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
-    the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
-    the dump has none. Raises ValueError naming file and line of a broken row.
+    A row's reward counts as given (null: unscorable). Without one the response is scored against
+    the row's answer, or the answer of the same problem in data.train. Prompts of dev and test are
+    refused. Log-probabilities are NaN where the dump has none. Raises ValueError naming file and
+    line of a broken row.
     """
     problems, by_prompt = read_groups(session, path, reward)
     draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
@@ -153,16 +168,20 @@ def read_groups(
         by_prompt.setdefault(row.rollout.problem_id, []).append(row)
     if max(map(len, by_prompt.values())) < 2:
         raise ValueError(
-            f"{path} has one response to each of its {len(by_prompt)} prompts, and a preference pair takes two, one "
+            f"{path} has one response to each of its {len(by_prompt)} prompts, and a preference "
+            "pair takes two, one "
             "better than the other: take rollouts with several responses to a prompt"
         )
     return problems, by_prompt
 
 
-def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
+def read(
+    session: Session, path: str, reward: str | None = None
+) -> tuple[dict[str, Problem], list[ExternalRow]]:
     """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
 
-    Says how many rows have other prompt ids than the template here gives, or other text than their ids, or
+    Says how many rows have other prompt ids than the template here gives, or other text than their
+    ids, or
     the beginning of it: the ids count;
     and how many are of training problems that are left out, as they are too.
     """
@@ -176,20 +195,28 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
         try:
             problem = _problem(row, path, session, by_text)
             if problem.id in session.held_out_ids:
-                raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
+                raise BrokenRow(
+                    "its prompt is in data.dev or data.test, which nothing may be trained on"
+                )
             if problem.id in left_out:
                 counts["left out"] += 1
                 continue
             score = _given(row, session.tasks[problem.task].reward)
             if score is None and problem.answer is None:
-                raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
-            ours = session.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
+                raise BrokenRow(
+                    "it has neither a reward nor an answer, and its prompt is not in data.train"
+                )
+            ours = session.tokenizer.encode_prompt(
+                problem
+            )  # raises ValueError, as for special tokens in the text
             rollout = _rollout(session, problem, row, ours)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
         where, prompt_ids = first_prompts.setdefault(problem.id, (row.where, rollout.prompt_ids))
         if not np.array_equal(rollout.prompt_ids, prompt_ids):
-            raise ValueError(f"{row.where}: its prompt_ids are not those of the same prompt in {where}")
+            raise ValueError(
+                f"{row.where}: its prompt_ids are not those of the same prompt in {where}"
+            )
         counts["prompts differ"] += not np.array_equal(rollout.prompt_ids, ours)
         text = row.completion
         if text is None:
@@ -197,35 +224,46 @@ def read(session: Session, path: str, reward: str | None = None) -> tuple[dict[s
         elif row.completion_ids is not None:
             counts.update(_compared(session.tokenizer, rollout.token_ids, text.strip()))
         problems.setdefault(problem.id, problem)
-        rows.append(ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score))
+        rows.append(
+            ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score)
+        )
     if counts["left out"]:
         session.say_once(
-            f"{path}: {counts['left out']} rows left out, whose problems data.train goes without: the verifier cannot "
+            f"{path}: {counts['left out']} rows left out, whose problems data.train goes "
+            "without: the verifier cannot "
             "read their reference answers"
         )
     if not rows:
         raise ValueError(f"{path} holds no responses{' but these' if counts['left out'] else ''}")
     if counts["texts differ"]:
         if counts["texts differ"] == counts["texts compared"]:
-            raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
+            raise ValueError(
+                f"{path}: no completion is the text of its completion_ids: they are of another "
+                "tokenizer"
+            )
         session.say_once(
-            f"{path}: {counts['texts differ']} of {len(rows)} completions are not the text of their ids, which count"
+            f"{path}: {counts['texts differ']} of {len(rows)} completions are not the text of "
+            "their ids, which count"
         )
     if counts["texts shorter"]:
         session.say_once(
-            f"{path}: {counts['texts shorter']} of {len(rows)} completions end before the text of their ids does, as "
-            "where a stop string is cut off: they are graded as they are, and all of their ids are trained on"
+            f"{path}: {counts['texts shorter']} of {len(rows)} completions end before the text "
+            "of their ids does, as "
+            "where a stop string is cut off: they are graded as they are, and all of their ids "
+            "are trained on"
         )
     if counts["prompts differ"]:
         session.say_once(
-            f"{path}: {counts['prompts differ']} of {len(rows)} prompts have other ids than the template here gives. "
+            f"{path}: {counts['prompts differ']} of {len(rows)} prompts have other ids than the "
+            "template here gives. "
             "Theirs are used, what the policy saw; evaluation here uses the template's"
         )
     return problems, rows
 
 
 def _compared(tokenizer: PromptTokenizer, ids: np.ndarray, text: str) -> dict[str, int]:
-    """Compare a completion's text with that of its ids, whose end, a stop string, the text may lack."""
+    """Compare a completion's text with that of its ids, whose end, a stop string, the text may
+    lack."""
     decoded = [decode(ids).strip() for decode in (tokenizer.decode, tokenizer.decode_raw)]
     is_begun = any(whole.startswith(text) for whole in decoded)
     return {
@@ -236,37 +274,50 @@ def _compared(tokenizer: PromptTokenizer, ids: np.ndarray, text: str) -> dict[st
 
 
 def _by_text(session: Session) -> dict[str, Problem]:
-    """Map prompts after the template, with its special tokens and without, to their problems, left out or not."""
+    """Map prompts after the template, with its special tokens and without, to their problems, left
+    out or not."""
     tokenizer = session.tokenizer
     texts: dict[str, Problem] = {}
-    for source, split in itertools.product((session.left_out, session.problems), ("dev", "test", "train")):
+    for source, split in itertools.product(
+        (session.left_out, session.problems), ("dev", "test", "train")
+    ):
         for problem in source[split]:
             texts[tokenizer.render(problem).strip()] = problem
             texts[tokenizer.decode(tokenizer.encode_prompt(problem)).strip()] = problem
     return texts
 
 
-def _problem(row: DumpRow, path: str, session: Session, by_text: Callable[[], dict[str, Problem]]) -> Problem:
-    """Return the row's problem: that of data.train where the row brings no answer of its own. Raises BrokenRow."""
+def _problem(
+    row: DumpRow, path: str, session: Session, by_text: Callable[[], dict[str, Problem]]
+) -> Problem:
+    """Return the row's problem: that of data.train where the row brings no answer of its own.
+    Raises BrokenRow."""
     if row.prompt is None or row.rendered:
         text = row.prompt if row.prompt_ids is None else session.tokenizer.decode(row.prompt_ids)
         if isinstance(text, str) and text.strip() in by_text():
             return by_text()[text.strip()]
         raise BrokenRow(
-            "the dump has prompts behind a chat template only, and this one is of no problem in data.train: give the "
-            f"problems, the tokenizer and the template of the run that wrote it. It begins {text!r:.80}"
+            "the dump has prompts behind a chat template only, and this one is of no problem in "
+            "data.train: give the "
+            "problems, the tokenizer and the template of the run that wrote it. It begins "
+            f"{text!r:.80}"
         )
     identifier = problem_id(row.prompt)
     if row.answer is None and identifier in session.train:
         return session.train[identifier]
     answer = row.answer
-    if answer is not None and session.reward is None and session.tasks["main"].reward.function == "verify":
+    if (
+        answer is not None
+        and session.reward is None
+        and session.tasks["main"].reward.function == "verify"
+    ):
         answer = plain_answer(answer)
     return Problem(identifier, row.prompt, answer, source=path)
 
 
 def _given(row: DumpRow, settings: Reward) -> Score | None:
-    """Return the score of the reward that a row gives, None without one. settings: those of its problem's task."""
+    """Return the score of the reward that a row gives, None without one. settings: those of its
+    problem's task."""
     if not row.has_reward:
         return None
     if row.reward is None:
@@ -278,7 +329,8 @@ def _given(row: DumpRow, settings: Reward) -> Score | None:
 
 
 def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.ndarray) -> Rollout:
-    """Make a rollout of the row's ids, or of its text. prompt_ids: those of the template here. Raises ValueError.
+    """Make a rollout of the row's ids, or of its text. prompt_ids: those of the template here.
+    Raises ValueError.
 
     Without finish_reason the last id decides it. No stop token follows text that the limit cut.
     """
@@ -287,7 +339,9 @@ def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.nd
     for name, ids in (("prompt_ids", row.prompt_ids), ("completion_ids", row.completion_ids)):
         if ids is not None and ids.max() >= tokenizer.id_limit:
             last = tokenizer.id_limit - 1
-            raise BrokenRow(f"{name} has {ids.max()}, and the ids of the tokenizer and the model end at {last}")
+            raise BrokenRow(
+                f"{name} has {ids.max()}, and the ids of the tokenizer and the model end at {last}"
+            )
     if row.completion_ids is not None:
         token_ids = row.completion_ids
         finish = finish or ("stop" if token_ids[-1] in tokenizer.eos_ids else "length")
@@ -306,18 +360,23 @@ def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.nd
 
 
 def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
-    """Count the rows without log-probabilities that a loss with a ratio of policies takes for the policy's own.
+    """Count the rows without log-probabilities that a loss with a ratio of policies takes for the
+    policy's own.
 
-    Raises ValueError where all rows have them and importance_cap is 0: the rule is that of a server and of int8.
+    Raises ValueError where all rows have them and importance_cap is 0: the rule is that of a server
+    and of int8.
     """
     if not stage.has_ratio or stage.importance_cap:
         return 0
     without = sum(bool(np.isnan(row.rollout.logprobs[0])) for row in rows)
     if not without:
         raise ValueError(
-            f"{stage.rollouts} has the logprobs of the policy that wrote it, and with importance_cap=0 a GRPO loss "
-            f"would train on its responses as if the policy here had drawn them: set stages.{name}.importance_cap, to "
-            "2 say, which weighs each token by the ratio of the two; rollout_corr/kl then shows how far apart they are"
+            f"{stage.rollouts} has the logprobs of the policy that wrote it, and with "
+            "importance_cap=0 a GRPO loss "
+            "would train on its responses as if the policy here had drawn them: set "
+            f"stages.{name}.importance_cap, to "
+            "2 say, which weighs each token by the ratio of the two; rollout_corr/kl then shows "
+            "how far apart they are"
         )
     return without
 
@@ -326,21 +385,37 @@ def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:
     """Return why an online stage cannot train on a row, None if it can."""
     rollout, longest = row.rollout, session.config.data.max_prompt_length
     if rollout.problem_id not in session.train:
-        return "its prompt is not in data.train, whose problems an online stage trains on: add it, or collect and pair"
+        return (
+            "its prompt is not in data.train, whose problems an online stage trains on: add it, "
+            "or collect and pair"
+        )
     if len(rollout.prompt_ids) > longest:
-        return f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, {longest}"
+        return (
+            f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, "
+            f"{longest}"
+        )
     limit = stage.sampling.max_new_tokens
     if rollout.length > limit:
-        return f"its completion has {rollout.length} tokens: raise the stage's sampling.max_new_tokens, {limit}"
+        return (
+            f"its completion has {rollout.length} tokens: raise the stage's "
+            f"sampling.max_new_tokens, {limit}"
+        )
     if stage.importance_cap and np.isnan(rollout.logprobs[0]):
-        return "importance_cap weighs by the sampler's logprobs, which it lacks: set importance_cap to 0"
+        return (
+            "importance_cap weighs by the sampler's logprobs, which it lacks: set importance_cap "
+            "to 0"
+        )
     return None
 
 
 def _score(
-    session: Session, problems: Mapping[str, Problem], draws: Draws, groups: Sequence[Sequence[ExternalRow]]
+    session: Session,
+    problems: Mapping[str, Problem],
+    draws: Draws,
+    groups: Sequence[Sequence[ExternalRow]],
 ) -> Groups:
-    """Score the responses whose reward the dump does not give. problems: with the answers that the dump gives."""
+    """Score the responses whose reward the dump does not give. problems: with the answers that the
+    dump gives."""
     unscored = [row for row in itertools.chain.from_iterable(groups) if row.score is None]
     questions = [problems[row.rollout.problem_id] for row in unscored]
     texts = graded_texts(session, questions, [row.text for row in unscored])

@@ -1,7 +1,10 @@
-"""Preference sets made elsewhere: files or a hub set of any form of `data.preference_sets`, as pairs of token ids.
+"""Preference sets made elsewhere: files or a hub set of any form of `data.preference_sets`, as
+pairs of token ids.
 
-Parquet with all columns that a collect stage writes is read as it is. Of other sets ids are trained on as they are, and
-texts and messages are tokenised here: prompts as for sampling, responses with a stop token behind them.
+Parquet with all columns that a collect stage writes is read as it is. Of other sets ids are trained
+on as they are, and
+texts and messages are tokenised here: prompts as for sampling, responses with a stop token behind
+them.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from g2d_jax.session.session import Session
 
 
 def read(session: Session, stage: Offline) -> list[Preference]:
-    """Read the pairs of stage.preferences, which is no stage, and say how many rows were left out, and why.
+    """Read the pairs of stage.preferences, which is no stage, and say how many rows were left out,
+    and why.
 
-    Those are empty or equal pairs, prompts longer than data.max_prompt_length, a prompt and response longer than
-    stage.max_length or than the model has positions, and texts that cannot be tokenised.
-    Raises ValueError naming file and line of a row of no form, and where no pair is left.
+    Those are empty or equal pairs, prompts longer than data.max_prompt_length, a prompt and
+    response longer than stage.max_length or than the model has positions, and texts that cannot be
+    tokenised. Raises ValueError naming file and line of a row of no form, and where no pair is
+    left.
     """
     source = stage.preferences
     if not source.startswith(HUB) and has_preferences(source):
@@ -38,8 +43,12 @@ def read(session: Session, stage: Offline) -> list[Preference]:
         except LeftOut as reason:
             left_out[str(reason)] += 1
             if reason.__cause__ is not None:
-                firsts.setdefault(str(reason), f" (the first: {row.where}: {reason.__cause__!s:.300})")
-    listed = ", ".join(f"{count} {reason}{firsts.get(reason, '')}" for reason, count in left_out.items())
+                firsts.setdefault(
+                    str(reason), f" (the first: {row.where}: {reason.__cause__!s:.300})"
+                )
+    listed = ", ".join(
+        f"{count} {reason}{firsts.get(reason, '')}" for reason, count in left_out.items()
+    )
     if not pairs:
         raise ValueError(f"{source} has no pair to train on: {listed or 'it has no rows'}")
     if left_out:
@@ -47,13 +56,17 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     return pairs
 
 
-def _encoded(session: Session, stage: Offline, pair: PairRow, held_out: dict[str, str]) -> Preference:
+def _encoded(
+    session: Session, stage: Offline, pair: PairRow, held_out: dict[str, str]
+) -> Preference:
     """Tokenise a pair. Raises LeftOut for what is too long, or cannot be tokenised."""
     tokenizer = session.tokenizer
     try:
         if pair.ids is None:
             prompt_ids = tokenizer.encode_prompt(pair.prompt)
-            chosen_ids, rejected_ids = (tokenizer.encode_completion(text) for text in (pair.chosen, pair.rejected))
+            chosen_ids, rejected_ids = (
+                tokenizer.encode_completion(text) for text in (pair.chosen, pair.rejected)
+            )
         else:
             prompt_ids, chosen_ids, rejected_ids = pair.ids
     except ValueError as error:
@@ -81,7 +94,8 @@ def _encoded(session: Session, stage: Offline, pair: PairRow, held_out: dict[str
 
 
 def _held_out(session: Session) -> dict[str, str]:
-    """Map the ids of dev's and test's prompts, bare and in the prompt template, to the problem's own id."""
+    """Map the ids of dev's and test's prompts, bare and in the prompt template, to the problem's
+    own id."""
     found: dict[str, str] = {}
     for problem in session.held_out:
         asked = session.tokenizer.conversation(problem)[-1]["content"]
@@ -90,7 +104,8 @@ def _held_out(session: Session) -> dict[str, str]:
 
 
 def _problem(prompt: Prompt, held_out: dict[str, str]) -> str:
-    """Return the id of a pair's problem: of a held-out one that it asks, in whatever conversation, or else its own."""
+    """Return the id of a pair's problem: of a held-out one that it asks, in whatever conversation,
+    or else its own."""
     own = problem_id(prompt)
     asked = [own]
     if not isinstance(prompt, str):

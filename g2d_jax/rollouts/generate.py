@@ -73,10 +73,11 @@ def sampled_groups(
     cost: Cost,
     bar: Progress | None = None,
 ) -> Groups:
-    """Sample and score the responses to the draws of all batches, or read them back where that was done before.
+    """Sample and score the responses to the draws of all batches, or read them back where that was
+    done before.
 
-    See `generate`. Adds to the cost the tokens and FLOPs of all of them, and the time once spent on the batches that
-    are read back; the caller tracks new time.
+    See `generate`. Adds to the cost the tokens and FLOPs of all of them, and the time once spent on
+    the batches that are read back; the caller tracks new time.
     """
     bar = bar or _NoBar()
     groups: Groups = []
@@ -101,14 +102,14 @@ def generate(
 ) -> Iterator[Sampled]:
     """Sample and score responses for batches of draws; yield them batch by batch, in order.
 
-    A call of the sampler takes as many batches as compute.generation_batch_size allows. All processes sample together,
-    and each scores what its own devices sampled.
-    sampler_params: gives the policy as the engine reads it, called once if anything is sampled. policy: its name. bar:
-    moves by the draws that are answered.
+    A call of the sampler takes as many batches as compute.generation_batch_size allows. All
+    processes sample together, and each scores what its own devices sampled.
+    sampler_params: gives the policy as the engine reads it, called once if anything is sampled.
+    policy: its name. bar: moves by the draws that are answered.
 
-    Shards are written in the background: nothing that outlives the process may be made of the rollouts before
-    `Session.writer` has waited for it. Next to a shard lies its cost: its share, by tokens, of the call's time and of
-    the rewards' cost.
+    Shards are written in the background: nothing that outlives the process may be made of the
+    rollouts before `Session.writer` has waited for it. Next to a shard lies its cost: its share, by
+    tokens, of the call's time and of the rewards' cost.
     """
     bar = bar or _NoBar()
     params = None
@@ -120,8 +121,10 @@ def generate(
         parts = shards[0].parent / "_parts"
         done += len(draws)
         answered = bar.done + len(draws)
-        # A run that is killed and started again trains on the same tokens and verdicts, timeouts included. A call is
-        # read back only whole: log-probabilities depend, in their last bits, on what is sampled in one call.
+        # A run that is killed and started again trains on the same tokens and verdicts, timeouts
+        # included. A call is
+        # read back only whole: log-probabilities depend, in their last bits, on what is sampled in
+        # one call.
         if on_disk(session, shards):
             processes.on_leader(partial(_clear, parts))
             bar.skip(answered)
@@ -142,9 +145,11 @@ def generate(
 
 
 def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
-    """Raise StopRun if a policy sampled with log-probabilities that are not all finite: its weights are broken.
+    """Raise StopRun if a policy sampled with log-probabilities that are not all finite: its weights
+    are broken.
 
-    Samples of such a distribution say nothing of the policy; they must not be trained on, nor measured.
+    Samples of such a distribution say nothing of the policy; they must not be trained on, nor
+    measured.
     policy: its name, for the message.
     """
     broken = [rollout for rollout in rollouts if not np.isfinite(rollout.logprobs).all()]
@@ -153,9 +158,12 @@ def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
     first = broken[0]
     at = int(np.argmin(np.isfinite(first.logprobs)))
     raise StopRun(
-        f"policy {policy}: {len(broken)} of {len(rollouts)} sampled responses have log-probabilities that are not "
-        f"finite (problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at token {at + 1}), so its "
-        "weights or its activations are not finite either. Nothing was written of them. Check the checkpoint or model "
+        f"policy {policy}: {len(broken)} of {len(rollouts)} sampled responses have "
+        "log-probabilities that are not "
+        f"finite (problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at "
+        f"token {at + 1}), so its "
+        "weights or its activations are not finite either. Nothing was written of them. Check "
+        "the checkpoint or model "
         "the policy came from, try dtype='float32', or train it again with a lower learning rate"
     )
 
@@ -166,7 +174,9 @@ def on_disk(session: Session, files: Sequence[epath.Path]) -> bool:
     return processes.on_leader(lambda: all(file.exists() for file in files))
 
 
-def measured_once(session: Session, file: epath.Path, measure: Callable[[Cost], Any]) -> tuple[Any, Cost]:
+def measured_once(
+    session: Session, file: epath.Path, measure: Callable[[Cost], Any]
+) -> tuple[Any, Cost]:
     """Measure something, and its cost, or read both back where an earlier start wrote them as JSON.
 
     measure: adds tokens and FLOPs to the cost it is given; its time is tracked.
@@ -176,14 +186,17 @@ def measured_once(session: Session, file: epath.Path, measure: Callable[[Cost], 
         return record["value"], Cost(**record["cost"])
     with session.track_cost(cost := Cost()):
         value = measure(cost)
-    processes.on_leader(lambda: storage.write_json(file, {"value": value, "cost": dataclasses.asdict(cost)}))
+    processes.on_leader(
+        lambda: storage.write_json(file, {"value": value, "cost": dataclasses.asdict(cost)})
+    )
     return value, cost
 
 
 def split_by_batch(
     batches: Sequence[Draws], rows: Sequence[ScoredRollout], cost: Cost, seconds: float
 ) -> list[Sampled]:
-    """Split one call's rows and cost by batch, the cost and the seconds of sampling by their tokens.
+    """Split one call's rows and cost by batch, the cost and the seconds of sampling by their
+    tokens.
 
     rows: equally many of each of the call's draws, in order.
     """
@@ -212,16 +225,26 @@ def _tokens(rows: Sequence[ScoredRollout]) -> int:
     return sum(row.rollout.length for row in rows)
 
 
-def write_sampled(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
-    """Write one call's shards. parts: folder of the processes' own files, whose rows are in the shards then."""
+def write_sampled(
+    sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path
+) -> None:
+    """Write one call's shards. parts: folder of the processes' own files, whose rows are in the
+    shards then."""
     for batch, shard in zip(sampled, shards, strict=True):
-        storage.write_json(cost_file(shard), batch.cost)  # before the shard, which says that all is there
+        storage.write_json(
+            cost_file(shard), batch.cost
+        )  # before the shard, which says that all is there
         write_rollouts(shard, rows_of(batch.groups))
     _clear(parts)
 
 
 def _read(draws: Draws, shard: epath.Path, num_generations: int) -> Sampled:
-    return Sampled(draws, grouped(read_rollouts(shard), draws, num_generations), spent_on(shard), from_disk=True)
+    return Sampled(
+        draws,
+        grouped(read_rollouts(shard), draws, num_generations),
+        spent_on(shard),
+        from_disk=True,
+    )
 
 
 def _clear(parts: epath.Path) -> None:
@@ -243,7 +266,8 @@ def _calls(batches: Batches, prompts: int) -> Iterator[list[tuple[Draws, epath.P
 
 
 def cost_file(shard: epath.Path) -> epath.Path:
-    """Return the file of a shard's cost. pandas and pyarrow pass over files with an underscore in front."""
+    """Return the file of a shard's cost. pandas and pyarrow pass over files with an underscore in
+    front."""
     return shard.parent / f"_{shard.stem}.json"
 
 
@@ -262,7 +286,9 @@ def read_sampled(session: Session, shard: epath.Path) -> Sampled:
             draws.append((session.train[problem_id], visit))
             groups.append(list(rows))
     except KeyError as error:
-        raise ValueError(f"{shard}: problem {error} is not in data.train: was the data changed?") from error
+        raise ValueError(
+            f"{shard}: problem {error} is not in data.train: was the data changed?"
+        ) from error
     return Sampled(draws, groups, spent_on(shard), from_disk=True)
 
 
@@ -271,19 +297,23 @@ def _draw_of(row: ScoredRollout) -> tuple[str, int]:
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
-    """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs to another run."""
+    """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs
+    to another run."""
     by_key = {(*_draw_of(row), row.rollout.sample): row for row in rows}
     groups: Groups = []
     try:
         for problem, visit in draws:
             groups.append([by_key[problem.id, visit, sample] for sample in range(num_generations)])
     except KeyError as error:
-        raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
+        raise ValueError(
+            f"rollouts on disk lack problem, visit, sample {error}: was the data changed?"
+        ) from error
     return groups
 
 
 def count_rollouts(session: Session, cost: Cost, groups: Groups) -> None:
-    """Add the tokens and FLOPs of generating these groups: each prompt once, each response token once.
+    """Add the tokens and FLOPs of generating these groups: each prompt once, each response token
+    once.
 
     From the rollouts, not from the sampler: those read back from a shard after a restart count too.
     """
@@ -307,16 +337,19 @@ def _sample_and_score(
     parts: epath.Path,
     bar: Progress,
 ) -> tuple[list[ScoredRollout], float]:
-    """Sample and score responses, in the order of draws and samples; return them with this process's sampling seconds.
+    """Sample and score responses, in the order of draws and samples; return them with this
+    process's sampling seconds.
 
-    parts: a folder, in which each of several processes leaves the rollouts of its own devices for all to read.
+    parts: a folder, in which each of several processes leaves the rollouts of its own devices for
+    all to read.
     """
     started = time.perf_counter()
     with session.clock.doing("generation"):
         answers = _generate(session, params, draws, workload, bar)
     seconds = time.perf_counter() - started
-    # In the barriers each process works for itself. The error of one is raised by all of them: without it the others
-    # would wait for ever where they meet next, in `share_usage`, in the gather of `generate` or inside a program.
+    # In the barriers each process works for itself. The error of one is raised by all of them:
+    # without it the others would wait for ever where they meet next, in `share_usage`, in the
+    # gather of `generate` or inside a program.
     with processes.barrier():
         rows = _score_local(session, answers, policy)
         if processes.count() > 1:
@@ -344,24 +377,30 @@ def _score_local(session: Session, answers: Sequence[_Answer], policy: str) -> l
             [answer.pending for answer in answers],
         )
     return [
-        ScoredRollout(answer.rollout, answer.text, score, policy) for answer, score in zip(answers, scores, strict=True)
+        ScoredRollout(answer.rollout, answer.text, score, policy)
+        for answer, score in zip(answers, scores, strict=True)
     ]
 
 
-def _score_collective(session: Session, rows: Sequence[ScoredRollout], draws: Draws) -> list[ScoredRollout]:
+def _score_collective(
+    session: Session, rows: Sequence[ScoredRollout], draws: Draws
+) -> list[ScoredRollout]:
     """Add the scores that all processes compute together, on the rows of all of them."""
     of_id = by_id(problems_of(draws))
     problems = [of_id[row.rollout.problem_id] for row in rows]
     texts = graded_texts(session, problems, [row.text for row in rows])
     token_ids = [row.rollout.token_ids for row in rows]
     with session.clock.doing("verification"):
-        scores = session.scorer.score_collective(problems, texts, token_ids, [row.score for row in rows])
+        scores = session.scorer.score_collective(
+            problems, texts, token_ids, [row.score for row in rows]
+        )
     return [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A rollout as it came: its text, the text as it is graded, and its verification if that could begin at once."""
+    """A rollout as it came: its text, the text as it is graded, and its verification if that could
+    begin at once."""
 
     rollout: Rollout
     problem: Problem
@@ -374,17 +413,29 @@ Row = TypeVar("Row", ScoredRollout, _Answer)
 
 
 def _in_order(rows: Iterable[Row], draws: Draws) -> list[Row]:
-    """Sort rows in the order of draws and samples, so that no file depends on which finished first."""
+    """Sort rows in the order of draws and samples, so that no file depends on which finished
+    first."""
     place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
-    return sorted(rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample))
+    return sorted(
+        rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample)
+    )
 
 
-def _generate(session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress) -> list[_Answer]:
-    """Generate answers in the order of draws and samples; finished ones are handled while devices decode the others."""
+def _generate(
+    session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress
+) -> list[_Answer]:
+    """Generate answers in the order of draws and samples; finished ones are handled while devices
+    decode the others."""
     tokenizer = session.tokenizer
     samples = workload.num_generations
     requests = [
-        Request(problem.id, tokenizer.encode_prompt(problem), workload.params, num_samples=samples, visit=visit)
+        Request(
+            problem.id,
+            tokenizer.encode_prompt(problem),
+            workload.params,
+            num_samples=samples,
+            visit=visit,
+        )
         for problem, visit in draws
     ]
     problems = by_id(problems_of(draws))
@@ -396,16 +447,22 @@ def _generate(session: Session, params: Any, draws: Draws, workload: Workload, b
         problem = problems[rollout.problem_id]
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = _graded(text, problem, opened)
-        answers.append(_Answer(rollout, problem, text, graded, session.scorer.submit(problem, graded)))
-        # Of responses that end together the first say nothing of the pace: they are counted with the last of them.
+        answers.append(
+            _Answer(rollout, problem, text, graded, session.scorer.submit(problem, graded))
+        )
+        # Of responses that end together the first say nothing of the pace: they are counted with
+        # the last of them.
         if not session.engine.ready:
-            answered = len(answers) // samples * processes.count()  # the other processes are about as far
+            answered = (
+                len(answers) // samples * processes.count()
+            )  # the other processes are about as far
             bar.update(start + min(answered, len(draws)))
     return _in_order(answers, draws)
 
 
 def graded_texts(session: Session, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
-    """Return responses as rewards see them: with the `<think>` that a template may have opened in the prompt.
+    """Return responses as rewards see them: with the `<think>` that a template may have opened in
+    the prompt.
 
     Without it a verifier would take the thought for the answer. problems: that of each text.
     """
@@ -419,7 +476,11 @@ def _graded(text: str, problem: Problem, opened: set[str]) -> str:
 
 def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
-    return {problem.id for problem in problems if session.tokenizer.render(problem).rstrip().endswith("<think>")}
+    return {
+        problem.id
+        for problem in problems
+        if session.tokenizer.render(problem).rstrip().endswith("<think>")
+    }
 
 
 def draw_once(problems: Iterable[Problem]) -> Draws:
@@ -448,7 +509,8 @@ def lengths(groups: Groups) -> np.ndarray:
 
 
 def rewards(groups: Groups) -> np.ndarray:
-    """Return rewards, float64 [N, G], NaN for unscorable responses and, where groups differ in size, for none."""
+    """Return rewards, float64 [N, G], NaN for unscorable responses and, where groups differ in
+    size, for none."""
     values = np.full((len(groups), max(map(len, groups))), np.nan)
     for i, group in enumerate(groups):
         values[i, : len(group)] = [row.score.reward for row in group]  # NumPy makes NaN of None
@@ -461,10 +523,12 @@ def correct(groups: Groups) -> np.ndarray:
 
 
 def describe(groups: Groups) -> dict[str, float]:
-    """Compute metrics of freshly sampled groups, under TRL's names; means over responses (entropy: over tokens).
+    """Compute metrics of freshly sampled groups, under TRL's names; means over responses (entropy:
+    over tokens).
 
     frac_reward_zero_std: groups of equal rewards, or with fewer than two that could be scored.
-    Lengths of correct and of incorrect responses are included where a verdict knows right and wrong.
+    Lengths of correct and of incorrect responses are included where a verdict knows right and
+    wrong.
     """
     rows = rows_of(groups)
     tokens = np.array([row.rollout.length for row in rows])
@@ -472,8 +536,11 @@ def describe(groups: Groups) -> dict[str, float]:
     scored = ~np.isnan(values)
     counts = scored.sum(axis=1)
     means = np.where(scored, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
-    # Equal rewards leave rounding errors of the mean (six times 0.7 has a standard deviation of 1e-16): compare them.
-    differ = np.where(scored, values, -np.inf).max(axis=1) > np.where(scored, values, np.inf).min(axis=1)
+    # Equal rewards leave rounding errors of the mean (six times 0.7 has a standard deviation of
+    # 1e-16): compare them.
+    differ = np.where(scored, values, -np.inf).max(axis=1) > np.where(scored, values, np.inf).min(
+        axis=1
+    )
     centred = np.where(scored & differ[:, None], values - means[:, None], 0.0)
     spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
     metrics = {
@@ -484,19 +551,26 @@ def describe(groups: Groups) -> dict[str, float]:
         "completions/mean_length": float(tokens.mean()),
         "completions/min_length": float(tokens.min()),
         "completions/max_length": float(tokens.max()),
-        "completions/clipped_ratio": float(np.mean([row.rollout.stop_reason == "length" for row in rows])),
+        "completions/clipped_ratio": float(
+            np.mean([row.rollout.stop_reason == "length" for row in rows])
+        ),
     }
     judged = np.array([row.score.accuracy for row in rows])
     for side, accuracy in (("correct", 1), ("incorrect", 0)):
         if accuracy in judged:
             metrics[f"completions/mean_length_{side}"] = float(tokens[judged == accuracy].mean())
     verdicts = Counter(row.score.verdict for row in rows)
-    return {**metrics, **{f"verdicts/{verdict.value}": verdicts[verdict] / len(rows) for verdict in Verdict}}
+    return {
+        **metrics,
+        **{f"verdicts/{verdict.value}": verdicts[verdict] / len(rows) for verdict in Verdict},
+    }
 
 
-def log_samples(session: Session, name: str, step: int, draws: Draws, groups: Groups, **columns: str) -> None:
-    """Log the first response to each of the first logging.samples draws, for people to read, and the prompt as the
-    policy saw it. columns: further ones."""
+def log_samples(
+    session: Session, name: str, step: int, draws: Draws, groups: Groups, **columns: str
+) -> None:
+    """Log the first response to each of the first logging.samples draws, for people to read, and
+    the prompt as the policy saw it. columns: further ones."""
     shown = list(zip(draws, groups, strict=True))[: session.config.logging.samples]
     rows = [
         {

@@ -33,9 +33,11 @@ def rollouts(
 ) -> Iterator[Program]:
     """Yield the programs from parameters to responses; none where a server samples.
 
-    prefix: of the programs' names, where a stage samples twice. has_sampler_params: whether the stage has the program
-    of the sampler's parameters, "view", already. resident_during_view: arrays on the devices while these are made;
-    resident_during_generation: after that. The frozen parameters below adapters are always resident.
+    prefix: of the programs' names, where a stage samples twice. has_sampler_params: whether the
+    stage has the program of the sampler's parameters, "view", already. resident_during_view: arrays
+    on the devices while these are made;
+    resident_during_generation: after that. The frozen parameters below adapters are always
+    resident.
     """
     if session.server is not None:
         return
@@ -48,13 +50,21 @@ def rollouts(
         work = Work(1, 0.0, 2 * held, {"parameters": held})
         run = session.sampler().to_sampler_params_program(workload.weights)
         yield Program(name, view, run, fixed(params), work, resident=resident_during_view)
-    yield from _generation(session, name, workload, prefix, view, (*resident_during_generation, rest))
+    yield from _generation(
+        session, name, workload, prefix, view, (*resident_during_generation, rest)
+    )
 
 
 def _generation(
-    session: Session, name: str, workload: Workload, prefix: str, view: str, resident: tuple[Any, ...]
+    session: Session,
+    name: str,
+    workload: Workload,
+    prefix: str,
+    view: str,
+    resident: tuple[Any, ...],
 ) -> Iterator[Program]:
-    """Yield the sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
+    """Yield the sampler's programs for these shapes; decode with the cache at each of its widths
+    that is a program."""
     sampler, shapes, mesh = session.sampler(), workload.shapes, session.sampler().mesh
     kinds = "empty", "prefill", "insert", "resize", "decode"
     empty, prefill, insert, resize, decode = (prefix + kind for kind in kinds)
@@ -64,30 +74,60 @@ def _generation(
         return jax.ShapeDtypeStruct(shape, kind, sharding=meshes.rows_sharding(mesh, shape))
 
     def inputs_of_prefill(columns: int, outputs: Outputs) -> tuple[Any, ...]:
-        host_arrays = host(shapes.prompts, columns), host(shapes.prompts), host(shapes.prompts, kind=np.bool_)
+        host_arrays = (
+            host(shapes.prompts, columns),
+            host(shapes.prompts),
+            host(shapes.prompts, kind=np.bool_),
+        )
         return outputs[view], outputs[empty][1], *host_arrays
 
     def inputs_of_insert(outputs: Outputs) -> tuple[Any, ...]:
         state, _ = outputs[empty]
         fresh = jax.tree.map(lambda x: host(*x.shape, kind=x.dtype), state.rows)
-        return state, outputs[prefill], fresh, host(shapes.rows), host(shapes.rows), host(meshes.row_ways(mesh))
+        return (
+            state,
+            outputs[prefill],
+            fresh,
+            host(shapes.rows),
+            host(shapes.rows),
+            host(meshes.row_ways(mesh)),
+        )
 
     def inputs_of_decode(outputs: Outputs) -> tuple[Any, ...]:
         where = meshes.sharding(mesh, ("devices",), (mesh.size,))
-        return outputs[view], outputs[insert], jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where)
+        return (
+            outputs[view],
+            outputs[insert],
+            jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where),
+        )
 
     state, _ = sampler.abstract(shapes)
     parts = {"KV cache": device_bytes(state.cache)}
     work = Work(1, 0.0, parts["KV cache"], parts)
-    yield Program(name, empty, run["empty"], fixed(), work, {"shapes": shapes}, resident=resident, also=(view,))
+    yield Program(
+        name,
+        empty,
+        run["empty"],
+        fixed(),
+        work,
+        {"shapes": shapes},
+        resident=resident,
+        also=(view,),
+    )
     for columns in shapes.columns:
-        work, inputs = _prefill_work(session, workload, columns, parts), partial(inputs_of_prefill, columns)
+        work = _prefill_work(session, workload, columns, parts)
+        inputs = partial(inputs_of_prefill, columns)
         yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
     work = _insert_work(session, workload, parts)
-    yield Program(name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,))
+    yield Program(
+        name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,)
+    )
     if len(shapes.widths) > 1:
         number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-        for axis, array in ((KEY_COLUMNS, state.cache.keys[0]), (VALUE_COLUMNS, state.cache.values[0])):
+        for axis, array in (
+            (KEY_COLUMNS, state.cache.keys[0]),
+            (VALUE_COLUMNS, state.cache.values[0]),
+        ):
             others = tuple(x for x in jax.tree.leaves(state) if x is not array)
             yield Program(
                 name,
@@ -103,48 +143,74 @@ def _generation(
     for widths in sampler.decoded_widths(shapes):
         static = {"filtered": shapes.filtered, "widths": widths}
         yield Program(
-            name, decode, run["decode"], inputs_of_decode, work, static, sampler.chunk, resident, also=(prefill,)
+            name,
+            decode,
+            run["decode"],
+            inputs_of_decode,
+            work,
+            static,
+            sampler.chunk,
+            resident,
+            also=(prefill,),
         )
 
 
-def _prefill_work(session: Session, workload: Workload, columns: int, parts: Mapping[str, int]) -> Work:
-    """Count the work of the prefills of so many columns: each of these sizes has an equal share of the prompts."""
+def _prefill_work(
+    session: Session, workload: Workload, columns: int, parts: Mapping[str, int]
+) -> Work:
+    """Count the work of the prefills of so many columns: each of these sizes has an equal share of
+    the prompts."""
     shapes, share = workload.shapes, 1 / len(workload.shapes.columns)
-    flops = forward_flops(session.model_config, shapes.prompts * columns, shapes.prompts * attended(columns))
-    calls, prefilled = share * workload.prompts / shapes.prompts, share * workload.prompts * session.mean_prompt
+    flops = forward_flops(
+        session.model_config, shapes.prompts * columns, shapes.prompts * attended(columns)
+    )
+    calls = share * workload.prompts / shapes.prompts
+    prefilled = share * workload.prompts * session.mean_prompt
     moved = _weights(session, workload.weights)
     return Work(calls, flops / session.sampler().mesh.size, moved, parts, prefilled=prefilled)
 
 
 def _insert_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
-    """Count the work of insertions, one a chunk of decode: a row's columns are written when a sample begins in it."""
+    """Count the work of insertions, one a chunk of decode: a row's columns are written when a
+    sample begins in it."""
     chunks = workload.steps / session.sampler().chunk
-    return Work(chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts)
+    return Work(
+        chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts
+    )
 
 
 def _resize_work(workload: Workload, cache: Cache, array: Any, parts: Mapping[str, int]) -> Work:
-    """Count the work of moving keys or values to another width: a call's rows grow through all widths."""
+    """Count the work of moving keys or values to another width: a call's rows grow through all
+    widths."""
     calls = workload.calls * (len(workload.shapes.widths) - 1) * len(cache.keys)
     return Work(calls, 0.0, 2 * device_bytes(array), parts)
 
 
 def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
-    """Count the work of decode with the cache at one of its widths, of which each has an equal share of the chunks."""
+    """Count the work of decode with the cache at one of its widths, of which each has an equal
+    share of the chunks."""
     sampler, shapes = session.sampler(), workload.shapes
     share, length = 1 / len(sampler.decoded_widths(shapes)), session.mean_prompt + workload.mean / 2
     steps, chunks = sampler.chunk, workload.steps / sampler.chunk
-    flops = forward_flops(session.model_config, shapes.rows * steps, shapes.rows * steps * length) / sampler.mesh.size
-    moved = steps * (_weights(session, workload.weights) + parts["KV cache"] * length / shapes.widths[-1])
-    tokens = {"generated": share * workload.responses * workload.mean, "responses": share * workload.responses}
+    flops = (
+        forward_flops(session.model_config, shapes.rows * steps, shapes.rows * steps * length)
+        / sampler.mesh.size
+    )
+    moved = steps * (
+        _weights(session, workload.weights) + parts["KV cache"] * length / shapes.widths[-1]
+    )
+    tokens = {
+        "generated": share * workload.responses * workload.mean,
+        "responses": share * workload.responses,
+    }
     return Work(share * chunks, flops, moved, parts, **tokens, rows=shapes.rows)
 
 
 def _weights(session: Session, weights: str) -> float:
-    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler`."""
-    mesh, model, itemsize = (
-        session.sampler().mesh,
-        session.model_config.with_quantisation(weights),
-        session.dtype.itemsize,
-    )
+    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as
+    of `Sampler`."""
+    mesh = session.sampler().mesh
+    model = session.model_config.with_quantisation(weights)
+    itemsize = session.dtype.itemsize
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

@@ -1,4 +1,5 @@
-"""The demands of a stage on the sampler: how many responses to how many prompts, in calls of which shapes."""
+"""The demands of a stage on the sampler: how many responses to how many prompts, in calls of which
+shapes."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from g2d_jax.session.windows import window_at
 
 @dataclass(frozen=True)
 class Workload:
-    """The sampling of a stage. shapes: that its programs are compiled for, the same for all its calls. rng_stream:
-    names the random numbers. weights: of the sampler, as in `Sampler.to_sampler_params`.
+    """The sampling of a stage. shapes: that its programs are compiled for, the same for all its
+    calls. rng_stream: names the random numbers. weights: of the sampler, as in
+    `Sampler.to_sampler_params`.
 
-    For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean response, None for the
-    most.
+    For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean
+    response, None for the most.
     """
 
     params: SamplingParams
@@ -41,7 +43,8 @@ class Workload:
 
     @property
     def steps(self) -> float:
-        """The decode steps of the whole stage: at the end of a call rows wait for its longest response."""
+        """The decode steps of the whole stage: at the end of a call rows wait for its longest
+        response."""
         waves = self.responses / self.calls / self.shapes.rows
         return self.calls * (max(waves - 1, 0) * self.mean + self.params.max_new_tokens)
 
@@ -51,17 +54,24 @@ def prompts_per_call(session: Session, num_generations: int) -> int:
     return max(session.config.compute.generation_batch_size // num_generations, 1)
 
 
-def workload_of(session: Session, name: str, stage: Online | Collect, response: int | None = None) -> Workload:
+def workload_of(
+    session: Session, name: str, stage: Online | Collect, response: int | None = None
+) -> Workload:
     """Compute a stage's workload: a call draws as many of a window's batches, or of the parts, as
     compute.generation_batch_size allows. response: mean tokens of a response, None: the most."""
     if isinstance(stage, Online):
-        batch, prompts = stage.prompts_per_step, stage.steps / stage.num_iterations * stage.prompts_per_step
+        batch = stage.prompts_per_step
+        prompts = stage.steps / stage.num_iterations * stage.prompts_per_step
         most = window_at(0, stage).batches * batch
     else:
         batch, prompts = stage.part, min(stage.prompts, session.problem_counts["train"])
         most = prompts
     samples, params = stage.num_generations, stage.sampling.params(session.stop_ids)
     together = min(max(prompts_per_call(session, samples) // batch, 1) * batch, most)
-    shapes = session.sampling_shapes(stage, together, samples, params, weights=stage.sampling_weights)
+    shapes = session.sampling_shapes(
+        stage, together, samples, params, weights=stage.sampling_weights
+    )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
-    return Workload(params, samples, shapes, stream, stage.sampling_weights, prompts, calls, response)
+    return Workload(
+        params, samples, shapes, stream, stage.sampling_weights, prompts, calls, response
+    )

@@ -1,1 +1,2 @@
-"""The ground of a run: processes, locks, files, metrics, compiled programs. Nothing here knows what is trained."""
+"""The ground of a run: processes, locks, files, metrics, compiled programs. Nothing here knows what
+is trained."""

@@ -1,7 +1,9 @@
-"""Knows which program this process compiles now, and the seconds that compiling took; says nothing of how.
+"""Knows which program this process compiles now, and the seconds that compiling took; says nothing
+of how.
 
-JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring), one inside another
-where a function calls a function. Whoever imports JAX hands these on (session/cost.py); this module does not import it.
+JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring),
+one inside another where a function calls a function. Whoever imports JAX hands these on
+(session/cost.py); this module does not import it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ _PAUSE = 1.0  # seconds between two phases of one program at most: tracing, lowe
 
 @dataclass
 class _Thread:
-    """The account of one thread. phases: when each phase under way began, outermost first. program: the outermost one's
-    name; began, ended: when its first phase began and its last one ended. seconds: of all that is over."""
+    """The account of one thread. phases: when each phase under way began, outermost first. program:
+    the outermost one's name; began, ended: when its first phase began and its last one ended.
+    seconds: of all that is over."""
 
     phases: list[float] = field(default_factory=list)
     program: str = ""
@@ -57,7 +60,9 @@ class Compiling:
         if not account.phases:
             account.ended, account.seconds = now, account.seconds + now - began
             if event != _WAITING:
-                program = self._programs.setdefault(account.program, {"compiled": 0, "seconds": 0.0})
+                program = self._programs.setdefault(
+                    account.program, {"compiled": 0, "seconds": 0.0}
+                )
                 program["seconds"] += now - began
                 program["compiled"] += event == _COMPILED
 
@@ -71,19 +76,26 @@ class Compiling:
             self.end(_WAITING, 0.0)
 
     def seconds(self) -> float:
-        """Return the seconds of this thread so far, of what is over; what lies inside another phase counts once."""
+        """Return the seconds of this thread so far, of what is over; what lies inside another phase
+        counts once."""
         return self._account().seconds
 
     def take_programs(self) -> dict[str, dict[str, float]]:
-        """Tell of every program, since the last time, how often it was compiled and the seconds that took on the clock
-        in whichever thread, tracing and lowering included; one that was read from a cache counts too."""
+        """Tell of every program, since the last time, how often it was compiled and the seconds
+        that took on the clock in whichever thread, tracing and lowering included; one that was read
+        from a cache counts too."""
         taken, self._programs = self._programs, {}
         return {name: program for name, program in taken.items() if program["compiled"]}
 
     def under_way(self) -> tuple[str, float] | None:
-        """Return the program that is compiled now, in whichever thread, and for how many seconds; None if none is."""
+        """Return the program that is compiled now, in whichever thread, and for how many seconds;
+        None if none is."""
         now = time.perf_counter()
-        busy = [(account.program, now - account.began) for account in list(self._threads.values()) if account.phases]
+        busy = [
+            (account.program, now - account.began)
+            for account in list(self._threads.values())
+            if account.phases
+        ]
         return max(busy, key=lambda program: program[1], default=None)
 
     def _account(self) -> _Thread:

@@ -1,4 +1,5 @@
-"""HTTP endpoints that a setting names: their url, their key, and one JSON request with a deadline."""
+"""HTTP endpoints that a setting names: their url, their key, and one JSON request with a
+deadline."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ ERROR_CHARACTERS = 300
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for a url that is not the base of an endpoint, or that holds a login, and for a proxy in front
-    of it that cannot be used."""
+    """Raise ValueError for a url that is not the base of an endpoint, or that holds a login, and
+    for a proxy in front of it that cannot be used."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and _has_place(parts)
@@ -30,32 +31,42 @@ def check_url(url: str) -> None:
     except ValueError:
         valid = has_key = False
     if has_key:  # not repeated here: it may be a secret
-        raise ValueError("the endpoint's url holds a user name or parameters: put the key in the api_key_env variable")
+        raise ValueError(
+            "the endpoint's url holds a user name or parameters: put the key in the api_key_env "
+            "variable"
+        )
     if not valid or parts.path.rstrip("/").endswith("/completions"):
         raise ValueError(
-            f'{url!r} is no endpoint: give the base, as in "http://localhost:8000/v1" or "https://api.openai.com/v1"'
+            f'{url!r} is no endpoint: give the base, as in "http://localhost:8000/v1" or '
+            '"https://api.openai.com/v1"'
         )
     _connection(parts, 1.0)
 
 
 def _has_place(parts: SplitResult) -> bool:
-    """Return whether a url has a host and a port that can be asked for. Raises ValueError for some that cannot."""
+    """Return whether a url has a host and a port that can be asked for. Raises ValueError for some
+    that cannot."""
     host = parts.hostname or ""
     if ":" not in host:  # else an address of IPv6
         host.encode("idna")  # as a connection does: each part of a name has 1 to 63 characters
-    return bool(host) and host.isascii() and host.isprintable() and " " not in host and parts.port != 0
+    return (
+        bool(host) and host.isascii() and host.isprintable() and " " not in host and parts.port != 0
+    )
 
 
 def api_key(url: str, variable: str) -> str:
     """Return the key in an environment variable, "" if no variable is named.
 
-    Raises ValueError where it is needed and not set (a server on this machine may want none), and for a key that no
-    header can hold.
+    Raises ValueError where it is needed and not set (a server on this machine may want none), and
+    for a key that no header can hold.
     """
     key = variable and os.environ.get(variable, "")
-    if not (key.isascii() and key.isprintable() and " " not in key):  # the key itself is told to nobody
+    if not (
+        key.isascii() and key.isprintable() and " " not in key
+    ):  # the key itself is told to nobody
         raise ValueError(
-            f"the key in the environment variable {variable} holds a space, a line's end or another character that no "
+            f"the key in the environment variable {variable} holds a space, a line's end or "
+            "another character that no "
             "key has: set it anew, without what stands around the key"
         )
     if key or not variable or is_this_machine(urlsplit(url).hostname or ""):
@@ -75,27 +86,31 @@ def is_this_machine(host: str) -> bool:
 
 
 def shown(text: str, key: str) -> str:
-    """Shorten a server's text for an error message: without the key, which some repeat, and with escapes."""
+    """Shorten a server's text for an error message: without the key, which some repeat, and with
+    escapes."""
     hidden = text.replace(key, "***") if key else text
     return hidden[:ERROR_CHARACTERS].encode("unicode_escape").decode("ascii")
 
 
 class Answer(NamedTuple):
-    """An answer of a server: its status, body, and headers, which are found by names of any case."""
+    """An answer of a server: its status, body, and headers, which are found by names of any
+    case."""
 
     status: int
     body: bytes
     headers: http.client.HTTPMessage
 
 
-def exchange(method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int) -> Answer:
-    """Send a request, with JSON unless the body is None; return the answer. Redirects are not followed: they could
-    lead the key elsewhere. Compressed answers are not asked for and not expanded.
+def exchange(
+    method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int
+) -> Answer:
+    """Send a request, with JSON unless the body is None; return the answer. Redirects are not
+    followed: they could lead the key elsewhere. Compressed answers are not asked for and not
+    expanded.
 
-    timeout: seconds to connect to an address, and until the whole answer is there. https goes through the proxy of
-    HTTPS_PROXY.
-    Raises TimeoutError, another OSError or HTTPException without an answer, and ValueError for one of more than
-    most_bytes and for a proxy that cannot be used.
+    timeout: seconds to connect to an address, and until the whole answer is there. https goes
+    through the proxy of HTTPS_PROXY. Raises TimeoutError, another OSError or HTTPException without
+    an answer, and ValueError for one of more than most_bytes and for a proxy that cannot be used.
     """
     parts = urlsplit(url)
     headers = {"Content-Type": "application/json"}
@@ -106,14 +121,17 @@ def exchange(method: str, url: str, body: Any = None, *, key: str = "", timeout:
         connection.connect()
         if parts.scheme == "https":
             context = ssl.create_default_context()
-            # Without the handshake, so that the deadline reaches the new socket before the server says anything.
+            # Without the handshake, so that the deadline reaches the new socket before the server
+            # says anything.
             connection.sock = context.wrap_socket(
                 connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False
             )
             check()
             connection.sock.do_handshake()
         check()
-        connection.request(method, parts.path or "/", None if body is None else json.dumps(body), headers)
+        connection.request(
+            method, parts.path or "/", None if body is None else json.dumps(body), headers
+        )
         data = bytearray()
         with connection.getresponse() as response:
             while piece := response.read1(1 << 16):
@@ -130,7 +148,9 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get("https", "")
     if parts.scheme != "https":
-        return http.client.HTTPConnection(host, parts.port or http.client.HTTP_PORT, timeout=timeout)
+        return http.client.HTTPConnection(
+            host, parts.port or http.client.HTTP_PORT, timeout=timeout
+        )
     port = parts.port or http.client.HTTPS_PORT
     if not proxy or is_this_machine(host) or urllib.request.proxy_bypass(host):
         connection = http.client.HTTPConnection(host, port, timeout=timeout)
@@ -142,7 +162,10 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
     except ValueError:
         valid = False
     if not valid:  # not repeated here: it may hold a login
-        raise ValueError("HTTPS_PROXY names no proxy that is spoken to by http: write http://HOST:PORT, or unset it")
+        raise ValueError(
+            "HTTPS_PROXY names no proxy that is spoken to by http: write http://HOST:PORT, or "
+            "unset it"
+        )
     connection = http.client.HTTPConnection(
         through.hostname or "", through.port or http.client.HTTP_PORT, timeout=timeout
     )
@@ -156,11 +179,14 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
 
 
 @contextlib.contextmanager
-def _deadline(connection: http.client.HTTPConnection, seconds: float) -> Iterator[Callable[[], None]]:
-    """Cut a connection off after so many seconds: each byte that drips begins a socket's own timeout anew.
+def _deadline(
+    connection: http.client.HTTPConnection, seconds: float
+) -> Iterator[Callable[[], None]]:
+    """Cut a connection off after so many seconds: each byte that drips begins a socket's own
+    timeout anew.
 
-    Yields what raises TimeoutError once the deadline is over, which the block calls where it has a new socket. Raises
-    TimeoutError for a block that was not through by then.
+    Yields what raises TimeoutError once the deadline is over, which the block calls where it has a
+    new socket. Raises TimeoutError for a block that was not through by then.
     """
     done = threading.Event()
     late = threading.Event()

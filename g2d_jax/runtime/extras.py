@@ -1,4 +1,5 @@
-"""Extras: optional packages of pyproject.toml, and how to install them while no registry has g2d-jax."""
+"""Extras: optional packages of pyproject.toml, and how to install them while no registry has
+g2d-jax."""
 
 from __future__ import annotations
 
@@ -9,5 +10,6 @@ def install(extra: str) -> str:
 
 
 def missing(need: str, extra: str) -> ImportError:
-    """Return the error for an extra that is not installed. need: what cannot be done without, for the message."""
+    """Return the error for an extra that is not installed. need: what cannot be done without, for
+    the message."""
     return ImportError(f"{need}, from an extra that is not installed: {install(extra)}")

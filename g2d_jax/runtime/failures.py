@@ -1,4 +1,5 @@
-"""Failures of the machine as one line: a full disk, no memory or threads, another process that is gone.
+"""Failures of the machine as one line: a full disk, no memory or threads, another process that is
+gone.
 
 error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
 """
@@ -30,13 +31,15 @@ _ADVICE = {
 }
 _GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
 _LESS = (
-    "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: reward.workers, "
+    "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: "
+    "reward.workers, "
     "compute.max_num_seqs, compute.microbatch_tokens"
 )
 
 
 def line(error: BaseException) -> str:
-    """Return what is wrong with the machine and what to do, "" for an error that says nothing of the machine."""
+    """Return what is wrong with the machine and what to do, "" for an error that says nothing of
+    the machine."""
     if is_full(error):
         return _full_disk(error)
     if isinstance(error, OSError) and error.filename is not None and error.errno in _ADVICE:
@@ -47,16 +50,21 @@ def line(error: BaseException) -> str:
         return f"this machine, or its limit for a process, has no more memory{what}: {_LESS}"
     if isinstance(error, RuntimeError) and _GLOO.search(str(error)):
         return (
-            f"what the processes compute together gave up: {str(error).splitlines()[0]:.300}. Another process is gone, "
+            f"what the processes compute together gave up: {str(error).splitlines()[0]:.300}. "
+            "Another process is gone, "
             "or came later than the others could wait; a run continues by the same command"
         )
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return f"the system starts no more threads: memory or the number of processes is at its limit; {_LESS}"
+        return (
+            "the system starts no more threads: memory or the number of processes is at its "
+            f"limit; {_LESS}"
+        )
     return ""
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error, or one that it came from, is that of a full disk or of a quota that is used up."""
+    """Return whether an error, or one that it came from, is that of a full disk or of a quota that
+    is used up."""
     for each in _chain(error):
         if isinstance(each, OSError) and each.errno in _FULL:
             return True
@@ -74,7 +82,8 @@ def _full_disk(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on; `raise … from None` ends it, as in a traceback."""
+    """Yield an error, what it was raised from, and so on; `raise … from None` ends it, as in a
+    traceback."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -85,10 +94,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def hush() -> None:
-    """Keep libraries from printing their own tracebacks of a full disk: the command's last line tells of it.
+    """Keep libraries from printing their own tracebacks of a full disk: the command's last line
+    tells of it.
 
-    A save that fails is logged by Orbax in each of its threads, by asyncio for each write that nobody waited for, and
-    by Tensorstore, which then calls back into an event loop that is closed.
+    A save that fails is logged by Orbax in each of its threads, by asyncio for each write that
+    nobody waited for, and by Tensorstore, which then calls back into an event loop that is closed.
     """
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
@@ -105,7 +115,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Print an error that nothing can catch, unless it is that of a callback into a closed event loop."""
+    """Print an error that nothing can catch, unless it is that of a callback into a closed event
+    loop."""
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         sys.__unraisablehook__(unraisable)

@@ -33,7 +33,8 @@ def add(flag: str, value: str) -> None:
 
 
 def check_devices() -> None:
-    """Raise ValueError where JAX_PLATFORMS asks for devices that JAX does not find. Looks for devices."""
+    """Raise ValueError where JAX_PLATFORMS asks for devices that JAX does not find. Looks for
+    devices."""
     import jax
 
     asked = jax.config.jax_platforms  # type: ignore[attr-defined]
@@ -41,31 +42,39 @@ def check_devices() -> None:
         return
     try:
         jax.devices()
-    except Exception as error:  # RuntimeError, or for a plugin that is not installed a bare AssertionError
+    except (
+        Exception
+    ) as error:  # RuntimeError, or for a plugin that is not installed a bare AssertionError
         reason = (str(error).splitlines() or ["nothing that drives them is installed"])[0]
         raise ValueError(
-            f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it or make it cpu; for a "
+            f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it "
+            "or make it cpu; for a "
             f"GPU {extras.install('cuda')}, for a TPU the extra tpu"
         ) from error
 
 
 def simulated() -> int:
-    """Return how many CPU devices were asked for, by XLA's flag or JAX's setting; starts no backend."""
+    """Return how many CPU devices were asked for, by XLA's flag or JAX's setting; starts no
+    backend."""
     import jax
 
-    asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    asked = re.findall(
+        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
     if asked:
         return int(asked[-1])
     return max(1, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
 
 
 def order_collectives() -> None:
-    """Have every CPU device start the collectives of a program in the same order. Before anything touches a device.
+    """Have every CPU device start the collectives of a program in the same order. Before anything
+    touches a device.
 
-    XLA's CPU scheduler starts independent ones at once, each in a thread that blocks until all devices came, and there
-    are few threads: devices that begin with different ones wait for each other for ever. (Of 10 runs with 4 devices on
-    two busy cores 7 hung, of 9 with 32 threads 3, of 18 with this none.) Accelerators queue theirs, and their plugins
-    need not know the flag.
+    XLA's CPU scheduler starts independent ones at once, each in a thread that blocks until all
+    devices came, and there
+    are few threads: devices that begin with different ones wait for each other for ever. (Of 10
+    runs with 4 devices on two busy cores 7 hung, of 9 with 32 threads 3, of 18 with this none.)
+    Accelerators queue theirs, and their plugins need not know the flag.
     """
     import jax
 
@@ -75,20 +84,25 @@ def order_collectives() -> None:
 
 
 def spare_threads() -> None:
-    """Give XLA on CPUs more threads than cores: collectives wait inside a pool of as many, and two soon wait for ever.
-    XLA takes the number from this variable when the devices are first looked at."""
+    """Give XLA on CPUs more threads than cores: collectives wait inside a pool of as many, and two
+    soon wait for ever. XLA takes the number from this variable when the devices are first looked
+    at."""
     os.environ.setdefault("NPROC", str(max(32, os.cpu_count() or 1)))
 
 
 def accelerated() -> bool:
-    """Return whether JAX may find an accelerator: a plugin is installed, and a device that plugins drive is here."""
+    """Return whether JAX may find an accelerator: a plugin is installed, and a device that plugins
+    drive is here."""
     return any(map(importlib.util.find_spec, ("libtpu", "jax_plugins"))) and any(map(glob, DRIVEN))
 
 
 def take_memory() -> None:
-    """Take nine tenths of a GPU's memory, as plans count, where JAX takes three quarters unless it is told. To be
-    called before JAX looks for devices, and without effect later."""
-    named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
+    """Take nine tenths of a GPU's memory, as plans count, where JAX takes three quarters unless it
+    is told. To be called before JAX looks for devices, and without effect later."""
+    named = (
+        "XLA_CLIENT_MEM_FRACTION",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    )  # both at once, and JAX leaves the GPU out
     if not any(map(os.environ.get, named)):
         os.environ[named[0]] = "0.9"
 
@@ -96,19 +110,25 @@ def take_memory() -> None:
 def in_tpu_cluster() -> bool:
     """Return whether JAX may find the other hosts of a TPU slice. Call it with JAX imported."""
     named = {"TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"} & os.environ.keys()
-    asks = "TPU_SKIP_MDS_QUERY" not in os.environ  # Google's metadata server; JAX sets it where it sees no chip
+    asks = (
+        "TPU_SKIP_MDS_QUERY" not in os.environ
+    )  # Google's metadata server; JAX sets it where it sees no chip
     return importlib.util.find_spec("libtpu") is not None and bool(named or asks)
 
 
 def leave_tpu_out(root: str = "/") -> None:
-    """Keep JAX from trying libtpu, which prints pages of errors, where it is installed for plans alone.
+    """Keep JAX from trying libtpu, which prints pages of errors, where it is installed for plans
+    alone.
 
-    That is on a machine without a sign of a TPU in its devices or in the environment, without JAX's plugins for other
-    devices, and where JAX_PLATFORMS says nothing. To be called before JAX is imported, and without effect later.
+    That is on a machine without a sign of a TPU in its devices or in the environment, without JAX's
+    plugins for other devices, and where JAX_PLATFORMS says nothing. To be called before JAX is
+    imported, and without effect later.
     root: of the file system, for tests.
     """
     signs = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
-    named = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
+    named = any(
+        name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ
+    )  # which JAX sets itself
     others = importlib.util.find_spec("jax_plugins")
     if named or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
         return

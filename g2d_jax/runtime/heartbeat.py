@@ -1,11 +1,11 @@
 """Heartbeats, hang detection, and one coordinated end of several processes.
 
-SIGTERM, SIGHUP or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
-no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
+SIGTERM, SIGHUP or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued no sign
+of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
 
-JAX's own heartbeats cannot do it: their timeout is set before the config is read, and after it JAX aborts the process
-(SIGABRT, which no launcher takes for "start again") with a message that knows the peer's number, not its host. A
-process that hangs gives JAX signs of life for ever.
+JAX's own heartbeats cannot do it: their timeout is set before the config is read, and after it JAX
+aborts the process (SIGABRT, which no launcher takes for "start again") with a message that knows
+the peer's number, not its host. A process that hangs gives JAX signs of life for ever.
 """
 
 from __future__ import annotations
@@ -31,25 +31,31 @@ _HEED = 3.0  # seconds from another's leaving to this process's end, if it does 
 
 @contextlib.contextmanager
 def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
-    """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be continued.
+    """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be
+    continued.
 
-    So do SIGHUP, which a terminal sends that is closed, and the first Ctrl-C; the second ends a g2d command at once,
-    and in a program of the user's own it is KeyboardInterrupt. Signals are heard in the main thread; a handler for
-    Ctrl-C that is not Python's own stays.
-    A peer that gives no sign of life for peer_timeout seconds is lost; when no process has got any further for
-    hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names the host. An error
-    that leaves the block ends the others within seconds.
+    So do SIGHUP, which a terminal sends that is closed, and the first Ctrl-C; the second ends a g2d
+    command at once, and in a program of the user's own it is KeyboardInterrupt. Signals are heard
+    in the main thread; a handler for Ctrl-C that is not Python's own stays. A peer that gives no
+    sign of life for peer_timeout seconds is lost; when no process has got any further for
+    hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names
+    the host. An error that leaves the block ends the others within seconds.
     """
     processes.state.run += 1
     processes.state.gathers = 0
     processes.state.meetings.clear()
     processes.check_interrupted()
     try:
-        with _signals() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
+        with (
+            _signals()
+            if threading.current_thread() is threading.main_thread()
+            else contextlib.nullcontext()
+        ):
             if processes.count() == 1:
                 yield
                 return
-            processes.meet_before_programs()  # of those, too, that were joined by a program of the user's own
+            # of those, too, that were joined by a program of the user's own
+            processes.meet_before_programs()
             watcher = _Watcher(peer_timeout, hang_timeout)
             calls = (_PAUSE, watcher.give_and_take), (_PAUSE, watcher.judge)
             with repeating(*calls, patience=5 * _PAUSE), _leaving_together(watcher):
@@ -67,13 +73,15 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Hear SIGTERM, SIGHUP and Ctrl-C, the latter also while the main thread is inside foreign code: a program that
-    compiles, say, where Python's own handlers wait for its end."""
+    """Hear SIGTERM, SIGHUP and Ctrl-C, the latter also while the main thread is inside foreign
+    code: a program that compiles, say, where Python's own handlers wait for its end."""
     state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
     command = interrupt is processes.on_interrupt  # of the g2d command, whose process may be ended
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.hearing_stops())
-        if command or interrupt is signal.default_int_handler:  # else ignored, in the background; or a user's
+        if (
+            command or interrupt is signal.default_int_handler
+        ):  # else ignored, in the background; or a user's
             stack.enter_context(_listening(command))
             state.savable = True
             signal.signal(signal.SIGINT, processes.on_interrupt)
@@ -87,7 +95,8 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(command: bool) -> Iterator[None]:
-    """Run a thread that reads the numbers of signals, which the interpreter writes into a socket as they come."""
+    """Run a thread that reads the numbers of signals, which the interpreter writes into a socket as
+    they come."""
     ears, mouth = socket.socketpair()
     mouth.setblocking(False)
     thread = threading.Thread(target=_listen, args=(ears, command), name="g2d-signals", daemon=True)
@@ -155,9 +164,11 @@ def _outlast(seconds: float) -> None:
 
 
 class _Watcher:
-    """Watches from two threads: one gives signs of life and looks for those of the others, one ends this process.
+    """Watches from two threads: one gives signs of life and looks for those of the others, one ends
+    this process.
 
-    The first may wait for ever, for the store of a leader whose host is gone. leaving: this process ends by itself now.
+    The first may wait for ever, for the store of a leader whose host is gone. leaving: this process
+    ends by itself now.
     """
 
     def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
@@ -174,15 +185,19 @@ class _Watcher:
         processes.state.left.clear()
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others of the error that ends this process, once all of them have given a sign of life.
+        """Tell the others of the error that ends this process, once all of them have given a sign
+        of life.
 
-        Where one is gone, collectives fail before it is lost: then this process is ended with a message that names it.
+        Where one is gone, collectives fail before it is lost: then this process is ended with a
+        message that names it.
         """
         waited_for = {*range(processes.count())} - {processes.index()}
         before = [*self._signs_of]
         while waited_for := waited_for - processes.state.left.keys():
             # The first sign that is found now may be older than the error; another one is not.
-            waited_for = {number for number in waited_for if self._signs_of[number] < before[number] + 2}
+            waited_for = {
+                number for number in waited_for if self._signs_of[number] < before[number] + 2
+            }
             time.sleep(_PAUSE / 10)
         self._own_error = (processes.described(error), processes.status_of(error))
         with contextlib.suppress(Exception):
@@ -194,7 +209,9 @@ class _Watcher:
         try:
             self._beat()
             self._look()
-        except Exception as error:  # the store is gone, and so is its leader; JAX may end this process any moment
+        except (
+            Exception
+        ) as error:  # the store is gone, and so is its leader; JAX may end this process any moment
             if not self._said_silence:
                 self._said_silence = True
                 silent = f"{self._peer(0)}, which coordinates, does not answer, it is lost"
@@ -202,10 +219,14 @@ class _Watcher:
 
     def _beat(self) -> None:
         state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
-        met = state.gathers + state.met  # of those that wait for one another, who met least often is waited for
+        met = (
+            state.gathers + state.met
+        )  # of those that wait for one another, who met least often is waited for
         progress = {"place": state.place, "met": met, "marks": state.marks, "cause": state.cause}
         sign = json.dumps({**here, **progress, "error": self._own_error})
-        processes.store().key_value_set(f"{self._prefix}{processes.index()}", sign, allow_overwrite=True)
+        processes.store().key_value_set(
+            f"{self._prefix}{processes.index()}", sign, allow_overwrite=True
+        )
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -228,25 +249,34 @@ class _Watcher:
         if self.leaving:
             return
         if now - self._answered > self._peer_timeout:
-            self._end(f"{self._peer(0)} did not answer for {now - self._answered:.0f} s: it is lost")
+            self._end(
+                f"{self._peer(0)} did not answer for {now - self._answered:.0f} s: it is lost"
+            )
         for number, heard in enumerate(self._heard):
             if number != processes.index() and self._answered - heard > self._peer_timeout:
-                self._end(f"{self._peer(number)} was not heard of for {now - heard:.0f} s: it is lost")
+                self._end(
+                    f"{self._peer(number)} was not heard of for {now - heard:.0f} s: it is lost"
+                )
         if left := list(processes.state.left.values()):
             self._left_at = self._left_at or now
             if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
-                self._end(f"{left[0][0]}; it has left, so this process ends too", min(status for _, status in left))
+                self._end(
+                    f"{left[0][0]}; it has left, so this process ends too",
+                    min(status for _, status in left),
+                )
         if now - self._moved > self._hang_timeout:
             last = min(range(processes.count()), key=lambda number: self._signs[number]["met"])
             everyone = ", ".join(map(self._peer, range(processes.count())))
             faulthandler.dump_traceback()  # where this process's threads are
             self._end(
-                f"no process got on for {now - self._moved:.0f} s; the others wait for {self._peer(last)}. "
+                f"no process got on for {now - self._moved:.0f} s; the others wait for "
+                f"{self._peer(last)}. "
                 f"Last heard of: {everyone}"
             )
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
-        """End this process at once: its main thread may be inside a collective that never returns."""
+        """End this process at once: its main thread may be inside a collective that never
+        returns."""
         again = f"; {processes.AGAIN}" if status == processes.RESTART else ""
         processes.say(f"{processes.name()}: {message}{again}")
         _outlast(3 * _PAUSE)

@@ -4,15 +4,16 @@
                  .lock is gone, the folder having been deleted or moved, ends
     gs           a lease: FOLDER/.lock/000001.json, 000002.json …, of which the highest number owns
 
-The lease is by hand: fsspec has no lock, and libraries of leases want a database. A lock object is made by a
-conditional create, which the store grants to one process only, and is never deleted, so no number is given twice. The
-owner rewrites its own object with a growing beat, and with "released" when it is through. The next number may be made
-when the highest is released, or when its content has stood still for LEASE seconds of watching; no clocks of two
-machines are compared. An owner that has not been able to beat for three quarters of that time ends its process, and so
+The lease is by hand: fsspec has no lock, and libraries of leases want a database. A lock object is
+made by a conditional create, which the store grants to one process only, and is never deleted, so
+no number is given twice. The owner rewrites its own object with a growing beat, and with "released"
+when it is through. The next number may be made when the highest is released, or when its content
+has stood still for LEASE seconds of watching; no clocks of two machines are compared. An owner that
+has not been able to beat for three quarters of that time ends its process, and so
 does one that finds a higher number: from then on another may write.
 
-What a lease cannot do: a process that is frozen as a whole (SIGSTOP, a paused virtual machine) for longer than LEASE
-may, when it wakes, send what it was just about to write before it notices.
+What a lease cannot do: a process that is frozen as a whole (SIGSTOP, a paused virtual machine) for
+longer than LEASE may, when it wakes, send what it was just about to write before it notices.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from g2d_jax.runtime.processes import RESTART, check_stop, say
 from g2d_jax.runtime.threads import repeating
 
 LOCK = ".lock"
-BEAT = 20.0  # seconds between two rewrites of an owner's object; all that use a folder need the same
+BEAT = (
+    20.0  # seconds between two rewrites of an owner's object; all that use a folder need the same
+)
 LEASE = 60.0  # seconds without a change after which an owner counts as dead; the same
 PATIENCE = 120.0  # seconds of waiting for a file server to lift the lock of another host
 GONE = "was deleted or moved while this process worked in it: nothing more is written"
@@ -48,16 +51,18 @@ _NUMBER = re.compile(r"(\d{6,})\.json")
 _KEPT = 0.75  # of the lease: how long an owner goes on without a beat
 
 _seen: dict[str, tuple[int, bytes, float]] = {}
-"""The highest number of a folder, its content, and the own clock when it was first seen so: kept between calls."""
+"""The highest number of a folder, its content, and the own clock when it was first seen so: kept
+between calls."""
 
 
 @contextmanager
 def locked(workdir: epath.Path) -> Iterator[None]:
     """Keep a work directory to this process. Raises ValueError when another one runs in it.
 
-    On an object store a lock that was not released is watched for up to LEASE seconds, and taken over when its owner
-    is dead. On local disk that of another host is watched for PATIENCE seconds: a file server may hold the lock of a
-    dead one for its grace time. Raises ValueError also for a store that cannot create conditionally.
+    On an object store a lock that was not released is watched for up to LEASE seconds, and taken
+    over when its owner is dead. On local disk that of another host is watched for PATIENCE seconds:
+    a file server may hold the lock of a dead one for its grace time. Raises ValueError also for a
+    store that cannot create conditionally.
     """
     local, began, first = storage.is_local(workdir), time.monotonic(), None
     patience = PATIENCE if local else LEASE
@@ -75,7 +80,10 @@ def locked(workdir: epath.Path) -> Iterator[None]:
             lives = sight != (first or sight)
         owner = f"is locked by {_owner(sight[1])}"
         if lives:
-            raise ValueError(f"{workdir} is in use by another process: it {owner}. Wait, or choose another --workdir")
+            raise ValueError(
+                f"{workdir} is in use by another process: it {owner}. Wait, or choose another "
+                "--workdir"
+            )
         if first is None:
             first = sight
             say(f"{workdir} {owner}: waiting up to {patience:.0f} s to see whether it lives")
@@ -84,7 +92,8 @@ def locked(workdir: epath.Path) -> Iterator[None]:
 
 @contextmanager
 def awaited(folder: epath.Path) -> Iterator[None]:
-    """Keep a folder to this process for a moment, however many others want it: each waits until it is free.
+    """Keep a folder to this process for a moment, however many others want it: each waits until it
+    is free.
 
     Raises Preempted if this process is told to stop before it has it, and as `try_lock` does.
     """
@@ -99,10 +108,11 @@ def awaited(folder: epath.Path) -> Iterator[None]:
 
 @contextmanager
 def try_lock(folder: epath.Path) -> Iterator[bool]:
-    """Take the lock of a folder, which is made if it is not there; False, at once, if another process has it.
+    """Take the lock of a folder, which is made if it is not there; False, at once, if another
+    process has it.
 
-    On an object store a dead owner's lock is had by calling again until LEASE seconds have passed without a change.
-    Raises as `locked` does.
+    On an object store a dead owner's lock is had by calling again until LEASE seconds have passed
+    without a change. Raises as `locked` does.
     """
     with storage.naming("lock", folder):
         lock = _Local.take(folder) if storage.is_local(folder) else _Lease.take(folder)
@@ -119,8 +129,8 @@ def try_lock(folder: epath.Path) -> Iterator[bool]:
 def holder(folder: epath.Path) -> str:
     """Name the process that works in a folder now, "" for none; nothing is taken or written.
 
-    On an object store an owner that has not renewed its lock for LEASE seconds, by the store's clock and this
-    machine's, counts as dead: good enough to show, not to take its place.
+    On an object store an owner that has not renewed its lock for LEASE seconds, by the store's
+    clock and this machine's, counts as dead: good enough to show, not to take its place.
     """
     if storage.is_local(folder):
         return _local_holder(folder)
@@ -136,7 +146,8 @@ def holder(folder: epath.Path) -> str:
 
 
 def holder_here(folder: epath.Path) -> int | None:
-    """Return the number of the process of this machine that works in a folder now, None if there is none."""
+    """Return the number of the process of this machine that works in a folder now, None if there is
+    none."""
     if not storage.is_local(folder) or not _local_holder(folder):
         return None
     with contextlib.suppress(OSError, TypeError, ValueError):
@@ -191,7 +202,10 @@ class _Local:
             lock.acquire(blocking=False)
         except filelock.Timeout:
             return None
-        with contextlib.suppress(OSError), open(folder / LOCK, "w") as file:  # a full disk: it holds without a name
+        with (
+            contextlib.suppress(OSError),
+            open(folder / LOCK, "w") as file,
+        ):  # a full disk: it holds without a name
             json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
         return cls(folder, lock)
 
@@ -233,7 +247,8 @@ class _Lease:
 
     @classmethod
     def take(cls, folder: epath.Path) -> _Lease | None:
-        """Make the next number, if it may be had. Raises ValueError for a store that cannot create conditionally."""
+        """Make the next number, if it may be had. Raises ValueError for a store that cannot create
+        conditionally."""
         storage.check_driver(folder)
         files, root = fsspec.core.url_to_fs(f"{os.fspath(folder)}/{LOCK}")
         key, now = os.fspath(folder), time.monotonic()
@@ -245,7 +260,10 @@ class _Lease:
                 return None
             if now - since < LEASE:
                 return None
-            say(f"{folder}: {_owner(content)} gave no sign of life for {LEASE:.0f} s, its lock is taken over")
+            say(
+                f"{folder}: {_owner(content)} gave no sign of life for {LEASE:.0f} s, its lock "
+                "is taken over"
+            )
         lease = cls(folder, files, root, number + 1)
         if not lease._create():
             _seen[key] = (*_highest(files, root), now)
@@ -263,21 +281,27 @@ class _Lease:
         return json.dumps({**fields, **owner}, sort_keys=True).encode("ascii")
 
     def _create(self) -> bool:
-        """Make the object; False if another was first. Raises ValueError if the store cannot do it."""
+        """Make the object; False if another was first. Raises ValueError if the store cannot do
+        it."""
         content = self._content("held")
-        if not self._create_alone(content) and _fields(self._files.cat_file(self._path)).get("token") != self._token:
+        if (
+            not self._create_alone(content)
+            and _fields(self._files.cat_file(self._path)).get("token") != self._token
+        ):
             return False  # else its answer was lost, and the driver tried again
         if self._create_alone(content):  # it is there: a store that heeds the condition refuses
             self._files.pipe_file(self._path, self._content("released"))
             raise ValueError(
-                f"{self._folder}: this object store overwrites where it was asked to create only, so a work "
+                f"{self._folder}: this object store overwrites where it was asked to create "
+                "only, so a work "
                 "directory cannot be locked there; use Google Cloud Storage, or a file system"
             )
         self._last = time.monotonic()
         return True
 
     def _create_alone(self, content: bytes) -> bool:
-        """Make the object if it is not there. Of several processes at once the store lets one through."""
+        """Make the object if it is not there. Of several processes at once the store lets one
+        through."""
         try:
             self._files.pipe_file(self._path, content, mode="create")
         except FileExistsError:
@@ -303,11 +327,14 @@ class _Lease:
 
     def _end(self, why: str, status: int) -> NoReturn:
         """End this process at once: any of its threads may be about to write."""
-        say(f"the lock of {self._folder} is lost: {why}. Nothing more is written; this process ends")
+        say(
+            f"the lock of {self._folder} is lost: {why}. Nothing more is written; this process ends"
+        )
         os._exit(status)
 
     def release(self) -> None:
-        """Let others in. If the store cannot be written now, they come in when the lease is over."""
+        """Let others in. If the store cannot be written now, they come in when the lease is
+        over."""
         with contextlib.suppress(Exception):
             self._files.pipe_file(self._path, self._content("released"))
 
@@ -318,14 +345,17 @@ def _highest(files: Any, root: str) -> tuple[int, bytes]:
         names = files.ls(root, detail=False)
     except FileNotFoundError:
         return 0, b""
-    numbers = [int(match[1]) for name in names if (match := _NUMBER.fullmatch(name.rpartition("/")[2]))]
+    numbers = [
+        int(match[1]) for name in names if (match := _NUMBER.fullmatch(name.rpartition("/")[2]))
+    ]
     if numbers:
         return max(numbers), bytes(files.cat_file(f"{root}/{max(numbers):06d}.json"))
     return 0, b""
 
 
 def _fields(content: bytes) -> dict[str, Any]:
-    """Parse a lock object; {} for one that is damaged, which then counts as held by someone unknown."""
+    """Parse a lock object; {} for one that is damaged, which then counts as held by someone
+    unknown."""
     try:
         fields = json.loads(content)
     except ValueError:

@@ -1,7 +1,8 @@
-"""The memory that a process and its children take, and what there is of it: of the host, not of accelerators.
+"""The memory that a process and its children take, and what there is of it: of the host, not of
+accelerators.
 
-Running figures are read from /proc. Where there is none (macOS) a peak is the system's own, of the process's whole life
-and of the largest child that has ended.
+Running figures are read from /proc. Where there is none (macOS) a peak is the system's own, of the
+process's whole life and of the largest child that has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from g2d_jax.runtime.threads import repeating
 
 GIB = 1 << 30
 PAUSE = 1.0
-"""Seconds between two looks at the children of a process, at least: what one of them held for less may be missed."""
+"""Seconds between two looks at the children of a process, at least: what one of them held for less
+may be missed."""
 
 _LOOKING = 0.01
 """The share of the time that looking may take: the kernel counts the pages of all children."""
@@ -34,15 +36,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Peak:
     """The most memory at a time since it was made: of this process, and of its children together.
 
-    The sum of both maxima, which need not have come at one time. One at a time: making one begins the kernel's own
-    account of this process anew, where that may be.
+    The sum of both maxima, which need not have come at one time. One at a time: making one begins
+    the kernel's own account of this process anew, where that may be.
     """
 
     def __init__(self) -> None:
         self._children = 0
         self._next_look = 0.0
         with contextlib.suppress(OSError):
-            (_PROC / "self" / "clear_refs").write_text("5")  # the mark of the most resident memory, and no page's
+            (_PROC / "self" / "clear_refs").write_text(
+                "5"
+            )  # the mark of the most resident memory, and no page's
 
     def look(self) -> None:
         """Look at the children."""
@@ -52,7 +56,8 @@ class Peak:
         self._next_look = ended + (ended - began) / _LOOKING
 
     def look_if_due(self) -> None:
-        """Look at the children unless the last look took so long that it is too early for another."""
+        """Look at the children unless the last look took so long that it is too early for
+        another."""
         if time.monotonic() >= self._next_look:
             self.look()
 
@@ -77,14 +82,16 @@ def measured() -> Iterator[Peak]:
 
 
 def give_back() -> None:
-    """Give the system the memory that was freed and that the C library keeps for later: after a stage on CPUs some GiB,
-    which the next one, with arrays of other sizes, would not use. Nothing where the library has no such call."""
+    """Give the system the memory that was freed and that the C library keeps for later: after a
+    stage on CPUs some GiB, which the next one, with arrays of other sizes, would not use. Nothing
+    where the library has no such call."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def held(pid: int) -> int | None:
-    """Return the bytes that a process of this machine and its children hold now, None where that cannot be read."""
+    """Return the bytes that a process of this machine and its children hold now, None where that
+    cannot be read."""
     own = _status(pid).get("VmRSS")
     if own is None:
         return None
@@ -92,7 +99,8 @@ def held(pid: int) -> int | None:
 
 
 def limit() -> int | None:
-    """Return the bytes that this process may use at most: the machine's, or its control group's if these are fewer."""
+    """Return the bytes that this process may use at most: the machine's, or its control group's if
+    these are fewer."""
     limits = []
     with contextlib.suppress(ValueError, OSError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * _PAGE)
@@ -104,7 +112,8 @@ def limit() -> int | None:
 
 
 def _group_limits(controllers: str, path: str) -> Iterator[int]:
-    """Yield the limits of a control group and those around it. controllers: "" in version 2, "memory" in version 1."""
+    """Yield the limits of a control group and those around it. controllers: "" in version 2,
+    "memory" in version 1."""
     if controllers not in ("", "memory"):
         return
     root, file = _CGROUPS, "memory.max"
@@ -119,12 +128,15 @@ def _group_limits(controllers: str, path: str) -> Iterator[int]:
 
 
 def _children_bytes(pid: int) -> int:
-    """Return the bytes of all processes below one. What several share, a worker and its forks say, counts once."""
+    """Return the bytes of all processes below one. What several share, a worker and its forks say,
+    counts once."""
     total = 0
     for child in _below(pid):
         try:
             text = (_PROC / str(child) / "smaps_rollup").read_text()
-            total += next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
+            total += next(
+                int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:")
+            )
         except (OSError, StopIteration):  # ended meanwhile, another user's, or an old kernel
             total += _status(child).get("VmRSS", 0)
     return total

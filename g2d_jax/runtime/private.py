@@ -1,6 +1,8 @@
-"""Names that other libraries do not promise and that have no public equal, all of them; see tests/test_private.py.
+"""Names that other libraries do not promise and that have no public equal, all of them; see
+tests/test_private.py.
 
-JAX has one store for what processes tell each other, and lets nobody at it in public; Orbax reaches it in this way too.
+JAX has one store for what processes tell each other, and lets nobody at it in public; Orbax reaches
+it in this way too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any
 
 
 def coordination() -> Any:
-    """Return JAX's record of the processes: num_processes, process_id, and client, the key-value store that they share.
+    """Return JAX's record of the processes: num_processes, process_id, and client, the key-value
+    store that they share.
 
     client is None for one process.
     """
@@ -23,10 +26,12 @@ def coordination() -> Any:
 
 @functools.cache
 def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]], None]) -> None:
-    """Have call(name, processes) made before each execution of a program over devices of several processes.
+    """Have call(name, processes) made before each execution of a program over devices of several
+    processes.
 
-    name: the program's. processes: whose devices it runs on, sorted. That is for programs of a platform, such as "cpu",
-    that are compiled from now on, in the thread that executes them. Calling it again with the same changes nothing.
+    name: the program's. processes: whose devices it runs on, sorted. That is for programs of a
+    platform, such as "cpu", that are compiled from now on, in the thread that executes them.
+    Calling it again with the same changes nothing.
     """
     from jax._src.interpreters import pxla
 
@@ -38,7 +43,9 @@ def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]],
         if len(processes) == 1 or executable.backend.platform != platform:
             return execute
 
-        def after_call(*arguments: Any) -> Any:  # a function: JAX's dispatch in C++, which knows it not, stays away
+        def after_call(
+            *arguments: Any,
+        ) -> Any:  # a function: JAX's dispatch in C++, which knows it not, stays away
             call(name, processes)
             return execute(*arguments)
 
@@ -49,10 +56,12 @@ def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]],
 
 @contextlib.contextmanager
 def programs_kept_by(wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Have JAX keep compiled programs by wrap(its own cache) in this block, within others of this too.
+    """Have JAX keep compiled programs by wrap(its own cache) in this block, within others of this
+    too.
 
-    JAX makes a cache when it compiles for the first time, and after compilation_cache.reset_cache(), which is the
-    caller's to call. Both have get(key), which returns bytes or None, put(key, bytes), and _path, the folder.
+    JAX makes a cache when it compiles for the first time, and after
+    compilation_cache.reset_cache(), which is the caller's to call. Both have get(key), which
+    returns bytes or None, put(key, bytes), and _path, the folder.
     """
     from jax._src import compilation_cache, lru_cache
 

@@ -1,22 +1,24 @@
 """Several processes that run one program: joining, agreement, being told to stop, and leaving.
 
-All processes make the same calls in the same order; arrays are spread over the devices of all of them. What a process
-finds out for itself (is this file there? how late is it?) may differ from one to the next, so the leader decides and
-the others are told: `on_leader`. Files that all of them read are written by the leader, inside `on_leader`. Parts in
-which each works for itself, sampling for instance, are wrapped in `barrier`: there the error of one, or the wish to
-stop, reaches all.
+All processes make the same calls in the same order; arrays are spread over the devices of all of
+them. What a process finds out for itself (is this file there? how late is it?) may differ from one
+to the next, so the leader decides and
+the others are told: `on_leader`. Files that all of them read are written by the leader, inside
+`on_leader`. Parts in which each works for itself, sampling for instance, are wrapped in `barrier`:
+there the error of one, or the wish to stop, reaches all.
 
     initialise ─► watched ─► on_leader, barrier, gather … ─► the end, of all at once
 
 One process is the special case in which nothing is sent.
 
-What no library does: JAX's collectives (multihost_utils) need all devices, and nobody can stop waiting for them, so
-messages go through the key-value store of JAX's coordination service. JAX's preemption service, which Orbax asks too,
-agrees on a training step only, of several processes only, after SIGTERM only: a run stops as well while it samples,
-scores or waits for a lock, alone as well, and after Ctrl-C.
+What no library does: JAX's collectives (multihost_utils) need all devices, and nobody can stop
+waiting for them, so messages go through the key-value store of JAX's coordination service. JAX's
+preemption service, which Orbax asks too, agrees on a training step only, of several processes only,
+after SIGTERM only: a run stops as well while it samples, scores or waits for a lock, alone as well,
+and after Ctrl-C.
 
-Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or SIGHUP, or when another process is
-lost, and INTERRUPTED after Ctrl-C: then the same command continues.
+Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or SIGHUP, or when
+another process is lost, and INTERRUPTED after Ctrl-C: then the same command continues.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ SIGTERM, SIGHUP, CTRL_C = "SIGTERM", "SIGHUP", "Ctrl-C"
 
 _CAUSES = ("", SIGHUP, SIGTERM, CTRL_C)
 
-_STOPS = {getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)}  # not all are everywhere
+_STOPS = {
+    getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)
+}  # not all are everywhere
 
 PREFIX = "g2d"
 """The first part of all keys in the store."""
@@ -99,9 +103,11 @@ class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
     meetings: calls of `meet`, by what for; met: of all of them, those that are over.
-    run: times that it was watched. joining: waiting for the others to come. cause: what told the run to stop where it
-    can be continued, `asked` on the monotonic clock; "" if nothing has. hearing: SIGTERM and SIGHUP ask for that.
-    savable: Ctrl-C asks for it too. interrupted: Ctrl-C was pressed here. Signal handlers set cause, asked and
+    run: times that it was watched. joining: waiting for the others to come. cause: what told the
+    run to stop where it can be continued, `asked` on the monotonic clock; "" if nothing has.
+    hearing: SIGTERM and SIGHUP ask for that.
+    savable: Ctrl-C asks for it too. interrupted: Ctrl-C was pressed here. Signal handlers set
+    cause, asked and
     interrupted: plain values, for a lock may be held where they are called.
     left: the processes that left with an error, with its description and exit status.
     """
@@ -156,21 +162,27 @@ def name() -> str:
 
 
 def say(message: str) -> None:
-    """Print a line about this process to standard error, as `terminal.shown`; further ones are indented: text from
-    elsewhere that has them cannot pass for a message of its own."""
-    print("g2d: " + re.sub(r"\n(?=\S)", "\n  ", terminal.shown(message)), file=sys.stderr, flush=True)
+    """Print a line about this process to standard error, as `terminal.shown`; further ones are
+    indented: text from elsewhere that has them cannot pass for a message of its own."""
+    print(
+        "g2d: " + re.sub(r"\n(?=\S)", "\n  ", terminal.shown(message)), file=sys.stderr, flush=True
+    )
 
 
 # Joining
 
 
-def initialise(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Join the other processes of the run, if there are any. Call it before anything touches a device.
+def initialise(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Join the other processes of the run, if there are any. Call it before anything touches a
+    device.
 
-    From, in this order: the arguments, coordinator being HOST:PORT of process 0; JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID; what JAX detects itself (Cloud TPU, Slurm, Open MPI, Kubernetes). Without any
-    of these, and when joined already, it joins none. Raises ValueError for half of an address, and when the others
-    cannot be joined; Unreachable when they did not all come in time.
+    From, in this order: the arguments, coordinator being HOST:PORT of process 0;
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; what JAX detects itself (Cloud
+    TPU, Slurm, Open MPI, Kubernetes). Without any of these, and when joined already, it joins none.
+    Raises ValueError for half of an address, and when the others cannot be joined; Unreachable when
+    they did not all come in time.
     """
     if store() is not None:
         meet_before_programs()
@@ -185,11 +197,20 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
         if _in_cluster():
             _join(None, None, None)
         return
-    if address is None or total is None or mine is None or not 0 <= mine < total or ":" not in address:
+    if (
+        address is None
+        or total is None
+        or mine is None
+        or not 0 <= mine < total
+        or ":" not in address
+    ):
         raise ValueError(
-            f"process {mine} of {total} at {address!r}: several processes need all three, ids go from 0 to the number "
-            "of processes less 1, and the coordinator is HOST:PORT. Give --coordinator, --num-processes and "
-            "--process-id, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; for one process, none"
+            f"process {mine} of {total} at {address!r}: several processes need all three, ids go "
+            "from 0 to the number "
+            "of processes less 1, and the coordinator is HOST:PORT. Give --coordinator, "
+            "--num-processes and "
+            "--process-id, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; for "
+            "one process, none"
         )
     if total > 1:
         _join(address, total, mine)
@@ -205,21 +226,27 @@ def _integer(variable: str) -> int | None:
 
 
 def _in_cluster() -> bool:
-    """Return whether a scheduler that JAX knows started this process beside others. Call it with JAX imported."""
+    """Return whether a scheduler that JAX knows started this process beside others. Call it with
+    JAX imported."""
     env = os.environ.keys()
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
     if os.environ.get("SLURM_NTASKS") == "1":  # a single task sees all its devices as it is
         return False
     if tasks != "1" and "OMPI_MCA_orte_hnp_uri" not in env:
         raise ValueError(
-            f"{tasks} tasks of an MPI that JAX does not know (Open MPI 5): give --coordinator HOST:PORT, "
+            f"{tasks} tasks of an MPI that JAX does not know (Open MPI 5): give --coordinator "
+            "HOST:PORT, "
             "--num-processes $OMPI_COMM_WORLD_SIZE and --process-id $OMPI_COMM_WORLD_RANK"
         )
     return (
         tasks != "1"
-        or {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"} <= env
+        or {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"}
+        <= env
         # Else a pod of its own, or a notebook; JAX asks Kubernetes by its package.
-        or ({"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env and find_spec("kubernetes") is not None)
+        or (
+            {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env
+            and find_spec("kubernetes") is not None
+        )
         or flags.in_tpu_cluster()
     )
 
@@ -228,10 +255,16 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     """Join with all three, or with None have JAX find them."""
     import jax
 
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watcher.watched`
+    jax.config.update(
+        "jax_enable_preemption_service", False
+    )  # SIGTERM is ours, see `watcher.watched`
     flags.spare_threads()
     flags.order_collectives()
-    place = f"process {mine} of {total} with the coordinator {address}" if address else "the cluster's environment"
+    place = (
+        f"process {mine} of {total} with the coordinator {address}"
+        if address
+        else "the cluster's environment"
+    )
     try:
         _in_thread(
             lambda: jax.distributed.initialize(
@@ -239,7 +272,8 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
                 total,
                 mine,
                 cluster_detection_method=address and "deactivate",
-                initialization_timeout=2 * JOIN,  # then JAX aborts the process; `_in_thread` is done before
+                initialization_timeout=2
+                * JOIN,  # then JAX aborts the process; `_in_thread` is done before
                 shutdown_timeout_seconds=30,
             ),
             place,
@@ -248,10 +282,14 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
         reason, *_ = [*str(error).splitlines(), type(error).__name__]
         kind: type[Exception] = ValueError
         if isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError)):
-            kind = Unreachable  # nobody answered, or the coordination service says that not all came
+            kind = (
+                Unreachable  # nobody answered, or the coordination service says that not all came
+            )
         raise kind(
-            f"the processes did not find each other ({place}): {reason:.300}. Check that all were started, with the "
-            "same address and count and each with its own id, and that the port is free and reachable"
+            f"the processes did not find each other ({place}): {reason:.300}. Check that all "
+            "were started, with the "
+            "same address and count and each with its own id, and that the port is free and "
+            "reachable"
         ) from error
     meet_before_programs()
 
@@ -259,9 +297,10 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
 def _in_thread(call: Callable[[], None], place: str) -> None:
     """Make a call that waits in foreign code, where Ctrl-C would not be heard.
 
-    Raises what it raises; TimeoutError after JOIN seconds; Preempted LINGER seconds after this process was told to
-    stop, and after the call. Not at once: a process that joins, and then tells the others, ends all within seconds; for
-    one that leaves before, the others wait until JOIN is over.
+    Raises what it raises; TimeoutError after JOIN seconds; Preempted LINGER seconds after this
+    process was told to stop, and after the call. Not at once: a process that joins, and then tells
+    the others, ends all within seconds; for one that leaves before, the others wait until JOIN is
+    over.
     """
     future: Future[None] = Future()
 
@@ -293,7 +332,8 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every process's value, by index, on every process. All call it, in the same order; it waits for the last.
+    """Return every process's value, by index, on every process. All call it, in the same order; it
+    waits for the last.
 
     value: JSON. Raises PeerFailed when another process ends with an error instead.
     """
@@ -304,7 +344,10 @@ def gather(value: Any) -> list[Any]:
     state.gathers += 1
     note_progress(state.place)
     client.key_value_set(f"{PREFIX}/{state.run}/gather/{number}/{index()}", json.dumps(value))
-    values = [json.loads(_wait(f"{PREFIX}/{state.run}/gather/{number}/{peer}", peer)) for peer in range(count())]
+    values = [
+        json.loads(_wait(f"{PREFIX}/{state.run}/gather/{number}/{peer}", peer))
+        for peer in range(count())
+    ]
     if number:  # all have come this far, so all have read the one before
         client.key_value_delete(f"{PREFIX}/{state.run}/gather/{number - 1}/{index()}")
     note_progress(state.place)
@@ -312,15 +355,18 @@ def gather(value: Any) -> list[Any]:
 
 
 def meet_before_programs() -> None:
-    """Have all processes on CPUs come to each program that they execute together before any of them begins it.
+    """Have all processes on CPUs come to each program that they execute together before any of them
+    begins it.
 
-    Gloo, which sends what CPU devices tell each other, gives up after 30 seconds: where a program's devices talk for
-    the first time, and in every reduce-scatter. One process may be minutes behind: it compiles what another finds in
-    its cache (of which only the first process's programs are: JAX's key has a process's own devices in it), or writes
-    to a slow disk. Accelerators wait for each other by themselves.
+    Gloo, which sends what CPU devices tell each other, gives up after 30 seconds: where a program's
+    devices talk for the first time, and in every reduce-scatter. One process may be minutes behind:
+    it compiles what another finds in its cache (of which only the first process's programs are:
+    JAX's key has a process's own devices in it), or writes to a slow disk. Accelerators wait for
+    each other by themselves.
 
-    A CPU device executes each program before the call of it returns: else it begins a shared one after all that it was
-    given before, however long ago the processes met. That is of devices that nothing has touched yet.
+    A CPU device executes each program before the call of it returns: else it begins a shared one
+    after all that it was given before, however long ago the processes met. That is of devices that
+    nothing has touched yet.
     """
     import jax
 
@@ -330,10 +376,12 @@ def meet_before_programs() -> None:
 
 
 def meet(program: str, peers: tuple[int, ...]) -> None:
-    """Wait until all these processes, of which this is one, have made this call as often as this process has.
+    """Wait until all these processes, of which this is one, have made this call as often as this
+    process has.
 
-    program: what they meet for, so that threads that meet for different ones do not meet each other; for each of them
-    one thread at a time. Raises PeerFailed when another process ends with an error instead.
+    program: what they meet for, so that threads that meet for different ones do not meet each
+    other; for each of them one thread at a time. Raises PeerFailed when another process ends with
+    an error instead.
     """
     # One name for the counter and the key, in which "/" would begin another folder.
     group = program
@@ -380,10 +428,11 @@ def _wait(key: str, peer: int, late: str = "") -> str:
 
 
 def on_leader(make: Callable[[], T]) -> T:
-    """Return what the leader makes, on every process: for decisions, and for writing what all of them read.
+    """Return what the leader makes, on every process: for decisions, and for writing what all of
+    them read.
 
-    make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere. Where the leader is told to
-    stop while it waits for something, all raise Preempted.
+    make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere. Where
+    the leader is told to stop while it waits for something, all raise Preempted.
     """
     with barrier() as values:
         if leader():
@@ -395,8 +444,9 @@ def on_leader(make: Callable[[], T]) -> T:
 def barrier() -> Iterator[list[Any]]:
     """Run a block in which every process works for itself: it ends when all are through.
 
-    Yields a list, empty at first: after the block it has, on every process, what all of them put there, by index. JSON.
-    The error of one is raised by all, by the others as PeerFailed. Preempted of one is Preempted of all.
+    Yields a list, empty at first: after the block it has, on every process, what all of them put
+    there, by index. JSON. The error of one is raised by all, by the others as PeerFailed. Preempted
+    of one is Preempted of all.
     """
     values: list[Any] = []
     failure = None
@@ -430,7 +480,8 @@ def described(error: BaseException) -> str:
 
 
 def agreed(what: str, value: Any) -> None:
-    """Raise ValueError on all processes if one has another value than the leader: other files or settings there.
+    """Raise ValueError on all processes if one has another value than the leader: other files or
+    settings there.
 
     value: JSON; of nested objects the fields that differ are named.
     """
@@ -439,7 +490,8 @@ def agreed(what: str, value: Any) -> None:
         if other != values[0][0]:
             listed = "; ".join(itertools.islice(_differing(other, values[0][0], ""), 5))
             raise ValueError(
-                f"{what} differ between processes, there process {peer} on {host} and here process 0 on "
+                f"{what} differ between processes, there process {peer} on {host} and here "
+                "process 0 on "
                 f"{values[0][1]}: {listed}. All hosts need the same files, packages and arguments"
             )
 
@@ -449,7 +501,9 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted({*theirs, *ours}):
             if theirs.get(key) != ours.get(key):
-                yield from _differing(theirs.get(key), ours.get(key), f"{path}.{key}" if path else key)
+                yield from _differing(
+                    theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
+                )
     else:
         yield f"{path or 'it'} is {theirs!r:.100} there and {ours!r:.100} here"
 
@@ -458,7 +512,8 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
 
 
 def ask(cause: str) -> None:
-    """Tell this run to stop where it can be continued. cause: SIGTERM, SIGHUP or CTRL_C, of whichever process."""
+    """Tell this run to stop where it can be continued. cause: SIGTERM, SIGHUP or CTRL_C, of
+    whichever process."""
     if not state.cause:
         state.asked = time.monotonic()
         state.cause = cause
@@ -480,7 +535,9 @@ def hearing_stops() -> Iterator[None]:
     def hear(number: int, frame: Any) -> None:
         ask(_STOPS[signal.Signals(number)])
         for file in terminals:
-            if not _is_terminal(file):  # it was closed: what is written there is an error from now on
+            if not _is_terminal(
+                file
+            ):  # it was closed: what is written there is an error from now on
                 nothing = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nothing, file)
                 os.close(nothing)
@@ -500,7 +557,8 @@ def hearing_stops() -> Iterator[None]:
 
 
 def _hear_no_stops() -> None:
-    """Give a forked process, as of a reward function's own pool, the system's own handling of what its parent hears."""
+    """Give a forked process, as of a reward function's own pool, the system's own handling of what
+    its parent hears."""
     if not state.hearing:
         return
     state.hearing = False
@@ -521,7 +579,8 @@ def _is_terminal(file: int) -> bool:
 
 
 def check_stop() -> None:
-    """Raise Preempted if this run was told to stop. For blocks where each process works for itself."""
+    """Raise Preempted if this run was told to stop. For blocks where each process works for
+    itself."""
     check_interrupted()
     if state.cause:
         raise Preempted
@@ -533,7 +592,8 @@ def check_stop_together() -> None:
 
 
 def stop_code() -> int:
-    """Return whether this process was told to stop, as a number that programs can carry to all processes."""
+    """Return whether this process was told to stop, as a number that programs can carry to all
+    processes."""
     check_interrupted()
     return _CAUSES.index(state.cause)
 
@@ -547,8 +607,8 @@ def raise_if_stopped(number: int) -> None:
 def on_interrupt(number: int, frame: Any) -> None:
     """Handle Ctrl-C: the first asks a run that can be continued to stop, see `watcher.watched`.
 
-    Another one, and that of other commands, is KeyboardInterrupt, now and, if that is lost in a callback of foreign
-    code, at the next check.
+    Another one, and that of other commands, is KeyboardInterrupt, now and, if that is lost in a
+    callback of foreign code, at the next check.
     """
     first = not state.interrupted
     state.interrupted = True
@@ -570,7 +630,8 @@ def wait_interruptible(future: Future[T]) -> T:
 
 
 def completed_interruptible(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
-    """Yield futures as they are done; raises Preempted if this run is told to stop before all are."""
+    """Yield futures as they are done; raises Preempted if this run is told to stop before all
+    are."""
     left = set(futures)
     while left:
         done, left = wait(left, 0, FIRST_COMPLETED)
@@ -592,15 +653,18 @@ def note_progress(place: str) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the exit status for an error: its `exit_status` if it has one, RESTART where it may be gone next time."""
+    """Return the exit status for an error: its `exit_status` if it has one, RESTART where it may be
+    gone next time."""
     passing = getattr(error, "error_code_string", "") in _PASSING
     return int(getattr(error, "exit_status", RESTART if passing else 1))
 
 
 def leave(status: int) -> int:
-    """End this process at once with an exit status, unless it is alone and nothing is under way; then return it.
+    """End this process at once with an exit status, unless it is alone and nothing is under way;
+    then return it.
 
-    At the ordinary end of the interpreter JAX would wait for the other processes, and requests for their answers.
+    At the ordinary end of the interpreter JAX would wait for the other processes, and requests for
+    their answers.
     """
     if count() > 1 or state.joining or status in (RESTART, INTERRUPTED):
         sys.stdout.flush()

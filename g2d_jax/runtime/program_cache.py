@@ -5,13 +5,15 @@
     cached(setting) ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
     Checked         ─► what it keeps has a digest: an entry that is not what was written is compiled anew, and replaced
 
-A program that is read back gives the bits of the one that was compiled, also on another number of cores: seen on CPU
-with training and scoring. A CPU's programs hold its instructions: there a folder has a part for each kind of processor.
-Starts at the same time may share a folder, on a local disk or an object store: an entry that is cut off, since its
-writer was killed or is not done, is not used.
+A program that is read back gives the bits of the one that was compiled, also on another number of
+cores: seen on CPU with training and scoring. A CPU's programs hold its instructions: there a folder
+has a part for each kind of processor. Starts at the same time may share a folder, on a local disk
+or an object store: an entry that is cut off, since its writer was killed or is not done, is not
+used.
 
-What JAX itself finds of a damaged entry depends on the package it compresses with: zlib has a checksum, zstandard,
-which it takes where it is installed, writes none. XLA loads such a program, which then gives wrong numbers.
+What JAX itself finds of a damaged entry depends on the package it compresses with: zlib has a
+checksum, zstandard, which it takes where it is installed, writes none. XLA loads such a program,
+which then gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ CACHE = "jax_compilation_cache_dir"
 
 
 class Jitted:
-    """A jitted function whose programs may be compiled in another thread before it is called. options: jax.jit's."""
+    """A jitted function whose programs may be compiled in another thread before it is called.
+    options: jax.jit's."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.function = jax.jit(function, **options)
@@ -47,7 +50,8 @@ class Jitted:
         self._ahead: list[Future[Any]] = []
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it, once what is compiled ahead of it is there; what failed there is compiled, and fails, here."""
+        """Call it, once what is compiled ahead of it is there; what failed there is compiled, and
+        fails, here."""
         if self._ahead:
             with compiling.waiting(self._name):
                 wait(self._ahead)
@@ -64,14 +68,18 @@ class Jitted:
 
 
 class CompileAhead:
-    """Threads that compile, first come first served. JAX keeps what they compile for the call itself."""
+    """Threads that compile, first come first served. JAX keeps what they compile for the call
+    itself."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
 
     def compile(self, function: Jitted, program: Callable[[], T]) -> Future[T]:
-        """Run program(), which compiles one of a function's, in a thread. It may wait for those that came before."""
-        if self._threads is None:  # XLA uses several threads itself; on a CPU the devices want the cores too
+        """Run program(), which compiles one of a function's, in a thread. It may wait for those
+        that came before."""
+        if (
+            self._threads is None
+        ):  # XLA uses several threads itself; on a CPU the devices want the cores too
             count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
             self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
         future = self._threads.submit(program)
@@ -79,14 +87,16 @@ class CompileAhead:
         return future
 
     def close(self) -> None:
-        """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be stopped."""
+        """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be
+        stopped."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None
 
 
 class Programs:
-    """The jitted programs of a run, or of the points of a study: what is made from equal settings is compiled once.
+    """The jitted programs of a run, or of the points of a study: what is made from equal settings
+    is compiled once.
 
     Of each kind the newest few stay, since programs lie in the devices' memory.
     """
@@ -97,19 +107,24 @@ class Programs:
         self._entries: dict[Callable[..., Any], list[tuple[Any, Any]]] = {}
 
     def get_or_make(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
-        """Give make(*settings, **named): one that it made lately, if of equal settings, else a new one."""
+        """Give make(*settings, **named): one that it made lately, if of equal settings, else a new
+        one."""
         entries = self._entries.setdefault(make, [])
         entry = next((entry for entry in entries if entry[0] == (settings, named)), None)
         if entry is None:
             entry = (settings, named), make(*settings, **named)
-        self._entries[make] = [entry, *(other for other in entries if other is not entry)][: self.MOST]
+        self._entries[make] = [entry, *(other for other in entries if other is not entry)][
+            : self.MOST
+        ]
         return entry[1]  # type: ignore[no-any-return]
 
 
 class Checked:
-    """A cache of JAX's whose entries begin with a digest of their key and content; a damaged one is a miss.
+    """A cache of JAX's whose entries begin with a digest of their key and content; a damaged one is
+    a miss.
 
-    Its keys are its own: entries without a digest, of an earlier version or of other programs, are misses that stay.
+    Its keys are its own: entries without a digest, of an earlier version or of other programs, are
+    misses that stay.
     """
 
     def __init__(self, kept: Any) -> None:
@@ -117,12 +132,15 @@ class Checked:
         self._damaged: set[str] = set()
 
     def get(self, key: str) -> bytes | None:
-        """Return what was put there; None if that is nothing, or is damaged, which is warned of once."""
+        """Return what was put there; None if that is nothing, or is damaged, which is warned of
+        once."""
         content, damaged = self._read(key)
         if damaged and key not in self._damaged:
             self._damaged.add(key)
             warnings.warn(
-                f"the compiled program {key} in {self._path} is damaged or cut off: it is compiled anew", stacklevel=2
+                f"the compiled program {key} in {self._path} is damaged or cut off: it is "
+                "compiled anew",
+                stacklevel=2,
             )
         return content
 
@@ -151,7 +169,8 @@ def _own(key: str) -> str:
 
 
 def _digest(key: str, content: bytes) -> bytes:
-    """Return the digest of an entry, of its key too: one that was copied over another is damaged."""
+    """Return the digest of an entry, of its key too: one that was copied over another is
+    damaged."""
     return hashlib.sha256(key.encode() + b"\0" + content).digest()
 
 
@@ -159,11 +178,12 @@ def _digest(key: str, content: bytes) -> bytes:
 def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[None]:
     """Keep the programs compiled in this block, and take those kept before. Touches the devices.
 
-    setting: compute.compilation_cache, a folder; "": none; None: JAX's own setting if there is one (the environment's
-    JAX_COMPILATION_CACHE_DIR), else g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache. Of several processes only the
-    first writes, and GPUs agree on kernels while all compile, which one would not that need not: they need a folder
-    that all of them see, and have `shared`, or none.
-    Raises OSError for a folder that was asked for and cannot be made; for the user's own it warns.
+    setting: compute.compilation_cache, a folder; "": none; None: JAX's own setting if there is one
+    (the environment's JAX_COMPILATION_CACHE_DIR), else g2d_jax/compiled in XDG_CACHE_HOME, or in
+    ~/.cache. Of several processes only the first writes, and GPUs agree on kernels while all
+    compile, which one would not that need not: they need a folder that all of them see, and have
+    `shared`, or none. Raises OSError for a folder that was asked for and cannot be made; for the
+    user's own it warns.
     """
     before = getattr(jax.config, CACHE)
     if setting is None and before:
@@ -181,7 +201,8 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
 
 
 def machine() -> str:
-    """Name the folder's part for this process: the platform, and the kind of processor where programs run on that.
+    """Name the folder's part for this process: the platform, and the kind of processor where
+    programs run on that.
 
     Such as "gpu" or "cpu-1f0c9a42b7d5e683".
     """
@@ -192,12 +213,17 @@ def machine() -> str:
 
 
 def _cpu() -> list[str]:
-    """List the processor's model and instruction sets, as the kernel lists them; elsewhere than on Linux its name."""
+    """List the processor's model and instruction sets, as the kernel lists them; elsewhere than on
+    Linux its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", maxsplit=1)[0].splitlines()
     except OSError:
         return [platform.processor()]
-    return [line for line in lines if line.partition("\t")[0].rstrip() in ("model name", "flags", "Features")]
+    return [
+        line
+        for line in lines
+        if line.partition("\t")[0].rstrip() in ("model name", "flags", "Features")
+    ]
 
 
 def _folder(setting: str | None) -> str | None:
@@ -212,13 +238,15 @@ def _folder(setting: str | None) -> str | None:
         if setting:
             raise
         warnings.warn(
-            f"compiled programs are not kept: {error}; compute.compilation_cache names a folder", stacklevel=2
+            f"compiled programs are not kept: {error}; compute.compilation_cache names a folder",
+            stacklevel=2,
         )
         return None
     return os.fspath(folder)
 
 
 def _use(folder: str | None) -> None:
-    """Let JAX use another folder, or another kind of cache, from now on: what it found before is forgotten."""
+    """Let JAX use another folder, or another kind of cache, from now on: what it found before is
+    forgotten."""
     jax.config.update(CACHE, folder)
     compilation_cache.reset_cache()

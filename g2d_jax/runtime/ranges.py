@@ -1,7 +1,8 @@
-"""Parts of large files, read where they lie: on local disk, or on an object store without a copy of the file.
+"""Parts of large files, read where they lie: on local disk, or on an object store without a copy of
+the file.
 
-`storage.py` has whole files. Nothing is mapped into memory: what a part takes is what the caller asked for. By hand, as
-safetensors' safe_open maps files, and reads none on object stores.
+`storage.py` has whole files. Nothing is mapped into memory: what a part takes is what the caller
+asked for. By hand, as safetensors' safe_open maps files, and reads none on object stores.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def read(path: storage.PathLike, start: int, length: int) -> np.ndarray:
             data = _read_remote(path, start, length)
     if len(data) != length:
         end = start + len(data)
-        raise ValueError(f"{os.fspath(path)} ended at byte {end}, while {length} from {start} on were read")
+        raise ValueError(
+            f"{os.fspath(path)} ended at byte {end}, while {length} from {start} on were read"
+        )
     return data
 
 
@@ -45,8 +48,13 @@ def _read_remote(path: storage.PathLike, start: int, length: int) -> np.ndarray:
     data, read = np.empty(length, np.uint8), 0
     for first in range(0, length, _REQUEST * _TOGETHER):
         begins = range(first, min(first + _REQUEST * _TOGETHER, length), _REQUEST)
-        spans = [start + begin for begin in begins], [start + min(begin + _REQUEST, length) for begin in begins]
-        for begin, part in zip(begins, files.cat_ranges([name] * len(begins), *spans, on_error="raise"), strict=True):
+        spans = (
+            [start + begin for begin in begins],
+            [start + min(begin + _REQUEST, length) for begin in begins],
+        )
+        for begin, part in zip(
+            begins, files.cat_ranges([name] * len(begins), *spans, on_error="raise"), strict=True
+        ):
             data[begin : begin + len(part)] = np.frombuffer(part, np.uint8)
             read += len(part)
     return data[:read]

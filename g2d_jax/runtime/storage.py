@@ -1,15 +1,16 @@
 """Files of a work directory: JSON, manifests and logs, the same on local disk and on object stores.
 
-Paths are strings, `os.PathLike` or `epath.Path`; "gs://…" and "s3://…" go through `etils.epath` and `fsspec`.
-An object store has neither append nor atomic rename, but a whole object appears at once. So:
+Paths are strings, `os.PathLike` or `epath.Path`; "gs://…" and "s3://…" go through `etils.epath` and
+`fsspec`. An object store has neither append nor atomic rename, but a whole object appears at once.
+So:
 
     one file    local: written beside its target, synced, moved over it; elsewhere: one whole-object write
     a stage     finished when its manifest, written last, says so
     a log       numbered segments, a new one for each process start; local: appended; elsewhere: rewritten whole
 
-JSON written here is ASCII with sorted keys. Standard JSON has no NaN: non-finite numbers are written as the strings
-"NaN", "Infinity" and "-Infinity", which Python's `float()` and JavaScript's `Number()` read back.
-Parquet files are in `tables.py`.
+JSON written here is ASCII with sorted keys. Standard JSON has no NaN: non-finite numbers are
+written as the strings "NaN", "Infinity" and "-Infinity", which Python's `float()` and JavaScript's
+`Number()` read back. Parquet files are in `tables.py`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,18 @@ MOST_JSON = 256 << 20
 """Bytes of a JSON file, at most: Python's objects take several times as much."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
-_DRIVERS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages that raise errors of their own
+_DRIVERS = {
+    "aiobotocore",
+    "aiohttp",
+    "botocore",
+    "gcsfs",
+    "google",
+    "s3fs",
+}  # packages that raise errors of their own
 
-for _scheme in _EXTRAS:  # else a listing made once hides what other processes, and Orbax, write later
+for (
+    _scheme
+) in _EXTRAS:  # else a listing made once hides what other processes, and Orbax, write later
     fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
@@ -61,12 +71,15 @@ def is_local(path: PathLike) -> bool:
 
 
 def check_driver(path: PathLike) -> None:
-    """Raise ImportError naming the extra if an object store's driver is missing, ValueError for an unknown store."""
+    """Raise ImportError naming the extra if an object store's driver is missing, ValueError for an
+    unknown store."""
     if is_local(path):
         return
     scheme = os.fspath(path).partition("://")[0]
     if scheme not in _EXTRAS:
-        raise ValueError(f"{os.fspath(path)}: paths are local, gs://BUCKET/… or s3://BUCKET/…, not {scheme}://")
+        raise ValueError(
+            f"{os.fspath(path)}: paths are local, gs://BUCKET/… or s3://BUCKET/…, not {scheme}://"
+        )
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
@@ -75,9 +88,11 @@ def check_driver(path: PathLike) -> None:
 
 @contextlib.contextmanager
 def naming(action: str, path: PathLike) -> Iterator[None]:
-    """Add the path to an OSError (that of a full disk names none); the kind of error stays the same.
+    """Add the path to an OSError (that of a full disk names none); the kind of error stays the
+    same.
 
-    Errors of an object store's driver that are none (no credentials, no connection) become OSErrors.
+    Errors of an object store's driver that are none (no credentials, no connection) become
+    OSErrors.
     """
     try:
         yield
@@ -96,7 +111,9 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         if is_local(path) or not _is_of_a_driver(error):
             raise
         kind = OSError if "Credentials" in type(error).__name__ else StoreUnavailable
-        raise kind(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
+        raise kind(
+            f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}"
+        ) from error
 
 
 def _is_of_a_driver(error: Exception) -> bool:
@@ -105,29 +122,42 @@ def _is_of_a_driver(error: Exception) -> bool:
 
 
 HUB_ANSWERS = {
-    401: "there is no such repository, or it is private: check the name, or log in with `hf auth login`",
+    401: (
+        "there is no such repository, or it is private: check the name, or log in with `hf auth "
+        "login`"
+    ),
     403: "it is gated: accept its licence on its page of the hub and log in with `hf auth login`",
     404: "there is no such repository, revision or file: check the name",
 }
 
 
-def hub_reason(error: BaseException, meanings: Mapping[int, str] = MappingProxyType(HUB_ANSWERS)) -> str:
+def hub_reason(
+    error: BaseException, meanings: Mapping[int, str] = MappingProxyType(HUB_ANSWERS)
+) -> str:
     """Say why the Hugging Face hub did not do what it was asked for, and what to do, in a line.
 
-    error: whatever the hub's libraries raised; its causes are looked at too. meanings: of HTTP statuses.
+    error: whatever the hub's libraries raised; its causes are looked at too. meanings: of HTTP
+    statuses.
     """
     from huggingface_hub import errors
 
     chain: list[BaseException] = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+    while (
+        cause := chain[-1].__cause__ or chain[-1].__context__
+    ) is not None and cause not in chain:
         chain.append(cause)
-    answers = [response.status_code for each in chain if (response := getattr(each, "response", None)) is not None]
+    answers = [
+        response.status_code
+        for each in chain
+        if (response := getattr(each, "response", None)) is not None
+    ]
     if answers and answers[0] in meanings:
         return meanings[answers[0]]
     silent = (ConnectionError, TimeoutError, socket.gaierror, errors.LocalEntryNotFoundError)
     if not answers and any(isinstance(each, silent) for each in chain):
         return (
-            "the hub cannot be reached from here, and it was not downloaded before: check the network (HF_HUB_OFFLINE, "
+            "the hub cannot be reached from here, and it was not downloaded before: check the "
+            "network (HF_HUB_OFFLINE, "
             "HTTPS_PROXY), or download it on another machine and give the path"
         )
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.300}"
@@ -180,13 +210,15 @@ def refuse_pointer(path: PathLike, beginning: bytes) -> None:
     """Raise IsPointer for a file that begins as one."""
     if beginning.startswith(POINTER):
         raise IsPointer(
-            f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs pull` where it was "
+            f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs "
+            "pull` where it was "
             "cloned, or `hf download` the repository"
         )
 
 
 def plain(value: Any, *, spell: bool = True) -> Any:
-    """Convert a value to JSON's types: tuples and arrays (NumPy, JAX) become lists, dataclasses mappings.
+    """Convert a value to JSON's types: tuples and arrays (NumPy, JAX) become lists, dataclasses
+    mappings.
 
     spell: write non-finite numbers as "NaN", "Infinity" and "-Infinity"; else leave them.
     Raises TypeError for a key that is not a string (JSON would change it) and for any other type.
@@ -199,29 +231,37 @@ def plain(value: Any, *, spell: bool = True) -> Any:
         return value
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"keys of JSON objects are strings, got {wrong[0]!r:.100}: write str(key)")
+            raise TypeError(
+                f"keys of JSON objects are strings, got {wrong[0]!r:.100}: write str(key)"
+            )
         return {key: plain(item, spell=spell) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, spell=spell) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, spell=spell)
+        return plain(
+            {field.name: getattr(value, field.name) for field in dataclasses.fields(value)},
+            spell=spell,
+        )
     if hasattr(value, "tolist"):
         return plain(value.tolist(), spell=spell)
     raise TypeError(f"cannot write a {type(value).__name__} as JSON: {value!r:.100}")
 
 
 def fingerprint(value: Any) -> str:
-    """16 hex digits that name a value: BLAKE2b of its canonical JSON, equal in every process and on every machine.
+    """16 hex digits that name a value: BLAKE2b of its canonical JSON, equal in every process and on
+    every machine.
 
-    The order of keys does not matter, nor whether a sequence is a tuple, list or array; 1, 1.0 and True differ; floats
-    count by their exact value, so float32(0.1) is not 0.1. Raises TypeError as `plain` does.
+    The order of keys does not matter, nor whether a sequence is a tuple, list or array; 1, 1.0 and
+    True differ; floats count by their exact value, so float32(0.1) is not 0.1. Raises TypeError as
+    `plain` does.
     """
     text = json.dumps(plain(value, spell=False), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode("ascii"), digest_size=8).hexdigest()
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write the value as indented JSON, atomically. Raises TypeError (see `plain`) and OSError, naming the path."""
+    """Write the value as indented JSON, atomically. Raises TypeError (see `plain`) and OSError,
+    naming the path."""
     try:
         text = json.dumps(plain(value), indent=2, sort_keys=True, allow_nan=False)
     except TypeError as error:
@@ -230,22 +270,29 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def read_json(path: PathLike) -> Any:
-    """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged.
+    """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if
+    damaged.
 
     One of more than MOST_JSON bytes is refused: it is none of ours, nor of a model's.
     """
     with naming("read", path), epath.Path(path).open("rb") as file:
         data = file.read(MOST_JSON + 1)
     if len(data) > MOST_JSON:
-        raise ValueError(f"{os.fspath(path)} has more than {MOST_JSON:,} bytes, the most of a JSON file that are read")
+        raise ValueError(
+            f"{os.fspath(path)} has more than {MOST_JSON:,} bytes, the most of a JSON file that "
+            "are read"
+        )
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # the latter: nested too deeply
-        raise ValueError(f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}") from error
+        raise ValueError(
+            f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}"
+        ) from error
 
 
 def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
-    """Read a JSON object that only informs, and what is wrong with it: ({}, "") where there is no such file."""
+    """Read a JSON object that only informs, and what is wrong with it: ({}, "") where there is no
+    such file."""
     try:
         content = read_json(path)
     except FileNotFoundError:
@@ -274,8 +321,9 @@ def unfinish(stage_dir: PathLike) -> None:
 def finished(stage_dir: PathLike) -> dict[str, Any] | None:
     """Return the manifest of a finished stage, None if it is not finished.
 
-    Raises ValueError for a damaged manifest, such as one whose checksum is that of other content; one of an earlier
-    version has none, but says what kind of stage it is of, and how long that took.
+    Raises ValueError for a damaged manifest, such as one whose checksum is that of other content;
+    one of an earlier version has none, but says what kind of stage it is of, and how long that
+    took.
     """
     path = epath.Path(stage_dir) / MANIFEST
     try:
@@ -287,18 +335,22 @@ def finished(stage_dir: PathLike) -> dict[str, Any] | None:
     checksum = manifest.pop(CHECKSUM, None)
     if checksum is not None and checksum != fingerprint(manifest):
         raise ValueError(
-            f"{path} is not what its stage wrote (its checksum is that of other content): it was edited or damaged. "
+            f"{path} is not what its stage wrote (its checksum is that of other content): it was "
+            "edited or damaged. "
             "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
         )
     if manifest.get("done") is not True:
         return None
     if checksum is None and (lacking := {"kind", "seconds"} - manifest.keys()):
-        raise ValueError(f"{path} has no {' and no '.join(sorted(lacking))}: it was edited or damaged")
+        raise ValueError(
+            f"{path} has no {' and no '.join(sorted(lacking))}: it was edited or damaged"
+        )
     return manifest
 
 
 def read_finished(stage_dir: PathLike) -> tuple[dict[str, Any] | None, str]:
-    """Return what `finished` does where a manifest only informs, and what is wrong with it: (None, …), else ""."""
+    """Return what `finished` does where a manifest only informs, and what is wrong with it: (None,
+    …), else ""."""
     try:
         return finished(stage_dir), ""
     except StoreUnavailable:
@@ -310,9 +362,9 @@ def read_finished(stage_dir: PathLike) -> tuple[dict[str, Any] | None, str]:
 class Appender:
     """Grow one new file. For one thread.
 
-    Local: every write reaches the operating system at once, so it survives the death of the process. Elsewhere: the
-    object is rewritten whole, at most once in `pause` seconds (stores take about one write of an object a second);
-    `flush` and `close` write the rest.
+    Local: every write reaches the operating system at once, so it survives the death of the
+    process. Elsewhere: the object is rewritten whole, at most once in `pause` seconds (stores take
+    about one write of an object a second); `flush` and `close` write the rest.
     """
 
     def __init__(self, path: PathLike, *, pause: float = 1.0) -> None:
@@ -327,7 +379,8 @@ class Appender:
                 self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed in close)
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises OSError naming the path; a part of the data may then be in the file."""
+        """Append data. Raises OSError naming the path; a part of the data may then be in the
+        file."""
         self.size += len(data)
         if self._file is None:
             self._whole += data
@@ -355,10 +408,12 @@ class Appender:
 
 
 class Segments:
-    """A log of JSON records in numbered files FOLDER/00000.jsonl, 00001.jsonl …, one record a line. For one thread.
+    """A log of JSON records in numbered files FOLDER/00000.jsonl, 00001.jsonl …, one record a line.
+    For one thread.
 
-    Each object (each process start) opens a new segment at its first record, and another whenever one has grown over
-    `limit` bytes, so that no old file is ever appended to and a rewrite on an object store stays small.
+    Each object (each process start) opens a new segment at its first record, and another whenever
+    one has grown over `limit` bytes, so that no old file is ever appended to and a rewrite on an
+    object store stays small.
     """
 
     def __init__(self, folder: PathLike, *, limit: int = 1 << 20, pause: float = 1.0) -> None:
@@ -367,8 +422,11 @@ class Segments:
         self._current: Appender | None = None
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Log one record. Raises OSError naming the file; the next record then goes to a new segment."""
-        line = json.dumps(plain(record), sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
+        """Log one record. Raises OSError naming the file; the next record then goes to a new
+        segment."""
+        line = (
+            json.dumps(plain(record), sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
+        )
         if self._current is not None and self._current.size + len(line) > self._limit:
             self.close()
         if self._current is None:
@@ -400,15 +458,20 @@ def _numbered(folder: epath.Path) -> list[tuple[int, epath.Path]]:
             paths = list(folder.iterdir())
     except FileNotFoundError:
         return []
-    return sorted((int(match[1]), path) for path in paths if (match := _SEGMENT.fullmatch(path.name)))
+    return sorted(
+        (int(match[1]), path) for path in paths if (match := _SEGMENT.fullmatch(path.name))
+    )
 
 
-def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = None) -> list[dict[str, Any]]:
+def read_segments(
+    folder: PathLike, damaged: Callable[[str], object] | None = None
+) -> list[dict[str, Any]]:
     """Read all records of a log in the order written; [] if there are none.
 
-    A segment's last line may be torn (the process died while writing it) and is then left out. Raises ValueError naming
-    file and line for any other damage, and OSError; with `damaged`, for a log that only informs, that is called with
-    each such message, and the line, or the file, is left out.
+    A segment's last line may be torn (the process died while writing it) and is then left out.
+    Raises ValueError naming file and line for any other damage, and OSError; with `damaged`, for a
+    log that only informs, that is called with each such message, and the line, or the file, is left
+    out.
     """
 
     def refuse(message: str, cause: Exception | None = None) -> None:
@@ -445,5 +508,7 @@ def read_segments(folder: PathLike, damaged: Callable[[str], object] | None = No
             if isinstance(record, dict):
                 records.append(record)
             else:
-                refuse(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
+                refuse(
+                    f"{path}, line {number}: expected a JSON object, got {type(record).__name__}"
+                )
     return records

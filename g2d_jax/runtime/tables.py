@@ -1,7 +1,9 @@
-"""Rollouts, preferences and columns of figures as Parquet parts, which pandas, TRL and `datasets` read as they are.
+"""Rollouts, preferences and columns of figures as Parquet parts, which pandas, TRL and `datasets`
+read as they are.
 
-A part is one file, written whole (see `storage.write_bytes`), its pages check-summed. Arrays and numbers come back bit
-for bit. Text comes back as it was, but for lone surrogates, which Parquet's UTF-8 cannot hold: see `safe_text`.
+A part is one file, written whole (see `storage.write_bytes`), its pages check-summed. Arrays and
+numbers come back bit for bit. Text comes back as it was, but for lone surrogates, which Parquet's
+UTF-8 cannot hold: see `safe_text`.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ _CHAT = pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", p
 ROLLOUTS = pa.schema(
     [
         *_required(problem_id=pa.string(), visit=pa.int32(), sample=pa.int32(), policy=pa.string()),
-        *_required(prompt_ids=_IDS, token_ids=_IDS, text=pa.string(), logprobs=_NATS, entropies=_NATS),
+        *_required(
+            prompt_ids=_IDS, token_ids=_IDS, text=pa.string(), logprobs=_NATS, entropies=_NATS
+        ),
         pa.field("reward", pa.float64()),
         *_required(verdict=pa.string()),
         pa.field("answer", pa.string()),
         *_required(stop_reason=pa.string(), truncated=pa.bool_()),
     ]
 )
-"""Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated: stop_reason is "length"."""
+"""Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated:
+stop_reason is "length"."""
 
 
 def _completions(text: pa.DataType) -> pa.Schema:
@@ -51,7 +56,8 @@ def _completions(text: pa.DataType) -> pa.Schema:
 
 
 COMPLETIONS, CHAT_COMPLETIONS = _completions(pa.string()), _completions(_CHAT)
-"""Columns of published completions: a rollout's, its text as TRL calls it, and the prompt that the model was shown."""
+"""Columns of published completions: a rollout's, its text as TRL calls it, and the prompt that the
+model was shown."""
 
 _ARRAYS: dict[str, Any] = {
     "prompt_ids": np.int32,
@@ -63,32 +69,43 @@ _OF_A_ROLLOUT = ("problem_id", "visit", "sample", *_ARRAYS, "stop_reason")
 
 
 def _preferences(text: pa.DataType) -> pa.Schema:
-    columns = _required(prompt=text, chosen=text, rejected=text, prompt_ids=_IDS, chosen_ids=_IDS, rejected_ids=_IDS)
+    columns = _required(
+        prompt=text, chosen=text, rejected=text, prompt_ids=_IDS, chosen_ids=_IDS, rejected_ids=_IDS
+    )
     rewards = _required(chosen_reward=pa.float64(), rejected_reward=pa.float64())
     truncated = [pa.field(name, pa.bool_()) for name in _TRUNCATED]
     return pa.schema([*columns, *_required(problem_id=pa.string()), *rewards, *truncated])
 
 
-_TRUNCATED = ("chosen_truncated", "rejected_truncated")  # null, or no such column, in what was made elsewhere
+_TRUNCATED = (
+    "chosen_truncated",
+    "rejected_truncated",
+)  # null, or no such column, in what was made elsewhere
 PREFERENCES = _preferences(pa.string())
 """Columns of preferences/*.parquet where prompts are strings."""
 CHAT_PREFERENCES = _preferences(_CHAT)
-"""The same where prompts are conversations: chosen and rejected are lists of one assistant message."""
+"""The same where prompts are conversations: chosen and rejected are lists of one assistant
+message."""
 _REQUIRED = set(PREFERENCES.names) - set(_TRUNCATED)
 
 
 def safe_text(text: str) -> str:
-    """Replace each lone surrogate, which UTF-8 cannot hold, by U+FFFD. All else stays, NUL included."""
+    """Replace each lone surrogate, which UTF-8 cannot hold, by U+FFFD. All else stays, NUL
+    included."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
-    """Write one part, columns `ROLLOUTS`. Raises ValueError for an array of another dtype or rank; OSError."""
+    """Write one part, columns `ROLLOUTS`. Raises ValueError for an array of another dtype or rank;
+    OSError."""
     _write(path, _rollout_columns(rows), ROLLOUTS)
 
 
-def write_completions(path: PathLike, rows: Sequence[ScoredRollout], prompts: Sequence[Prompt]) -> None:
-    """Write one part, columns `COMPLETIONS` or `CHAT_COMPLETIONS`. prompts: what the model was shown for each row.
+def write_completions(
+    path: PathLike, rows: Sequence[ScoredRollout], prompts: Sequence[Prompt]
+) -> None:
+    """Write one part, columns `COMPLETIONS` or `CHAT_COMPLETIONS`. prompts: what the model was
+    shown for each row.
 
     Raises as `write_rollouts`, and ValueError as `write_preferences` for prompts of both kinds.
     """
@@ -100,7 +117,9 @@ def write_completions(path: PathLike, rows: Sequence[ScoredRollout], prompts: Se
 
 def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
     rollouts = [row.rollout for row in rows]
-    columns: dict[str, Any] = {name: [getattr(rollout, name) for rollout in rollouts] for name in _OF_A_ROLLOUT}
+    columns: dict[str, Any] = {
+        name: [getattr(rollout, name) for rollout in rollouts] for name in _OF_A_ROLLOUT
+    }
     columns |= {name: _ragged(name, columns[name], kind) for name, kind in _ARRAYS.items()}
     return columns | {
         "policy": [safe_text(row.policy) for row in rows],
@@ -115,7 +134,8 @@ def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
 def read_rollouts(path: PathLike) -> list[ScoredRollout]:
     """Read the rows of a part, or of all parts of a folder in the order of their names.
 
-    Raises FileNotFoundError if there is no part, ValueError naming the file if one is damaged or has other columns.
+    Raises FileNotFoundError if there is no part, ValueError naming the file if one is damaged or
+    has other columns.
     """
     return _read_parts(path, _rollout, ROLLOUTS)
 
@@ -129,23 +149,33 @@ def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
 
 
 def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
-    """Write one part, columns `PREFERENCES`, or `CHAT_PREFERENCES` where the prompts are conversations.
+    """Write one part, columns `PREFERENCES`, or `CHAT_PREFERENCES` where the prompts are
+    conversations.
 
-    Raises ValueError if the rows mix both, for a message with other fields than role and content, and for an array of
-    another dtype or rank; OSError.
+    Raises ValueError if the rows mix both, for a message with other fields than role and content,
+    and for an array of another dtype or rank; OSError.
     """
     columns = {name: [getattr(row, name) for row in rows] for name in PREFERENCES.names}
-    columns |= {name: _ragged(name, columns[name], np.int32) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
+    columns |= {
+        name: _ragged(name, columns[name], np.int32)
+        for name in ("prompt_ids", "chosen_ids", "rejected_ids")
+    }
     chat = _converse(path, columns, [row.prompt for row in rows], "chosen", "rejected")
     _write(path, columns, CHAT_PREFERENCES if chat else PREFERENCES)
 
 
-def _converse(path: PathLike, columns: dict[str, Any], prompts: Sequence[Prompt], *replies: str) -> bool:
-    """Put prompts and replies into columns, as texts, or as messages where the prompts are conversations: True then."""
+def _converse(
+    path: PathLike, columns: dict[str, Any], prompts: Sequence[Prompt], *replies: str
+) -> bool:
+    """Put prompts and replies into columns, as texts, or as messages where the prompts are
+    conversations: True then."""
     chat = [not isinstance(prompt, str) for prompt in prompts]
     if any(chat) and not all(chat):
         counts = f"{sum(chat)} of {len(chat)} prompts are conversations"
-        raise ValueError(f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two parts")
+        raise ValueError(
+            f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two "
+            "parts"
+        )
     for name in replies:
         columns[name] = list(map(safe_text, columns[name]))
         if any(chat):
@@ -161,21 +191,26 @@ def _messages(prompt: Prompt) -> str | list[dict[str, str]]:
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
-    """Read the rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`.
+    """Read the rows of a part, or of all parts of a folder in the order of their names; raises as
+    `read_rollouts`.
 
-    Raises ValueError too for a folder whose index, _manifest.json, lists other parts: its writing was interrupted.
+    Raises ValueError too for a folder whose index, _manifest.json, lists other parts: its writing
+    was interrupted.
     """
     index = epath.Path(path) / "_manifest.json"
     if index.exists() and "parts" in (listed := read_json(index)):
         names = sorted(part.name for part in epath.Path(path).glob("*.parquet"))
         if names != sorted(listed["parts"]):
             wanted = ", ".join(listed["parts"])
-            raise ValueError(f"{path} holds {', '.join(names) or 'no part'}, but its index lists {wanted}")
+            raise ValueError(
+                f"{path} holds {', '.join(names) or 'no part'}, but its index lists {wanted}"
+            )
     return _read_parts(path, _preference, PREFERENCES, CHAT_PREFERENCES)
 
 
 def has_preferences(path: PathLike) -> bool:
-    """Tell whether a file, or every part of a folder, is Parquet with all columns of `PREFERENCES` that must be there.
+    """Tell whether a file, or every part of a folder, is Parquet with all columns of `PREFERENCES`
+    that must be there.
 
     Then `read_preferences` reads it. False for what is no readable Parquet, and without parts.
     """
@@ -206,12 +241,17 @@ def _preference(row: dict[str, Any]) -> Preference:
 
 
 def _as_texts(row: dict[str, Any], *replies: str) -> dict[str, Any]:
-    """Return a row with a conversation for its prompt, and its replies as texts. A row of texts stays as it is."""
+    """Return a row with a conversation for its prompt, and its replies as texts. A row of texts
+    stays as it is."""
     if isinstance(row["prompt"], str):
         return row
     if not row["prompt"]:
         raise ValueError("a prompt has at least one message")
-    return {**row, "prompt": tuple(map(_message, row["prompt"])), **{name: _reply(row[name]) for name in replies}}
+    return {
+        **row,
+        "prompt": tuple(map(_message, row["prompt"])),
+        **{name: _reply(row[name]) for name in replies},
+    }
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
@@ -244,32 +284,44 @@ def _ragged(name: str, arrays: Sequence[np.ndarray], dtype: type[np.generic]) ->
     """Join arrays [T_i] into one Arrow list column. Arrow itself would cut floats to integers."""
     for array in arrays:
         if array.dtype != dtype or array.ndim != 1:
-            raise ValueError(f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} {list(array.shape)}")
+            raise ValueError(
+                f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} "
+                f"{list(array.shape)}"
+            )
     offsets = np.cumsum([0, *map(len, arrays)])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), np.concatenate([np.empty(0, dtype), *arrays]))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), np.concatenate([np.empty(0, dtype), *arrays])
+    )
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Make a dict of every row; arrays are its own, so that one row which stays does not keep the part."""
+    """Make a dict of every row; arrays are its own, so that one row which stays does not keep the
+    part."""
     columns: list[list[Any]] = []
     for column in table.columns:
         if column.type in (_IDS, _NATS):
             columns.append([array.copy() for array in column.to_numpy()])
         else:
             columns.append(column.to_pylist())
-    return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return [
+        dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)
+    ]
 
 
 def _write(path: PathLike, columns: dict[str, Any], schema: pa.Schema | None) -> None:
     sink = pa.BufferOutputStream()
     try:
-        pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", write_page_checksum=True)
+        pq.write_table(
+            pa.table(columns, schema=schema), sink, compression="zstd", write_page_checksum=True
+        )
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         raise ValueError(f"{os.fspath(path)}: cannot write these rows: {error}") from error
     write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def _read_parts(path: PathLike, parse: Callable[[dict[str, Any]], _Row], *schemas: pa.Schema) -> list[_Row]:
+def _read_parts(
+    path: PathLike, parse: Callable[[dict[str, Any]], _Row], *schemas: pa.Schema
+) -> list[_Row]:
     source = epath.Path(path)
     with naming("list", source):
         parts = _parts(source)
@@ -281,13 +333,18 @@ def _read_parts(path: PathLike, parse: Callable[[dict[str, Any]], _Row], *schema
         try:
             table = pq.ParquetFile(data, page_checksum_verification=True).read()
             rows += map(parse, _rows(_conform(table, schemas)))
-        except (pa.ArrowException, ValueError, OSError) as error:  # Arrow raises an OSError for some damage
+        except (
+            pa.ArrowException,
+            ValueError,
+            OSError,
+        ) as error:  # Arrow raises an OSError for some damage
             raise ValueError(f"{part} is damaged or not a part written here: {error}") from error
     return rows
 
 
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
-    """Give the table the columns and types of one of the schemas (all have the same names); raises if it differs."""
+    """Give the table the columns and types of one of the schemas (all have the same names); raises
+    if it differs."""
     names = schemas[0].names
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError(f"it has a column twice, of {', '.join(table.column_names)}")
@@ -300,7 +357,9 @@ def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     table.validate(full=True)
     nested = pa.types.is_nested(table.schema.field(0).type)  # of a prompt: a conversation
     table = table.cast(schemas[-1] if nested else schemas[0])
-    for field in table.schema:  # Arrow itself looks for missing lists, not for what is missing inside
+    for (
+        field
+    ) in table.schema:  # Arrow itself looks for missing lists, not for what is missing inside
         if field.type in (_IDS, _NATS) and pc.list_flatten(table[field.name]).null_count:
             raise ValueError(f"column {field.name} has nulls")
     return table

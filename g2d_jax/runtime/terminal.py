@@ -1,7 +1,9 @@
-"""Text from files, models and servers as a terminal may see it: nothing in it steers, and it has an end.
+"""Text from files, models and servers as a terminal may see it: nothing in it steers, and it has an
+end.
 
-All that a command prints goes through here: its lines (`processes.say`, `cli`), what a run says and its tables
-(`tracking.Screen`), and the tracebacks of errors that nobody expected (`clean_tracebacks`).
+All that a command prints goes through here: its lines (`processes.say`, `cli`), what a run says and
+its tables (`tracking.Screen`), and the tracebacks of errors that nobody expected
+(`clean_tracebacks`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def clean(text: str, *, newlines: bool = True) -> str:
     r"""Show every character that could steer a terminal as its escape, such as \x1b."""
     keep = "\n" if newlines else ""
     return "".join(
-        char if char == keep or unicodedata.category(char) not in _UNSAFE else char.encode("unicode_escape").decode()
+        char
+        if char == keep or unicodedata.category(char) not in _UNSAFE
+        else char.encode("unicode_escape").decode()
         for char in text
     )
 
@@ -66,7 +70,9 @@ def print_traceback(error: BaseException) -> None:
     _print_traceback(type(error), error, error.__traceback__)
 
 
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
     print(shown(text, MOST_TRACED), end="", file=sys.stderr, flush=True)
 

@@ -14,8 +14,11 @@ S = TypeVar("S")
 
 
 @contextmanager
-def repeating(*calls: tuple[float, Callable[[], object]], patience: float | None = None) -> Iterator[None]:
-    """Make each call every so many seconds, in a thread of its own, while the block runs; then wait for the threads.
+def repeating(
+    *calls: tuple[float, Callable[[], object]], patience: float | None = None
+) -> Iterator[None]:
+    """Make each call every so many seconds, in a thread of its own, while the block runs; then wait
+    for the threads.
 
     patience: seconds to wait for each of them at most, None for as long as its call takes.
     """
@@ -37,9 +40,11 @@ def repeating(*calls: tuple[float, Callable[[], object]], patience: float | None
 
 
 def in_daemons(call: Callable[[S], T], things: Iterable[S], count: int) -> list[Future[T]]:
-    """Make a call for each thing, in so many threads, and return the futures of the results, in order.
+    """Make a call for each thing, in so many threads, and return the futures of the results, in
+    order.
 
-    Cancel those that are not wanted any more. Unlike with a ThreadPoolExecutor the end of the program waits for none.
+    Cancel those that are not wanted any more. Unlike with a ThreadPoolExecutor the end of the
+    program waits for none.
     """
     left: queue.SimpleQueue[tuple[Future[T], S]] = queue.SimpleQueue()
     futures = []

@@ -1,4 +1,5 @@
-"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, trackio, and the console.
+"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, trackio, and the
+console.
 
     Tracker ─► WORKDIR/metrics/*.jsonl      what was logged: the report reads this, the rest mirrors it
             ─► WORKDIR/samples/*.jsonl      tables of completions
@@ -7,9 +8,10 @@
             ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal;
                                             which program compiles while nothing else happens
 
-Metric names are TRL's, where it has one: reward, reward_std, frac_reward_zero_std, completions/mean_length,
-completions/clipped_ratio, kl, entropy, clip_ratio/*, sampling/*, rewards/{chosen,rejected,margins,accuracies}, logps/*,
-loss, grad_norm, learning_rate, num_tokens (so far), step_time (seconds). Shares of step_time, by activity: goodput/*.
+Metric names are TRL's, where it has one: reward, reward_std, frac_reward_zero_std,
+completions/mean_length, completions/clipped_ratio, kl, entropy, clip_ratio/*, sampling/*,
+rewards/{chosen,rejected,margins,accuracies}, logps/*, loss, grad_norm, learning_rate, num_tokens
+(so far), step_time (seconds). Shares of step_time, by activity: goodput/*.
 """
 
 from __future__ import annotations
@@ -36,7 +38,15 @@ from rich.text import Text
 
 from g2d_jax.runtime import extras
 from g2d_jax.runtime.compile_times import compiling
-from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
+from g2d_jax.runtime.storage import (
+    Appender,
+    PathLike,
+    Segments,
+    is_local,
+    read_json,
+    read_segments,
+    write_json,
+)
 from g2d_jax.runtime.terminal import clean, shortened
 from g2d_jax.runtime.threads import repeating
 
@@ -48,21 +58,25 @@ SHOWN = {
     "entropy": ("entropy", ".3f"),
     "completions/mean_length": ("length", ".1f"),
 }
-"""Metrics beside a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a second."""
+"""Metrics beside a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a
+second."""
 
 MOST_SAID = 200_000
 """Characters of one message on the screen, at most."""
 
 
 class Screen:
-    """Shows the run to the user. On a terminal or in a notebook: a live bar, drawn tables. Elsewhere: plain lines.
+    """Shows the run to the user. On a terminal or in a notebook: a live bar, drawn tables.
+    Elsewhere: plain lines.
 
-    All text is shown literally, neither as markup nor as control codes. file: default standard output. every: seconds
-    between progress lines when not on a terminal. long: seconds of compiling a program after which a line says so,
-    where no bar does.
+    All text is shown literally, neither as markup nor as control codes. file: default standard
+    output. every: seconds between progress lines when not on a terminal. long: seconds of compiling
+    a program after which a line says so, where no bar does.
     """
 
-    def __init__(self, file: TextIO | None = None, *, every: float = 10.0, long: float = 10.0) -> None:
+    def __init__(
+        self, file: TextIO | None = None, *, every: float = 10.0, long: float = 10.0
+    ) -> None:
         if file is None:
             file = sys.stdout
         if file is None:
@@ -70,13 +84,16 @@ class Screen:
         terminal = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self.console = Console(file=file, force_terminal=terminal, highlight=False)
         # A notebook's live bar is a widget; without ipywidgets there are lines, as in a file.
-        self.interactive = terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
+        self.interactive = terminal or (
+            self.console.is_jupyter and find_spec("ipywidgets") is not None
+        )
         self.every, self.long = every, long
         self._said = "", 0.0  # the compilation that was told of: the program, and when it began
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a terminal alone.
+        """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a
+        terminal alone.
 
         Of a message of more than MOST_SAID characters the middle is left out.
         """
@@ -88,26 +105,40 @@ class Screen:
         self.console.print(Text(shown, style), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned."""
-        table = Table(title=Text(clean(title)), box=box.ROUNDED if self.interactive else box.MARKDOWN)
+        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are
+        right-aligned."""
+        table = Table(
+            title=Text(clean(title)), box=box.ROUNDED if self.interactive else box.MARKDOWN
+        )
         for i, column in enumerate(columns):
             is_text = not rows or any(isinstance(row[i], str) for row in rows)
-            table.add_column(Text(clean(column)), justify="left" if is_text else "right", no_wrap=not self.interactive)
+            table.add_column(
+                Text(clean(column)),
+                justify="left" if is_text else "right",
+                no_wrap=not self.interactive,
+            )
         for row in rows:
-            cells = ["" if cell is None else clean(str(cell), newlines=self.interactive) for cell in row]
+            cells = [
+                "" if cell is None else clean(str(cell), newlines=self.interactive) for cell in row
+            ]
             table.add_row(*map(Text, cells))
         if self.interactive:
             self.console.print(table)
         else:  # as wide as it is: a file has no width to wrap to
             text = io.StringIO()
             Console(file=text, width=1_000_000, force_terminal=False).print(table)
-            self._print("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
+            self._print(
+                "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+            )
 
     @contextlib.contextmanager
     def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:
-        """Open a bar for a stage of `total` steps, of which `start` are done. Raises ValueError inside another bar."""
+        """Open a bar for a stage of `total` steps, of which `start` are done. Raises ValueError
+        inside another bar."""
         if self._bar is not None:
-            raise ValueError(f"the progress bar of {self._bar.stage} is still open: one bar at a time")
+            raise ValueError(
+                f"the progress bar of {self._bar.stage} is still open: one bar at a time"
+            )
         self._bar = Progress(self, stage, total, start)
         try:
             yield self._bar
@@ -116,14 +147,19 @@ class Screen:
             self._bar = None
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
-        """Say of each program that compiles long, while it does: a thread looks, for the caller's own waits."""
+        """Say of each program that compiles long, while it does: a thread looks, for the caller's
+        own waits."""
         return repeating((self.long / 10, self._watch))
 
     def _watch(self) -> None:
         program, seconds = compiling.under_way() or ("", 0.0)
         began = time.perf_counter() - seconds
         bar = self.interactive and self._bar is not None  # which tells it
-        if seconds >= self.long and not bar and (program != self._said[0] or began - self._said[1] >= 1):
+        if (
+            seconds >= self.long
+            and not bar
+            and (program != self._said[0] or began - self._said[1] >= 1)
+        ):
             self.say(_compiling(program, seconds))
             self._said = program, began
 
@@ -148,16 +184,19 @@ class _Note(bars.ProgressColumn):
 class Progress:
     """The progress of one stage; made by `Screen.progress`.
 
-    The time left is said once a tenth of what this process has to do is done. It comes from what this process did:
-    from its first step's end on, since that has what is done once (loading, say), or from `begin` on. Compiling is left
-    out. What `skip` shows as done counts neither as work nor as time.
+    The time left is said once a tenth of what this process has to do is done. It comes from what
+    this process did: from its first step's end on, since that has what is done once (loading, say),
+    or from `begin` on. Compiling is left out. What `skip` shows as done counts neither as work nor
+    as time.
     """
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
         self._screen, self._printed_at = screen, -math.inf
         self._to_do, self._did = total - start, 0  # by this process
-        self._began: tuple[int, float] | None = None  # where the pace is measured from: steps done, `_working_seconds`
+        self._began: tuple[int, float] | None = (
+            None  # where the pace is measured from: steps done, `_working_seconds`
+        )
         self._note = self._line = ""  # the metrics; the line that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
@@ -166,15 +205,20 @@ class Progress:
                 bars.TextColumn("{task.description}", markup=False),
                 bars.BarColumn(12, table_column=Column(no_wrap=True)),
                 bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
-                bars.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)),
+                bars.TextColumn(
+                    "{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)
+                ),
                 _Note(table_column=Column()),  # wraps in a narrow window
                 console=screen.console,
             )
-            self._task = self._live.add_task(clean(stage), total=total, completed=start, note="", left="-:--:--")
+            self._task = self._live.add_task(
+                clean(stage), total=total, completed=start, note="", left="-:--:--"
+            )
             self._live.start()
 
     def begin(self) -> None:
-        """Measure the pace from here on, where steps are under way together and the first one's end says little."""
+        """Measure the pace from here on, where steps are under way together and the first one's end
+        says little."""
         if self._began is None:
             self._began = self._did, _working_seconds()
 
@@ -193,13 +237,16 @@ class Progress:
             ahead = left.removesuffix(" left") or ("-:--:--" if done < self.total else "0:00:00")
             self._live.update(self._task, completed=done, note=self._note, left=ahead)
             return
-        self._line = "  ".join(filter(None, [f"{self.stage} {done}/{self.total}", self._note, left]))
+        self._line = "  ".join(
+            filter(None, [f"{self.stage} {done}/{self.total}", self._note, left])
+        )
         if time.monotonic() - self._printed_at >= self._screen.every:
             self._screen.say(self._line)
             self._printed_at, self._line = time.monotonic(), ""
 
     def _left(self, done: int) -> str:
-        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is not known."""
+        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is
+        not known."""
         self._did += done - self.done
         self.done, now = done, _working_seconds()
         if self._began is None and self._did > 0:
@@ -213,7 +260,10 @@ class Progress:
 
     def _describe(self, metrics: Mapping[str, float]) -> str:
         shown = [(*look, float(metrics[name])) for name, look in SHOWN.items() if name in metrics]
-        parts = [f"{label} {'–' if math.isnan(value) else format(value, spec)}" for label, spec, value in shown]
+        parts = [
+            f"{label} {'–' if math.isnan(value) else format(value, spec)}"
+            for label, spec, value in shown
+        ]
         if "num_tokens" in metrics:
             now, tokens = time.monotonic(), float(metrics["num_tokens"])
             self._tokens = self._tokens or (tokens, now)
@@ -230,17 +280,23 @@ class Progress:
 
 
 class _TensorBoard:
-    """Scalars in an event file of its own, so that one which a killed process left torn is never continued.
+    """Scalars in an event file of its own, so that one which a killed process left torn is never
+    continued.
 
-    tensorboardX's EventsWriter, not its SummaryWriter: that writes in a thread, which a full disk ends unseen, and to
-    object stores by other drivers and credentials.
+    tensorboardX's EventsWriter, not its SummaryWriter: that writes in a thread, which a full disk
+    ends unseen, and to object stores by other drivers and credentials.
     """
 
     def __init__(self, folder: epath.Path, stack: contextlib.ExitStack) -> None:
-        from tensorboardX import event_file_writer, record_writer  # here: it imports torch, if that is installed
+        from tensorboardX import (
+            event_file_writer,
+            record_writer,
+        )  # here: it imports torch, if that is installed
         from tensorboardX.proto.event_pb2 import Event
 
-        self._folder, self._event, self._events_writer = folder, Event, event_file_writer.EventsWriter
+        self._folder = folder
+        self._event = Event
+        self._events_writer = event_file_writer.EventsWriter
         record_writer.register_writer_factory("g2d", self)
         self._start()
         stack.callback(lambda: self._writer.close())
@@ -252,21 +308,28 @@ class _TensorBoard:
 
     def _start(self) -> None:
         prefix = f"g2d:{os.fspath(self._folder / 'events')}"
-        self._writer = self._events_writer(prefix, f".{time.time_ns():020d}")  # read in the order of names
+        self._writer = self._events_writer(
+            prefix, f".{time.time_ns():020d}"
+        )  # read in the order of names
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._file.size > 1 << 20:  # an object store rewrites the file whole each time
             self._writer.close()
             self._start()
         values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary={"value": values}))
+        self._writer.write_event(
+            self._event(wall_time=time.time(), step=step, summary={"value": values})
+        )
 
     def flush(self) -> None:
         self._writer.flush()
 
 
-def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
-    """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks it as failed."""
+def _start_wandb(
+    workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
+) -> Any:
+    """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks
+    it as failed."""
     check_services(["wandb"])
     import wandb
 
@@ -277,7 +340,9 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
     return run
 
 
-def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
+def _start_trackio(
+    workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
+) -> Any:
     """Start the trackio run of this work directory, or resume it, which goes by the name."""
     check_services(["trackio"])
     import trackio
@@ -289,13 +354,17 @@ def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: conte
 
 
 def check_services(services: Iterable[str]) -> None:
-    """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not installed."""
+    """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not
+    installed."""
     for service in services:
         found = find_spec(service)
-        # A plain folder of that name can be imported too, and W&B itself leaves one where a run is started.
+        # A plain folder of that name can be imported too, and W&B itself leaves one where a run is
+        # started.
         if found is None or found.origin is None:
             label = {"wandb": "Weights & Biases"}.get(service, service)
-            raise extras.missing(f"logging to {label} (logging.{service}) needs the package {service}", service)
+            raise extras.missing(
+                f"logging to {label} (logging.{service}) needs the package {service}", service
+            )
 
 
 def run_id(file: epath.Path) -> str:
@@ -310,10 +379,11 @@ def run_id(file: epath.Path) -> str:
 class Tracker:
     """Log a run. Use it in a with statement, in one thread of one process.
 
-    workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is for all processes
-    of a run but one. Steps redone after a resume are logged there again and the last record counts (see
-    `read_metrics`); TensorBoard, W&B and trackio, which cannot replace a point, keep the first. wandb, trackio:
-    keywords of their `init` (project, name, group …), None for none. A trackio that cannot start is a warning.
+    workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is
+    for all processes of a run but one. Steps redone after a resume are logged there again and the
+    last record counts (see `read_metrics`); TensorBoard, W&B and trackio, which cannot replace a
+    point, keep the first. wandb, trackio: keywords of their `init` (project, name, group …), None
+    for none. A trackio that cannot start is a warning.
     """
 
     def __init__(
@@ -343,7 +413,9 @@ class Tracker:
             if workdir is not None and screen is None:
                 stack.enter_context(self.screen.watching())
             self._stack = stack.pop_all()
-        self.say, self.table, self.progress = self.screen.say, self.screen.table, self.screen.progress
+        self.say = self.screen.say
+        self.table = self.screen.table
+        self.progress = self.screen.progress
         for line in damaged:
             self.say(f"WARNING: {line}", "yellow")
 
@@ -362,18 +434,26 @@ class Tracker:
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb, stack)
         self._tensorboard = _TensorBoard(workdir / "tensorboard", stack) if tensorboard else None
 
-    def _open_trackio(self, workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
+    def _open_trackio(
+        self, workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
+    ) -> Any:
         try:
             return _start_trackio(workdir, options, stack)
         except ImportError:
             raise
         except Exception as error:  # a project that it cannot name, a database that it cannot write
-            self.screen.say(f"WARNING: nothing is logged to trackio: {type(error).__name__}: {error}", "yellow")
+            self.screen.say(
+                f"WARNING: nothing is logged to trackio: {type(error).__name__}: {error}", "yellow"
+            )
 
-    def log(self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
-        """Log scalars of one step. Of several logs at one step only those of different kinds are all kept.
+    def log(
+        self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train"
+    ) -> None:
+        """Log scalars of one step. Of several logs at one step only those of different kinds are
+        all kept.
 
-        Non-finite values are kept: in the files as "NaN", "Infinity", "-Infinity". Raises OSError naming the file.
+        Non-finite values are kept: in the files as "NaN", "Infinity", "-Infinity". Raises OSError
+        naming the file.
         """
         if self._metrics is None:
             return
@@ -389,21 +469,28 @@ class Tracker:
         if self._trackio is not None:  # its errors are warnings of its own
             self._trackio.log({**scalars, f"{stage}/step": int(step)})
 
-    def warn(self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]) -> None:
-        """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and numbers it rests on."""
+    def warn(
+        self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]
+    ) -> None:
+        """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and
+        numbers it rests on."""
         self.screen.say(f"WARNING: {text}", "yellow")
         self._record(self._metrics, stage, step, f"warning/{cause}", metrics=values, text=text)
 
     def error(self, stage: str, text: str) -> None:
-        """Log why a stage could not go on, with the kind "error". A log that cannot be written is left as it is."""
+        """Log why a stage could not go on, with the kind "error". A log that cannot be written is
+        left as it is."""
         with contextlib.suppress(OSError):
             self._record(self._metrics, stage, 0, "error", metrics={}, text=text[:2000])
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""
+        """Keep a table of completions: rows with equal columns, such as prompt, completion, answer,
+        reward, verdict."""
         self._record(self._samples, stage, step, "samples", rows=rows)
 
-    def _record(self, log: Segments | None, stage: str, step: int, kind: str, **fields: Any) -> dict[str, Any]:
+    def _record(
+        self, log: Segments | None, stage: str, step: int, kind: str, **fields: Any
+    ) -> dict[str, Any]:
         if log is None:
             return {}
         if "metrics" in fields:
@@ -426,11 +513,14 @@ class Tracker:
         self._stack.__exit__(*error)
 
 
-def read_metrics(workdir: PathLike, say: Callable[[str], object] | None = None) -> list[dict[str, Any]]:
-    """Read what a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
+def read_metrics(
+    workdir: PathLike, say: Callable[[str], object] | None = None
+) -> list[dict[str, Any]]:
+    """Read what a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics
+    {name: float}} each.
 
-    [] if nothing was logged. The log only informs: what is damaged in it is left out, and `say` is called with a line
-    on how much that is.
+    [] if nothing was logged. The log only informs: what is damaged in it is left out, and `say` is
+    called with a line on how much that is.
     """
     folder = epath.Path(workdir) / "metrics"
     damaged: list[str] = []
@@ -441,9 +531,14 @@ def read_metrics(workdir: PathLike, say: Callable[[str], object] | None = None) 
             key = str(record["stage"]), int(record["step"]), str(record["kind"])
             time_logged = float(record["time"])
         except (AttributeError, KeyError, TypeError, ValueError):
-            damaged.append(f"{folder}: a record is not one of a run's metrics: {json.dumps(record)[:100]}")
+            damaged.append(
+                f"{folder}: a record is not one of a run's metrics: {json.dumps(record)[:100]}"
+            )
             continue
         last[key] = {**record, "metrics": metrics, "time": time_logged}
     if damaged and say is not None:
-        say(f"{len(damaged)} damaged lines or files of {folder} are left out, the first: {damaged[0]}")
+        say(
+            f"{len(damaged)} damaged lines or files of {folder} are left out, the first: "
+            f"{damaged[0]}"
+        )
     return list(last.values())

@@ -1,1 +1,2 @@
-"""Sampling of responses: a schedule of rows, jitted programs over the whole mesh, and the engine that drives them."""
+"""Sampling of responses: a schedule of rows, jitted programs over the whole mesh, and the engine
+that drives them."""

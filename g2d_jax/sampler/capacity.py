@@ -1,8 +1,10 @@
-"""Choices by formula: over how many devices the sampler's weights are split, and how many rows decode together.
+"""Choices by formula: over how many devices the sampler's weights are split, and how many rows
+decode together.
 
-Reading the weights is shared by all rows of a decode step, so tokens a second grow with the rows, until memory is full.
-Bytes are of one device unless said otherwise. Rows are split over devices, and where weights are split over `ways` of
-them so are a row's key heads and its attention: a row takes the same of all devices together, whatever the ways.
+Reading the weights is shared by all rows of a decode step, so tokens a second grow with the rows,
+until memory is full. Bytes are of one device unless said otherwise. Rows are split over devices,
+and where weights are split over `ways` of them so are a row's key heads and its attention: a row
+takes the same of all devices together, whatever the ways.
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ SPARE = 0.06
 """Share of the memory left for the workspace of decode and prefill beside weights and cache."""
 
 LINK = 5.0
-"""Bytes read from memory while one is sent: 4.1 on v5e and v6e, 4.6 on v5p, 7.4 on an H100 (plan/topologies.py)."""
+"""Bytes read from memory while one is sent: 4.1 on v5e and v6e, 4.6 on v5p, 7.4 on an H100
+(plan/topologies.py)."""
 
 MEAN = 0.25
-"""Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any response exists."""
+"""Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any
+response exists."""
 
 ENOUGH = 0.9
-"""Share of the best rate by formula that suffices: fewer ways wait less for each other, which it does not count."""
+"""Share of the best rate by formula that suffices: fewer ways wait less for each other, which it
+does not count."""
 
 
 def kv_bytes(config: ModelConfig, itemsize: int) -> int:
@@ -38,9 +43,13 @@ def kv_bytes(config: ModelConfig, itemsize: int) -> int:
 
 
 def bytes_saved(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes that int8 codes and their scales save of the weights that they stand for; 0 without codes."""
+    """Count the bytes that int8 codes and their scales save of the weights that they stand for; 0
+    without codes."""
     rows = [row for row in block_params(config).values() if row.quantised]
-    layer = sum((itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row)) for row in rows)
+    layer = sum(
+        (itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row))
+        for row in rows
+    )
     return config.num_hidden_layers * layer
 
 
@@ -48,7 +57,8 @@ def bytes_saved(config: ModelConfig, itemsize: int) -> int:
 class Split:
     """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
-    config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and of a cached number.
+    config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and
+    of a cached number.
     """
 
     config: ModelConfig
@@ -60,21 +70,25 @@ class Split:
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
         """Choose the most rows that decode together, over all devices; 0 where none fits.
 
-        memory: bytes that a device's programs may use, None where that is not known; beside: bytes of these that other
-        data takes meanwhile.
+        memory: bytes that a device's programs may use, None where that is not known; beside: bytes
+        of these that other data takes meanwhile.
         """
         if memory is None:
             return UNKNOWN
         free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
-        rows = int(max(free, 0) * self.devices / (self.columns * kv_bytes(self.config, self.itemsize)))
+        rows = int(
+            max(free, 0) * self.devices / (self.columns * kv_bytes(self.config, self.itemsize))
+        )
         if rows >= self._step:
             return rows // self._step * self._step
         return rows
 
     def quickest_rows(self, longest: int, most: int, samples: int) -> int:
-        """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of it again and again.
+        """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of
+        it again and again.
 
-        Few rows read the weights often; many wait long for the longest response, when nearly all of them are done.
+        Few rows read the weights often; many wait long for the longest response, when nearly all of
+        them are done.
         longest: tokens of a response at most, of which a mean one is taken to have the share MEAN.
         """
         most = min(most, -(-samples // self._step) * self._step)
@@ -83,11 +97,17 @@ class Split:
         return min(rows, key=lambda rows: self.call_bytes(longest, rows, samples), default=most)
 
     def call_bytes(self, longest: int, rows: int, samples: int) -> float:
-        """Count the bytes that a device reads for a call's samples, and those that it sends as so many more."""
+        """Count the bytes that a device reads for a call's samples, and those that it sends as so
+        many more."""
         config, row_bytes = self.config, kv_bytes(self.config, self.itemsize)
-        read = self._weight_bytes(matmul_params(config)) + rows * self.columns / 2 * row_bytes / self.devices
+        read = (
+            self._weight_bytes(matmul_params(config))
+            + rows * self.columns / 2 * row_bytes / self.devices
+        )
         hidden = rows * self.ways / self.devices * config.hidden_size * self.itemsize
-        sent = 2 * config.num_hidden_layers * hidden * 2 * (self.ways - 1) / self.ways  # two all-reduces a layer
+        sent = (
+            2 * config.num_hidden_layers * hidden * 2 * (self.ways - 1) / self.ways
+        )  # two all-reduces a layer
         steps = max(samples / rows - 1, 0) * MEAN * longest + longest
         return steps * (read + LINK * sent)
 
@@ -101,12 +121,17 @@ class Split:
         return (self.itemsize * params - bytes_saved(self.config, self.itemsize)) / self.ways
 
 
-def best_ways(split: Split, longest: int, memory: int | None, beside: int, samples: int, most: int) -> int:
-    """Choose over how many devices weights are split: the least power of two that draws a call about as soon as any.
+def best_ways(
+    split: Split, longest: int, memory: int | None, beside: int, samples: int, most: int
+) -> int:
+    """Choose over how many devices weights are split: the least power of two that draws a call
+    about as soon as any.
 
-    split: its ways do not matter. longest, samples: see `Split.quickest_rows`. memory, beside: `Split.rows_that_fit`.
-    most: ways that are taken where any of them leaves room for rows, the devices of a slice or of a host of GPUs: every
-    layer waits twice a step for those that share the weights, over a network much longer than by fast links.
+    split: its ways do not matter. longest, samples: see `Split.quickest_rows`. memory, beside:
+    `Split.rows_that_fit`.
+    most: ways that are taken where any of them leaves room for rows, the devices of a slice or of a
+    host of GPUs: every layer waits twice a step for those that share the weights, over a network
+    much longer than by fast links.
     """
     if memory is None:
         return 1

@@ -1,8 +1,9 @@
 """The sampler of responses in batches: requests go in, finished rollouts come out as they finish.
 
-One program runs over the whole mesh, of however many processes. Every process follows the same schedule (schedule.py);
-it hands out the rollouts of the rows that lie on its own devices. A prompt is prefilled once; its samples begin in rows
-that are free, all rows decode together in chunks, and no row moves while it lives.
+One program runs over the whole mesh, of however many processes. Every process follows the same
+schedule (schedule.py); it hands out the rollouts of the rows that lie on its own devices. A prompt
+is prefilled once; its samples begin in rows that are free, all rows decode together in chunks, and
+no row moves while it lives.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder
-from g2d_jax.models.kernels import LANES, AttentionSetting, DecodeKernel, check_decode, choose, platform_of
+from g2d_jax.models.kernels import (
+    LANES,
+    AttentionSetting,
+    DecodeKernel,
+    check_decode,
+    choose,
+    platform_of,
+)
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
@@ -39,8 +47,8 @@ MIN_ROWS = 32
 """Fewest rows that keep a CPU's arithmetic busy."""
 
 PREFILL_TOKENS = 8192
-"""Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix units busy, and each
-takes memory in all of a layer's arrays that the cache could have."""
+"""Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
+units busy, and each takes memory in all of a layer's arrays that the cache could have."""
 
 MIN_CACHE_WIDTH = 64
 """Fewest cache columns that are worth a width of their own."""
@@ -48,7 +56,8 @@ MIN_CACHE_WIDTH = 64
 
 @dataclass(slots=True)
 class Usage:
-    """The cost of generation so far. slot_steps: decode steps times rows; generated / slot_steps is slot efficiency.
+    """The cost of generation so far. slot_steps: decode steps times rows; generated / slot_steps is
+    slot efficiency.
 
     Counts are of all processes together, seconds of this one.
     """
@@ -60,11 +69,14 @@ class Usage:
 
 
 class Engine(Protocol):
-    """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
+    """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
+    same arguments.
 
-    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler`.
-    generate: token ids in; ids, log-probabilities and stop reason of every sample out as they finish, each of them in
-    one of the processes. Random numbers are named by seed, purpose, problem id, visit and sample index.
+    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights
+    as in `Sampler`.
+    generate: token ids in; ids, log-probabilities and stop reason of every sample out as they
+    finish, each of them in one of the processes. Random numbers are named by seed, purpose, problem
+    id, visit and sample index.
     ready: the samples that have ended in the `generate` under way and are not handed out yet.
     """
 
@@ -79,12 +91,13 @@ class Engine(Protocol):
 class Sampler:
     """A sampler of one model's shape over all devices of a `meshes.sampling` mesh.
 
-    max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows. prefill_rows:
-    prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py;
-    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. decode: ids to text, which requests with
-    stop strings need. programs: where another sampler's of the
-    same settings, such as another point's of a sweep, may lie; the attribute has them by name.
-    Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
+    max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
+    prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
+    see models/kernels.py;
+    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. decode: ids to text,
+    which requests with stop strings need. programs: where another sampler's of the same settings,
+    such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
+    are bit-equal for the same shapes and mesh; the noise always is.
     """
 
     def __init__(
@@ -122,7 +135,9 @@ class Sampler:
             dtype=dtype,
             head_dim=config.head_dim,
             length=LANES,
-            layout="packed" if config.layer_types else "sequence",  # as of layers with a sliding window
+            layout="packed"
+            if config.layer_types
+            else "sequence",  # as of layers with a sliding window
         )
         self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)
@@ -130,16 +145,21 @@ class Sampler:
         self.programs = self._programs.get_or_make(_jitted, *settings)
 
     def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:
-        """Convert the model to the form that decode reads: in dtype, split over the sampling mesh. Once per policy.
+        """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
+        Once per policy.
 
-        weights: the kind of codes that the layers' linear weights become, see models/quantise.py; empty: in dtype.
+        weights: the kind of codes that the layers' linear weights become, see models/quantise.py;
+        empty: in dtype.
         """
         return self.to_sampler_params_program(weights)(model)
 
     def to_sampler_params_program(self, weights: str = "") -> Jitted:
         """Return the program of `to_sampler_params`."""
         return self._programs.get_or_make(
-            _to_sampler_params, self.config.with_quantisation(weights), self.mesh, jnp.dtype(self.dtype)
+            _to_sampler_params,
+            self.config.with_quantisation(weights),
+            self.mesh,
+            jnp.dtype(self.dtype),
         )
 
     def shapes(
@@ -150,11 +170,13 @@ class Sampler:
         lengths: Sequence[int],
         most_rows: int | None = None,
     ) -> Shapes:
-        """Choose the shapes to compile for: so many requests and samples, with these SamplingParams and prompt lengths.
+        """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
+        and prompt lengths.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs.
-        On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
-        to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
+        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
+        quarter of the samples decode at once: rows that are full cost what they generate, and the
+        rest wait to take the place of those that are done. Elsewhere a step costs the same with few
+        rows as with many.
         """
         ways = meshes.row_ways(self.mesh)
         is_cpu = self.platform == "cpu"
@@ -169,7 +191,10 @@ class Sampler:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
         else:
-            narrow = {round_up(max(widest // part, columns[-1] + self.chunk, MIN_CACHE_WIDTH), 16) for part in (16, 4)}
+            narrow = {
+                round_up(max(widest // part, columns[-1] + self.chunk, MIN_CACHE_WIDTH), 16)
+                for part in (16, 4)
+            }
             share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
@@ -182,16 +207,20 @@ class Sampler:
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
-        """Return the programs' device state and prompts with a ShapeDtypeStruct and its sharding for every array."""
+        """Return the programs' device state and prompts with a ShapeDtypeStruct and its sharding
+        for every array."""
 
         def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape))
+            return jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape)
+            )
 
         make = partial(programs.empty, self.config, shapes, stacked=self.stacked, dtype=self.dtype)
         return programs.lay_out_tree(jax.eval_shape(make), place)
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
-        """List the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
+        """List the cache's widths in use that each decode program is compiled for: on a CPU all are
+        in one."""
         if self.platform == "cpu":
             return [shapes.widths]
         return [(width,) for width in shapes.widths]
@@ -201,43 +230,74 @@ class Sampler:
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
-        All processes make the call, with the same requests. view: see `to_sampler_params`. purpose: names the
-        randomness together with the seed, problem id, visit and sample index. shapes: what the programs are compiled
-        for, which several calls share; without it the call's own requests decide.
-        Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or
-        what the shapes are too small for; Preempted if any process was told to stop.
+        All processes make the call, with the same requests. view: see `to_sampler_params`. purpose:
+        names the randomness together with the seed, problem id, visit and sample index. shapes:
+        what the programs are compiled for, which several calls share; without it the call's own
+        requests decide. Raises ValueError, before anything is sampled, for an empty prompt, no
+        samples, ids out of the vocabulary, or what the shapes are too small for; Preempted if any
+        process was told to stop.
         """
         pending = list(requests)
         for request in pending:
             if len(request.prompt_ids) == 0 or request.num_samples < 1:
-                raise ValueError(f"problem {request.problem_id}: a request needs a prompt and at least one sample")
-            if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
-                raise ValueError(f"problem {request.problem_id}: prompt ids must lie in [0, {self.config.vocab_size})")
+                raise ValueError(
+                    f"problem {request.problem_id}: a request needs a prompt and at least one "
+                    "sample"
+                )
+            if (
+                not 0
+                <= request.prompt_ids.min()
+                <= request.prompt_ids.max()
+                < self.config.vocab_size
+            ):
+                raise ValueError(
+                    f"problem {request.problem_id}: prompt ids must lie in [0, "
+                    f"{self.config.vocab_size})"
+                )
             if request.params.stop and self.decode is None:
-                raise ValueError(f"problem {request.problem_id}: stop strings need a sampler that is given decode")
-            needed = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_new_tokens
+                raise ValueError(
+                    f"problem {request.problem_id}: stop strings need a sampler that is given "
+                    "decode"
+                )
+            needed = (
+                len(request.prompt_ids),
+                len(request.prompt_ids) + request.params.max_new_tokens,
+            )
             if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
-                raise ValueError(f"problem {request.problem_id} needs more columns than the sampler is compiled for")
+                raise ValueError(
+                    f"problem {request.problem_id} needs more columns than the sampler is "
+                    "compiled for"
+                )
         if not pending:
             return
         if shapes is None:
             samples = sum(request.num_samples for request in pending)
             lengths = [len(request.prompt_ids) for request in pending]
-            shapes = self.shapes(len(pending), samples, [request.params for request in pending], lengths)
+            shapes = self.shapes(
+                len(pending), samples, [request.params for request in pending], lengths
+            )
         yield from _Session(self, view, pending, purpose, shapes).run()
 
 
 class _Session:
-    """One call of `generate`: its schedule, the device state, and the tokens of this process's rows."""
+    """One call of `generate`: its schedule, the device state, and the tokens of this process's
+    rows."""
 
     def __init__(
-        self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str, shapes: Shapes
+        self,
+        sampler: Sampler,
+        view: Decoder,
+        requests: Sequence[Request],
+        purpose: str,
+        shapes: Shapes,
     ) -> None:
         self.sampler, self.view, self.purpose, self.shapes = sampler, view, purpose, shapes
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
         rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
-        self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}  # row -> tokens, log-probs, entropies of each chunk
+        self.tokens: dict[
+            int, list[tuple[np.ndarray, ...]]
+        ] = {}  # row -> tokens, log-probs, entropies of each chunk
         self.watches: dict[int, Watch] = {}  # row -> what looks for stop strings in its sample
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
@@ -259,9 +319,16 @@ class _Session:
             running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
-            self._widen(max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running))
-            static = {"filtered": self.shapes.filtered, "widths": next(w for w in self.widths if self.width in w)}
-            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._stop_codes(), **static)
+            self._widen(
+                max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running)
+            )
+            static = {
+                "filtered": self.shapes.filtered,
+                "widths": next(w for w in self.widths if self.width in w),
+            }
+            self.state, emitted = self.sampler.programs["decode"](
+                self.view, self.state, self._stop_codes(), **static
+            )
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from self._hand_out(finished)
             started = time.perf_counter()
@@ -289,7 +356,9 @@ class _Session:
         longest = max(len(request.prompt_ids) for request in placed.values())
         columns = next(size for size in self.shapes.columns if size >= longest)
         tokens = np.zeros((self.shapes.prompts, columns), np.int32)
-        lengths = np.ones(self.shapes.prompts, np.int32)  # a place without a request is one token of padding
+        lengths = np.ones(
+            self.shapes.prompts, np.int32
+        )  # a place without a request is one token of padding
         fresh = np.zeros(self.shapes.prompts, np.bool_)
         for place, request in placed.items():
             lengths[place], fresh[place] = len(request.prompt_ids), True
@@ -323,25 +392,33 @@ class _Session:
         names = request.problem_id, request.visit, sample.number
         fresh.keys[row] = named_keys.key_data(self.sampler.seed, self.purpose, *names)
         fresh.position[row], fresh.remaining[row] = len(request.prompt_ids), params.max_new_tokens
-        fresh.temperature[row], fresh.top_k[row], fresh.top_p[row] = params.temperature, params.top_k, params.top_p
+        fresh.temperature[row] = params.temperature
+        fresh.top_k[row] = params.top_k
+        fresh.top_p[row] = params.top_p
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
     def _widen(self, longest: int) -> None:
-        """Use as many cache columns as the longest row needs in the next chunk, where that width is compiled in."""
+        """Use as many cache columns as the longest row needs in the next chunk, where that width is
+        compiled in."""
         width = next(size for size in self.shapes.widths if size >= longest)
         if width != self.width:
             self.width = width
-            self.state = dataclasses.replace(self.state, cache=self._resized(self.state.cache, width))
+            self.state = dataclasses.replace(
+                self.state, cache=self._resized(self.state.cache, width)
+            )
 
     def _resized(self, cache: Cache, width: int) -> Cache:
-        """Move the cache to a ring of another width, one array after the other, each in its own memory."""
+        """Move the cache to a ring of another width, one array after the other, each in its own
+        memory."""
         resize = self.sampler.programs["resize"]
         everywhere = meshes.replicated(self.mesh)
         column = meshes.put(np.array(0, np.int32), everywhere)
         columns_used = meshes.put(np.array(width, np.int32), everywhere)
         ring = cache.column, cache.width
         keys = tuple(resize(x, ring, columns_used, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values)
+        values = tuple(
+            resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values
+        )
         return Cache(keys, values, column, columns_used)
 
     def _stop_codes(self) -> jax.Array:
@@ -351,8 +428,11 @@ class _Session:
         return meshes.put(mine, where)
 
     def _collect(self, emitted: Emitted) -> list[Rollout]:
-        """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
-        counts, stopped, stop_code = jax.device_get((emitted.counts, emitted.stopped, emitted.stop_code))
+        """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
+        complete."""
+        counts, stopped, stop_code = jax.device_get(
+            (emitted.counts, emitted.stopped, emitted.stop_code)
+        )
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(stop_code))
         self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
@@ -376,10 +456,13 @@ class _Session:
             stopped[row] = True
         finished = self.schedule.collect_finished(counts.tolist(), stopped.tolist())
         pairs = [(row, sample) for row in finished if (sample := running[row]) and self.tokens[row]]
-        return [self._rollout(row, sample, bool(stopped[row]), ends.get(row)) for row, sample in pairs]
+        return [
+            self._rollout(row, sample, bool(stopped[row]), ends.get(row)) for row, sample in pairs
+        ]
 
     def _agree(self, mine: dict[int, int]) -> dict[int, int]:
-        """Return the rows whose stop string any process has found, with their ends, and put them to rest.
+        """Return the rows whose stop string any process has found, with their ends, and put them to
+        rest.
 
         Each process reads the text of its own rows; all must free the same ones.
         """
@@ -403,7 +486,8 @@ class _Session:
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yield the parts of arrays [S, C] that this process answers for: first row, and each array's rows from there on.
+    """Yield the parts of arrays [S, C] that this process answers for: first row, and each array's
+    rows from there on.
 
     Of devices with the same rows, the first one's process answers for them.
     """
@@ -420,14 +504,21 @@ def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jit
         layout = decoder.shardings
         convert = lora.viewed
 
-    def view(model: Decoder) -> Decoder:  # plans and records of compiling know the program by this name
+    def view(
+        model: Decoder,
+    ) -> Decoder:  # plans and records of compiling know the program by this name
         return convert(model, dtype, config.quantise)
 
     return Jitted(view, out_shardings=layout(config, mesh))
 
 
 def _jitted(
-    config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: AttentionSetting, decode_kernel: DecodeKernel
+    config: ModelConfig,
+    mesh: Mesh,
+    chunk: int,
+    dtype: jnp.dtype,
+    kernel: AttentionSetting,
+    decode_kernel: DecodeKernel,
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
@@ -444,8 +535,8 @@ def _jitted(
 
 
 def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
-    """Choose the columns of prefills for prompts of these lengths. One size holds the longest; where most are far
-    shorter a second one is for those."""
+    """Choose the columns of prefills for prompts of these lengths. One size holds the longest;
+    where most are far shorter a second one is for those."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
     if 2 * most <= longest:

@@ -1,7 +1,9 @@
-"""The sampler's jitted programs over the whole mesh: prefill, insert, decode, and resize where widths are compiled in.
+"""The sampler's jitted programs over the whole mesh: prefill, insert, decode, and resize where
+widths are compiled in.
 
-Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode steps of one chunk,
-K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and values are an array a layer, or one of all
+Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode
+steps of one chunk, K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and
+values are an array a layer, or one of all
 layers that begins with L: see decoder.Cache.
 
 Rows and prompts are split over data and fsdp, a prompt on the devices that decode its samples.
@@ -37,10 +39,13 @@ Tree = TypeVar("Tree")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows(Generic[Array]):
-    """The sampler's record of each row, besides its cache: numpy arrays where the host fills them in.
+    """The sampler's record of each row, besides its cache: numpy arrays where the host fills them
+    in.
 
-    keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole sequence.
-    generated: int32 [S], tokens so far; remaining: int32 [S], how many more may come, 0 for a row at rest.
+    keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole
+    sequence.
+    generated: int32 [S], tokens so far; remaining: int32 [S], how many more may come, 0 for a row
+    at rest.
     temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
     """
 
@@ -65,7 +70,8 @@ class Rows(Generic[Array]):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """The device state between chunks. hidden: [S, E], from which each row's next token is drawn."""
+    """The device state between chunks. hidden: [S, E], from which each row's next token is
+    drawn."""
 
     rows: Rows[jax.Array]
     cache: Cache
@@ -75,7 +81,8 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D], as in the cache.
+    """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D],
+    as in the cache.
 
     hidden: [N, E], of the last token.
     """
@@ -86,10 +93,11 @@ class Prompts:
 
 
 class Emitted(NamedTuple):
-    """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
+    """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are
+    the row's.
 
-    stopped: bool [S], a stop token was drawn. stop_code: int32 scalar, the largest of all processes'. The last
-    three are on every device.
+    stopped: bool [S], a stop token was drawn. stop_code: int32 scalar, the largest of all
+    processes'. The last three are on every device.
     """
 
     tokens: jax.Array
@@ -104,8 +112,8 @@ class Emitted(NamedTuple):
 class Shapes:
     """The shapes that the programs are compiled for.
 
-    rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in use, ascending; the
-    last is W. stops: K. filtered: whether any row uses top_k or top_p.
+    rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
+    use, ascending; the last is W. stops: K. filtered: whether any row uses top_k or top_p.
     """
 
     rows: int
@@ -121,7 +129,8 @@ ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
 
 
 def logical_axes(array: Any) -> tuple[str | None, ...]:
-    """Return the logical axes of an array of the sampler: keys or values, what each row has a line of, or a number."""
+    """Return the logical axes of an array of the sampler: keys or values, what each row has a line
+    of, or a number."""
     if array.ndim >= 4:
         return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
     if not array.ndim:
@@ -135,7 +144,12 @@ def lay_out_tree(tree: Tree, place: Callable[..., Any]) -> Tree:
 
 
 def empty(
-    config: ModelConfig, shapes: Shapes, *, stacked: bool, dtype: jnp.dtype, mesh: Mesh | None = None
+    config: ModelConfig,
+    shapes: Shapes,
+    *,
+    stacked: bool,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
 ) -> tuple[State, Prompts]:
     """Make a state with all rows at rest, and prompts yet to be filled in.
 
@@ -149,7 +163,9 @@ def empty(
     def zeros(*shape: int) -> tuple[jax.Array, ...]:
         if stacked:
             return (jnp.zeros((layers, *shape), dtype),)
-        return tuple(jnp.zeros(shape, dtype) for _ in range(layers))  # each its own buffer: they are donated
+        return tuple(
+            jnp.zeros(shape, dtype) for _ in range(layers)
+        )  # each its own buffer: they are donated
 
     cache = Cache(
         keys=zeros(shapes.rows, heads, dim, width),
@@ -179,18 +195,22 @@ def prefill(
     dtype: jnp.dtype,
     attention: AttentionSetting = "auto",
 ) -> Prompts:
-    """Run prompts through the model and put those that are `fresh`, bool [N], in place of the ones before.
+    """Run prompts through the model and put those that are `fresh`, bool [N], in place of the ones
+    before.
 
     tokens: int32 [N, P' <= P], right-aligned, with lengths int32 [N].
     """
     place = partial(lay_out, mesh)
     columns = tokens.shape[1]
-    # Prompts end in the last column: their tokens there count from 0, the columns before them are padding.
+    # Prompts end in the last column: their tokens there count from 0, the columns before them are
+    # padding.
     offsets = jnp.arange(columns)[None, :] - (columns - lengths)[:, None]
     segments = jnp.where(offsets >= 0, SEGMENT_STRIDE, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
     kernel = attention_for(attention, mesh, "sequence")
-    hidden, kv = forward(params, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel, mesh=mesh)
+    hidden, kv = forward(
+        params, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel, mesh=mesh
+    )
     assert kv is not None
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
@@ -199,7 +219,11 @@ def prefill(
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
-        return jnp.where(fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)), place(new, *logical_axes(new)), old)
+        return jnp.where(
+            fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)),
+            place(new, *logical_axes(new)),
+            old,
+        )
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
@@ -219,18 +243,29 @@ def insert(
     *,
     mesh: Mesh,
 ) -> State:
-    """Begin samples in some rows behind prefilled prompts; the other rows are not touched, and nothing is sent.
+    """Begin samples in some rows behind prefilled prompts; the other rows are not touched, and
+    nothing is sent.
 
-    order: int32 [S], in every device's part the rows of it that begin, the first counts [ways] of them; places: int32
-    [S], the prompt of each, also within the part. fresh: settings of the rows that begin, at their place.
+    order: int32 [S], in every device's part the rows of it that begin, the first counts [ways] of
+    them; places: int32 [S], the prompt of each, also within the part. fresh: settings of the rows
+    that begin, at their place.
     """
     rows = meshes.spec(mesh, ("rows",), order.shape)
     split, replicated = PartitionSpec(*rows, None), PartitionSpec()
     arrays, prefixes = (state.cache.keys, state.cache.values), (prompts.keys, prompts.values)
-    cache_specs, prefix_specs = jax.tree.map(lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (arrays, prefixes))
+    cache_specs, prefix_specs = jax.tree.map(
+        lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (arrays, prefixes)
+    )
 
     def begin(
-        arrays: Any, hidden: Any, prefixes: Any, last: Any, order: Any, places: Any, counts: Any, ring: Any
+        arrays: Any,
+        hidden: Any,
+        prefixes: Any,
+        last: Any,
+        order: Any,
+        places: Any,
+        counts: Any,
+        ring: Any,
     ) -> Any:
         def begin_row(number: jax.Array, carry: Any) -> Any:
             arrays, hidden, begun = carry
@@ -246,38 +281,54 @@ def insert(
         return jax.lax.fori_loop(0, counts[0], begin_row, start)
 
     inputs = cache_specs, split, prefix_specs, split, rows, rows, rows, replicated
-    begin = jax.shard_map(begin, mesh=mesh, in_specs=inputs, out_specs=(cache_specs, split, rows), check_vma=False)
+    begin = jax.shard_map(
+        begin, mesh=mesh, in_specs=inputs, out_specs=(cache_specs, split, rows), check_vma=False
+    )
     ring = state.cache.column, state.cache.width
-    (keys, values), hidden, begun = begin(arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring)
+    (keys, values), hidden, begun = begin(
+        arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring
+    )
 
     def changed(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
     cache = Cache(keys, values, *ring)
-    return lay_out_tree(State(jax.tree.map(changed, fresh, state.rows), cache, hidden), partial(lay_out, mesh))
+    return lay_out_tree(
+        State(jax.tree.map(changed, fresh, state.rows), cache, hidden), partial(lay_out, mesh)
+    )
 
 
 def _write(
-    array: jax.Array, source: jax.Array, row: jax.Array, place: jax.Array, ring: tuple[jax.Array, jax.Array], axis: int
+    array: jax.Array,
+    source: jax.Array,
+    row: jax.Array,
+    place: jax.Array,
+    ring: tuple[jax.Array, jax.Array],
+    axis: int,
 ) -> jax.Array:
-    """Fill a row of keys or values with the prompt at `place`, its last token in the column before the next.
+    """Fill a row of keys or values with the prompt at `place`, its last token in the column before
+    the next.
 
     ring: the next column, and how many are in use. axis: of the columns.
     """
-    # All rows write their next token into the same column, `column`, and then into the one behind it; behind the last
-    # of the `width` columns in use comes column 0. So a row that begins now has its prompt in the columns before
-    # `column`, and where these are fewer than the prompt has tokens, its beginning lies at the end of the ring.
+    # All rows write their next token into the same column, `column`, and then into the one behind
+    # it; behind the last of the `width` columns in use comes column 0. So a row that begins now has
+    # its prompt in the columns before `column`, and where these are fewer than the prompt has
+    # tokens, its beginning lies at the end of the ring.
     column, width = ring
     size = source.shape[axis]
     prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
     start = (column - size) % width
-    # Shapes are fixed when this is compiled, and `start` is known on the device only: the prompt is written in one
-    # piece into zeros that are longer than the ring. What then lies beyond the ring is added to its beginning, where
-    # the line has zeros. The whole line replaces the row, and with it what was left of the response before.
+    # Shapes are fixed when this is compiled, and `start` is known on the device only: the prompt is
+    # written in one piece into zeros that are longer than the ring. What then lies beyond the ring
+    # is added to its beginning, where the line has zeros. The whole line replaces the row, and with
+    # it what was left of the response before.
     shape = list(array.shape)
     shape[ROWS] = 1
     shape[axis] += size
-    line = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, array.dtype), prompt, start, axis=axis)
+    line = jax.lax.dynamic_update_slice_in_dim(
+        jnp.zeros(shape, array.dtype), prompt, start, axis=axis
+    )
     beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)
     line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
     head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
@@ -285,14 +336,19 @@ def _write(
     return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
 
 
-def resize(array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array, *, axis: int) -> jax.Array:
-    """Move the newest columns to where a ring of another width has them, the newest of all in its last column.
+def resize(
+    array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array, *, axis: int
+) -> jax.Array:
+    """Move the newest columns to where a ring of another width has them, the newest of all in its
+    last column.
 
-    array: keys or values of a cache, of one layer at a time, so that a cache that fills the memory has to lie in it
-    once, and a layer more. ring: the next column, and how many are in use. axis: of the columns.
+    array: keys or values of a cache, of one layer at a time, so that a cache that fills the memory
+    has to lie in it once, and a layer more. ring: the next column, and how many are in use. axis:
+    of the columns.
     """
-    # A column's age is how many steps ago it was written: 0 for the one before `column`, in either ring. Columns are
-    # copied by their age, which in the new ring grows from its last column to its first.
+    # A column's age is how many steps ago it was written: 0 for the one before `column`, in either
+    # ring. Columns are copied by their age, which in the new ring grows from its last column to its
+    # first.
     column, old_width = ring
     ages = width - 1 - jnp.arange(array.shape[axis])
     columns = (column - 1 - ages) % old_width
@@ -300,7 +356,8 @@ def resize(array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array
 
 
 def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
-    """Put rows to rest. ended: bool [S], those whose response the host has found to be at its end."""
+    """Put rows to rest. ended: bool [S], those whose response the host has found to be at its
+    end."""
     rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
     return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
 
@@ -326,7 +383,9 @@ def decode_chunk(
     head = head_matrix(params, dtype)
     floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
-    emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes))
+    emitted = Emitted(
+        floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes)
+    )
 
     def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
         step, state, _ = carry
@@ -340,12 +399,22 @@ def decode_chunk(
         hidden = place(state.hidden, "replica_rows", "embed")
         logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
         logits = place(place(logits, "rows", "vocab"), "all_rows", None)
-        drawn = draw(logits, rows.keys, rows.generated, rows.temperature, rows.top_k, rows.top_p, filtered=filtered)
+        drawn = draw(
+            logits,
+            rows.keys,
+            rows.generated,
+            rows.temperature,
+            rows.top_k,
+            rows.top_p,
+            filtered=filtered,
+        )
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
 
         def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(buffer, place(value[:, None], "rows", None), step, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(
+                buffer, place(value[:, None], "rows", None), step, axis=1
+            )
 
         emitted = emitted._replace(
             tokens=write(emitted.tokens, drawn.token),
@@ -357,11 +426,20 @@ def decode_chunk(
         # A row at rest reads its own token alone, so that it does not count as a long one.
         position = jnp.where(active, rows.position, 0)
         hidden, cache = decode(
-            params, drawn.token, position, state.cache, widths=widths, dtype=dtype, mesh=mesh, kernel=kernel
+            params,
+            drawn.token,
+            position,
+            state.cache,
+            widths=widths,
+            dtype=dtype,
+            mesh=mesh,
+            kernel=kernel,
         )
         remaining = jnp.where(stopped, 0, rows.remaining - increment)
         position, generated = rows.position + increment, rows.generated + increment
-        rows = dataclasses.replace(rows, position=position, generated=generated, remaining=remaining)
+        rows = dataclasses.replace(
+            rows, position=position, generated=generated, remaining=remaining
+        )
         return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
 
     _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))

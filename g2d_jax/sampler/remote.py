@@ -1,10 +1,13 @@
-"""An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of `engine.*`.
+"""An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of
+`engine.*`.
 
-    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
+    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by
+    adapter
     generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
 
-The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an EngineError, and the
-call's rollouts are drawn again when the run is continued. Only a connection that fails is tried again.
+The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an
+EngineError, and the call's rollouts are drawn again when the run is continued. Only a connection
+that fails is tried again.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ PAUSE = 0.5
 """Seconds before the second attempt; they double with each further one."""
 
 BYTES_A_TOKEN = 2048
-"""Most bytes of an answer for each token of prompt and response, and of a thousand beside; vLLM writes about 150."""
+"""Most bytes of an answer for each token of prompt and response, and of a thousand beside; vLLM
+writes about 150."""
 
 RESTING = (408, 409, 425, 429)
 """Statuses below 500 that say: try again."""
@@ -53,12 +57,13 @@ PREFIX = "g2d-"
 
 
 COUNTS = ("responses", "without_logprobs", "tokenised_again", "other_ids")
-"""Counts of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the ids are not
-those of the text, or not as many as the server says that it drew."""
+"""Counts of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the
+ids are not those of the text, or not as many as the server says that it drew."""
 
 
 class EngineError(ValueError):
-    """The error that the server of engine.* does not answer, or not as it must; the message says what to do.
+    """The error that the server of engine.* does not answer, or not as it must; the message says
+    what to do.
 
     Rollouts on disk stay, and the run can be continued.
     """
@@ -69,17 +74,19 @@ class _Lost(Exception):
 
 
 class Served(NamedTuple):
-    """A policy on the server: the name that requests give, and the version of its weights if the server tells that."""
+    """A policy on the server: the name that requests give, and the version of its weights if the
+    server tells that."""
 
     name: str
     version: str = ""
 
 
 class Remote:
-    """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies are written for it.
+    """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies
+    are written for it.
 
-    seed: of the run. dtype: of the weights that are written. needs_logprobs: whether a loss needs the server's
-    log-probabilities. say: shows the user a message.
+    seed: of the run. dtype: of the weights that are written. needs_logprobs: whether a loss needs
+    the server's log-probabilities. say: shows the user a message.
     counts: of all calls that came to their end, in all processes: see `COUNTS`.
     """
 
@@ -96,7 +103,10 @@ class Remote:
         say: Callable[[str], None],
     ) -> None:
         self.settings, self.folder, self.tokenizer = settings, folder, tokenizer
-        self.vocab_size, self.seed, self.dtype, self.needs_logprobs = vocab_size, seed, dtype, needs_logprobs
+        self.vocab_size = vocab_size
+        self.seed = seed
+        self.dtype = dtype
+        self.needs_logprobs = needs_logprobs
         self.say = functools.cache(say)  # once each
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self._own: Counter[str] = Counter()  # of this call and process
@@ -109,8 +119,10 @@ class Remote:
 
     @functools.cached_property
     def model(self) -> str:
-        """The name that the server has for its model: engine.model, or the only one it lists. Raises EngineError."""
-        wanted, names = self.settings.model, [name for name, is_adapter in self._models().items() if not is_adapter]
+        """The name that the server has for its model: engine.model, or the only one it lists.
+        Raises EngineError."""
+        wanted = self.settings.model
+        names = [name for name, is_adapter in self._models().items() if not is_adapter]
         if wanted in names or (not wanted and len(names) == 1):
             return wanted or names[0]
         listing = endpoint.shown(", ".join(names), self._key) or "no model"
@@ -122,10 +134,13 @@ class Remote:
         try:
             return {str(model["id"]): model.get("parent") is not None for model in listed["data"]}
         except (LookupError, TypeError, AttributeError) as error:
-            raise self._wrong("/models lists no models", "check that engine.url is the base of the API") from error
+            raise self._wrong(
+                "/models lists no models", "check that engine.url is the base of the API"
+            ) from error
 
     def to_sampler_params(self, model: Decoder, weights: str = "") -> Served:
-        """Have the server load a policy; all processes make the call. With sync="none" it is taken to hold it.
+        """Have the server load a policy; all processes make the call. With sync="none" it is taken
+        to hold it.
 
         weights: "" only. Raises EngineError if it cannot be loaded.
         """
@@ -148,11 +163,13 @@ class Remote:
     def generate(
         self, view: Served, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
     ) -> Iterator[Rollout]:
-        """Yield rollouts as they finish, in no particular order: this process's share of the requests.
+        """Yield rollouts as they finish, in no particular order: this process's share of the
+        requests.
 
-        All processes make the call, with the same requests. view: of `to_sampler_params`. purpose: names the
-        randomness as in `Sampler.generate`; the shapes are the sampler's. entropies are NaN, as are log-probabilities
-        where the server's are not those of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
+        All processes make the call, with the same requests. view: of `to_sampler_params`. purpose:
+        names the randomness as in `Sampler.generate`; the shapes are the sampler's. entropies are
+        NaN, as are log-probabilities where the server's are not those of the distribution that was
+        drawn from; greedy ones are 0. Raises EngineError.
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))
@@ -171,11 +188,14 @@ class Remote:
                     self.ready = sum(other.done() for other in waiting)
                     yield self._rollout(*future.result())
                     waiting |= {
-                        pool.submit(self._draw, view, purpose, *job, stopped) for job in itertools.islice(jobs, 1)
+                        pool.submit(self._draw, view, purpose, *job, stopped)
+                        for job in itertools.islice(jobs, 1)
                     }
             finally:
                 stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
+                pool.shutdown(
+                    wait=False, cancel_futures=True
+                )  # after an error what is under way ends, no more is sent
             self._check_held(view)
         for counts in processes.gather(self._own):
             self.counts.update(counts)
@@ -183,14 +203,18 @@ class Remote:
     # The policy
 
     def _load(self, version: str) -> None:
-        """Have the server load the policy in the folder of its version; then remove those of others."""
+        """Have the server load the policy in the folder of its version; then remove those of
+        others."""
         place = self.folder / version
         if self.settings.sync == "adapter":
             self._set_adapter("load", version, lora_path=str(place))
             if self._loaded:
                 self._set_adapter("unload", self._loaded)
         else:
-            self._tell("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
+            self._tell(
+                "collective_rpc",
+                {"method": "reload_weights", "kwargs": {"weights_path": str(place)}},
+            )
             self._tell("update_weight_version", {"new_version": version})
             self._tell("reset_prefix_cache")  # its keys and values are the old policy's
         for other in self.folder.glob(f"{PREFIX}*"):
@@ -198,7 +222,8 @@ class Remote:
                 other.rmtree()
 
     def _set_adapter(self, action: Literal["load", "unload"], version: str, **where: str) -> None:
-        """Have the server load or unload an adapter. It refuses to do again what it did without being heard."""
+        """Have the server load or unload an adapter. It refuses to do again what it did without
+        being heard."""
         url, body = f"{self._base}/{action}_lora_adapter", {"lora_name": version, **where}
 
         def ask(attempt: int) -> None:
@@ -215,38 +240,53 @@ class Remote:
         self._bytes("POST", f"{self._root}/{path}", body)
 
     def _check_held(self, view: Served) -> None:
-        """Raise EngineError if the server holds the weights of another policy. (It forgets an adapter's name.)"""
+        """Raise EngineError if the server holds the weights of another policy. (It forgets an
+        adapter's name.)"""
         if not view.version:
             return
         held = self._json("GET", f"{self._root}/weight_info").get("weight_version")
         if held != view.version:
             raise self._wrong(
-                f"it holds the weights {endpoint.shown(repr(held), self._key)}, not {view.version!r} as it was told: "
+                f"it holds the weights {endpoint.shown(repr(held), self._key)}, not "
+                f"{view.version!r} as it was told: "
                 "it was started again, or another run uses it too",
                 "give each run a server of its own",
             )
 
     def _is_scored(self, view: Served, request: Request) -> bool:
-        """Return whether the server's log-probabilities are those of the distribution that is drawn from.
+        """Return whether the server's log-probabilities are those of the distribution that is drawn
+        from.
 
-        At temperature 1 without filters they are; else it is asked once for the likeliest tokens at temperatures 1 and
-        2, which differ if it gives those after the temperature (vLLM: --logprobs-mode processed_logprobs).
+        At temperature 1 without filters they are; else it is asked once for the likeliest tokens at
+        temperatures 1 and 2, which differ if it gives those after the temperature (vLLM:
+        --logprobs-mode processed_logprobs).
         """
         params = request.params
         if params.temperature == 1.0 and params.top_p == 1.0 and params.top_k == 0:
             return True
         if self._as_drawn is None:
-            body = {"model": view.name, "prompt": request.prompt_ids.tolist(), "max_tokens": 1, "logprobs": 2}
+            body = {
+                "model": view.name,
+                "prompt": request.prompt_ids.tolist(),
+                "max_tokens": 1,
+                "logprobs": 2,
+            }
             tops = []
             for temperature in (1.0, 2.0):
-                answer = self._json("POST", f"{self._base}/completions", {**body, "temperature": temperature})
+                answer = self._json(
+                    "POST", f"{self._base}/completions", {**body, "temperature": temperature}
+                )
                 try:
                     likeliest = dict(answer["choices"][0]["logprobs"]["top_logprobs"][0])
-                    tops.append({token: x for token, x in likeliest.items() if type(x) in (int, float)})
+                    tops.append(
+                        {token: x for token, x in likeliest.items() if type(x) in (int, float)}
+                    )
                 except (LookupError, TypeError, ValueError):  # it gives none
                     tops.append({})
             shared = tops[0].keys() & tops[1].keys()
-            self._as_drawn = any(abs(tops[0][token] - tops[1][token]) > MOST_LOGPROB for token in shared)
+            self._as_drawn = any(
+                abs(tops[0][token] - tops[1][token]) > MOST_LOGPROB for token in shared
+            )
         return self._as_drawn
 
     # Sampling
@@ -256,7 +296,9 @@ class Remote:
     ) -> tuple[Served, Request, int, dict[str, Any]]:
         """Get one response from the server, in a thread."""
         params = request.params
-        low, high = keys.key_data(self.seed, purpose, request.problem_id, request.visit, number).tolist()
+        low, high = keys.key_data(
+            self.seed, purpose, request.problem_id, request.visit, number
+        ).tolist()
         body = {
             "model": view.name,
             "prompt": request.prompt_ids.tolist(),
@@ -276,9 +318,16 @@ class Remote:
             # The text has the string, so that it can be tokenised where the server gives no ids.
             body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         tokens = len(request.prompt_ids) + params.max_new_tokens
-        return view, request, number, self._json("POST", f"{self._base}/completions", body, tokens, stopped)
+        return (
+            view,
+            request,
+            number,
+            self._json("POST", f"{self._base}/completions", body, tokens, stopped),
+        )
 
-    def _rollout(self, view: Served, request: Request, number: int, answer: dict[str, Any]) -> Rollout:
+    def _rollout(
+        self, view: Served, request: Request, number: int, answer: dict[str, Any]
+    ) -> Rollout:
         """Make a rollout of an answer. Raises EngineError for one that breaks the contract."""
         params = request.params
         choices = answer.get("choices")
@@ -287,15 +336,26 @@ class Remote:
             what = "no choices"
             if isinstance(choices, list):
                 what = f"{len(choices)} choices"
-            raise self._wrong(f"an answer has {what}, for one that was asked", "check that engine.url is /v1 of vLLM")
+            raise self._wrong(
+                f"an answer has {what}, for one that was asked",
+                "check that engine.url is /v1 of vLLM",
+            )
         choice = choices[0]
         finish, prompt = choice.get("finish_reason"), choice.get("prompt_token_ids")
         if finish not in ("stop", "length"):
-            raise self._wrong(f"a response ended with finish_reason {finish!r:.50}", "look at its log")
+            raise self._wrong(
+                f"a response ended with finish_reason {finish!r:.50}", "look at its log"
+            )
         if prompt is not None and prompt != request.prompt_ids.tolist():
-            raise self._wrong("it read another prompt than it was given", "switch off what changes prompts there")
+            raise self._wrong(
+                "it read another prompt than it was given", "switch off what changes prompts there"
+            )
         ids = choice.get("token_ids")
-        tokens = self._tokenised(choice, params, answer.get("usage")) if ids is None else self._checked(ids, params)
+        tokens = (
+            self._tokenised(choice, params, answer.get("usage"))
+            if ids is None
+            else self._checked(ids, params)
+        )
         drawn = len(tokens)
         end = self._end(tokens, params)
         # A server that reads a text otherwise, by its prompt say, has ended where it says so.
@@ -322,15 +382,19 @@ class Remote:
         return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
 
     def _end(self, tokens: np.ndarray, params: SamplingParams) -> int | None:
-        """Return how many tokens there are up to the first stop string, None without one: as the sampler finds it."""
+        """Return how many tokens there are up to the first stop string, None without one: as the
+        sampler finds it."""
         if not params.stop:
             return None
         return Watch(self.tokenizer.decode, params.stop).add(tokens)
 
     def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
-        """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have drawn."""
+        """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have
+        drawn."""
         if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
-            raise self._wrong(f"token_ids is {str(ids)!r:.80}, no list of numbers", "look at its version")
+            raise self._wrong(
+                f"token_ids is {str(ids)!r:.80}, no list of numbers", "look at its version"
+            )
         outermost = min(ids)
         if outermost >= 0:
             outermost = max(ids)
@@ -341,7 +405,8 @@ class Remote:
             )
         if len(ids) > params.max_new_tokens or set(ids[:-1]) & set(params.stop_ids):
             raise self._wrong(
-                f"a response has {len(ids)} tokens, beyond max_new_tokens {params.max_new_tokens} or a stop token",
+                f"a response has {len(ids)} tokens, beyond max_new_tokens "
+                f"{params.max_new_tokens} or a stop token",
                 "it does not heed max_tokens or stop_token_ids: use vLLM, or another version",
             )
         return np.array(ids, np.int32)
@@ -350,8 +415,13 @@ class Remote:
         """Return the ids of a response's text, int32 [T]: those that were drawn may be others."""
         text = choice.get("text")
         if not isinstance(text, str):
-            raise self._wrong("a response has neither token_ids nor text", "check that engine.url is /v1 of vLLM")
-        self.say("engine: the server gives no token ids, so its text is tokenised again; the manifest counts them")
+            raise self._wrong(
+                "a response has neither token_ids nor text", "check that engine.url is /v1 of vLLM"
+            )
+        self.say(
+            "engine: the server gives no token ids, so its text is tokenised again; the manifest "
+            "counts them"
+        )
         by_text = choice["finish_reason"] == "stop" and self._ended_by_text(choice, params)
         if by_text and not any(string in text for string in params.stop):
             text += choice["stop_reason"]  # the server cut it off
@@ -359,18 +429,29 @@ class Remote:
         if choice["finish_reason"] == "stop" and not by_text:
             ids.append(self.tokenizer.stop_id)
         told = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        other = self.tokenizer.decode(ids) != text or told not in (None, len(ids)) or len(ids) > params.max_new_tokens
+        other = (
+            self.tokenizer.decode(ids) != text
+            or told not in (None, len(ids))
+            or len(ids) > params.max_new_tokens
+        )
         self._own.update({"tokenised_again": 1, "other_ids": int(other)})
         if not ids:
-            raise self._wrong("a response is empty, and was not ended by a stop token", "look at its log")
+            raise self._wrong(
+                "a response is empty, and was not ended by a stop token", "look at its log"
+            )
         return np.array(ids[: params.max_new_tokens], np.int32)
 
     def _ended_by_text(self, choice: dict[str, Any], params: SamplingParams) -> bool:
         """Return whether a stop string ended a response, which its text has or the server names."""
-        return choice.get("stop_reason") in params.stop or any(string in choice["text"] for string in params.stop)
+        return choice.get("stop_reason") in params.stop or any(
+            string in choice["text"] for string in params.stop
+        )
 
-    def _logprobs(self, choice: dict[str, Any], length: int, view: Served, request: Request) -> np.ndarray:
-        """Return log-probabilities, float32 [T]; NaN where the server has none of what was drawn from."""
+    def _logprobs(
+        self, choice: dict[str, Any], length: int, view: Served, request: Request
+    ) -> np.ndarray:
+        """Return log-probabilities, float32 [T]; NaN where the server has none of what was drawn
+        from."""
         if request.params.temperature == 0:
             return np.zeros(length, np.float32)  # a point mass, as our sampler has it
         given = choice.get("logprobs")
@@ -378,8 +459,12 @@ class Remote:
             return self._without_logprobs(length)
         values = given.get("token_logprobs") if isinstance(given, dict) else None
         if not isinstance(values, list) or len(values) != length:
-            raise self._wrong(f"{length} tokens have no log-probability each", "look at its version")
-        if any(type(x) not in (int, float) or not LEAST_LOGPROB <= x <= MOST_LOGPROB for x in values):
+            raise self._wrong(
+                f"{length} tokens have no log-probability each", "look at its version"
+            )
+        if any(
+            type(x) not in (int, float) or not LEAST_LOGPROB <= x <= MOST_LOGPROB for x in values
+        ):
             raise self._wrong(
                 "a log-probability is no number, not finite or above 0",
                 "its weights or activations may not be finite: check what it serves, and its dtype",
@@ -387,7 +472,9 @@ class Remote:
         return np.minimum(np.array(values, np.float32), 0.0)
 
     def _without_logprobs(self, length: int) -> np.ndarray:
-        why = "the server gives none for the ids it drew, or not those after temperature and filters"
+        why = (
+            "the server gives none for the ids it drew, or not those after temperature and filters"
+        )
         if self.needs_logprobs:
             raise self._wrong(
                 f"a GRPO loss needs log-probabilities, and {why}",
@@ -400,7 +487,12 @@ class Remote:
     # Requests
 
     def _json(
-        self, method: str, url: str, body: Any = None, tokens: int = 0, stopped: threading.Event | None = None
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        tokens: int = 0,
+        stopped: threading.Event | None = None,
     ) -> dict[str, Any]:
         """Return the JSON object of an answer."""
         data = self._bytes(method, url, body, tokens, stopped)
@@ -410,17 +502,25 @@ class Remote:
             answer = None
         if not isinstance(answer, dict):
             text = endpoint.shown(data.decode("utf-8", "replace"), self._key)
-            raise self._wrong(f"{url} answers with what is no JSON object: {text}", "check engine.url")
+            raise self._wrong(
+                f"{url} answers with what is no JSON object: {text}", "check engine.url"
+            )
         return answer
 
     def _bytes(
-        self, method: str, url: str, body: Any = None, tokens: int = 0, stopped: threading.Event | None = None
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        tokens: int = 0,
+        stopped: threading.Event | None = None,
     ) -> bytes:
         """Return the answer to a request, tried again where there was none. Raises EngineError."""
         return self._again(lambda _: self._attempt(method, url, body, tokens), stopped)
 
     def _again(self, attempt: Callable[[int], T], stopped: threading.Event | None = None) -> T:
-        """Return what an attempt, given its number from 0, returns: the first one that is not `_Lost`."""
+        """Return what an attempt, given its number from 0, returns: the first one that is not
+        `_Lost`."""
         pause = stopped or threading.Event()
         for number in itertools.count():
             try:
@@ -436,18 +536,25 @@ class Remote:
         raise AssertionError  # the loop has no end
 
     def _attempt(self, method: str, url: str, body: Any = None, tokens: int = 0) -> bytes:
-        """Return the answer to a request that is sent once. Raises _Lost, and EngineError for what stays so."""
+        """Return the answer to a request that is sent once. Raises _Lost, and EngineError for what
+        stays so."""
         most, timeout = BYTES_A_TOKEN * (tokens + 1000), self.settings.timeout
         try:
-            answer = endpoint.exchange(method, url, body, key=self._key, timeout=timeout, most_bytes=most)
+            answer = endpoint.exchange(
+                method, url, body, key=self._key, timeout=timeout, most_bytes=most
+            )
         except (OSError, http.client.HTTPException) as error:
-            raise _Lost(url, endpoint.shown(f"{type(error).__name__}: {error}", self._key)) from error
+            raise _Lost(
+                url, endpoint.shown(f"{type(error).__name__}: {error}", self._key)
+            ) from error
         except ValueError as error:
             raise self._wrong(f"{url}: {error}", "look at its log") from error
         status = answer.status
         if status == 200:
             return answer.body
-        problem = endpoint.shown(f"status {status}: {answer.body.decode('utf-8', 'replace')}", self._key)
+        problem = endpoint.shown(
+            f"status {status}: {answer.body.decode('utf-8', 'replace')}", self._key
+        )
         if status in RESTING or status >= 500:
             raise _Lost(url, problem)
         raise self._wrong(f"{url} answers {problem}", _advice(status, url))
@@ -456,13 +563,15 @@ class Remote:
         if self._key:
             what = what.replace(self._key, "***")
         return EngineError(
-            f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start again: "
+            f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then "
+            "start again: "
             "rollouts on disk are kept"
         )
 
 
 def check(settings: Settings) -> None:
-    """Raise ValueError for an endpoint that cannot work, a key that is not set included. Sends nothing."""
+    """Raise ValueError for an endpoint that cannot work, a key that is not set included. Sends
+    nothing."""
     try:
         endpoint.check_url(settings.url)
         endpoint.api_key(settings.url, settings.api_key_env)

@@ -14,7 +14,8 @@ from g2d_jax.losses.logprobs import transform_logits
 
 
 class Draw(NamedTuple):
-    """token int32 [B]; logprob and entropy float32 [B], in nats, of the distribution the token was drawn from."""
+    """token int32 [B]; logprob and entropy float32 [B], in nats, of the distribution the token was
+    drawn from."""
 
     token: jax.Array
     logprob: jax.Array
@@ -22,10 +23,12 @@ class Draw(NamedTuple):
 
 
 def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Keep the top_k largest logits (0: all) and of those the smallest set whose mass reaches top_p; others -inf.
+    """Keep the top_k largest logits (0: all) and of those the smallest set whose mass reaches
+    top_p; others -inf.
 
-    logits float32 [B, V], top_k int32 [B], top_p float32 [B]. Equal logits are ranked by index, so exactly top_k tokens
-    stay. The mass of top_p is that of the distribution after top_k, as in transformers.
+    logits float32 [B, V], top_k int32 [B], top_p float32 [B]. Equal logits are ranked by index, so
+    exactly top_k tokens stay. The mass of top_p is that of the distribution after top_k, as in
+    transformers.
     """
 
     def largest(logits: jax.Array) -> jax.Array:
@@ -41,9 +44,11 @@ def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
 
 
 def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """Mark the highest values, equal ones by index, as many as their weights need to reach the target: bool [B, V].
+    """Mark the highest values, equal ones by index, as many as their weights need to reach the
+    target: bool [B, V].
 
-    values, weights float32 [B, V], weights not negative; target float32 [B]. All where the weights do not reach it.
+    values, weights float32 [B, V], weights not negative; target float32 [B]. All where the weights
+    do not reach it.
     """
     ranks = _ordered(values)
     least = _threshold(ranks, weights, target, 32)
@@ -53,9 +58,13 @@ def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Ar
         last = values.shape[-1] - 1
         places = jnp.broadcast_to(jnp.arange(last, -1, -1, dtype=jnp.uint32), values.shape)
         rest = target - jnp.sum(jnp.where(above, weights, 0.0), axis=-1)
-        return equal & (places >= _threshold(places, jnp.where(equal, weights, 0.0), rest, last.bit_length()))
+        return equal & (
+            places >= _threshold(places, jnp.where(equal, weights, 0.0), rest, last.bit_length())
+        )
 
-    several = jnp.any(jnp.sum(equal, axis=-1) > 1)  # equal logits at the edge are rare in a large vocabulary
+    several = jnp.any(
+        jnp.sum(equal, axis=-1) > 1
+    )  # equal logits at the edge are rare in a large vocabulary
     return above | jax.lax.cond(several, cut, lambda equal: equal, equal)
 
 
@@ -66,16 +75,21 @@ def _ordered(x: jax.Array) -> jax.Array:
 
 
 def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: int) -> jax.Array:
-    """Find the greatest t at which the weights of ranks >= t still sum to the target, uint32 [B, 1]; 0 if none does.
+    """Find the greatest t at which the weights of ranks >= t still sum to the target, uint32 [B,
+    1]; 0 if none does.
 
-    ranks uint32 [B, V] below 2^bits. Found two bits at a time, from the highest: bits / 2 readings of the vocabulary,
-    where an accelerator's sort makes hundreds.
+    ranks uint32 [B, V] below 2^bits. Found two bits at a time, from the highest: bits / 2 readings
+    of the vocabulary, where an accelerator's sort makes hundreds.
     """
     steps = -(-bits // 2)
 
     def narrow(step: jax.Array, least: jax.Array) -> jax.Array:
         shift, greatest = 2 * (steps - 1 - step), least
-        for digit in (1, 2, 3):  # sums fall as t grows: the last that reaches the target is the greatest
+        for digit in (
+            1,
+            2,
+            3,
+        ):  # sums fall as t grows: the last that reaches the target is the greatest
             tried = least | (jnp.uint32(digit) << shift.astype(jnp.uint32))
             mass = jnp.sum(jnp.where(ranks >= tried, weights, 0.0), axis=-1, keepdims=True)
             greatest = jnp.where(mass >= target[:, None], tried, greatest)
@@ -85,7 +99,8 @@ def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: in
 
 
 def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """Draw two uniforms in [0, 1) a row, float32 [B, 2] from key data uint32 [B, 2] and positions int32 [B]."""
+    """Draw two uniforms in [0, 1) a row, float32 [B, 2] from key data uint32 [B, 2] and positions
+    int32 [B]."""
 
     def row_uniforms(data: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
@@ -95,13 +110,16 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Return the index [B] of the first of masses [B, N], not negative, with a running sum above uniform [B] * total.
+    """Return the index [B] of the first of masses [B, N], not negative, with a running sum above
+    uniform [B] * total.
 
-    An entry of mass 0 is never chosen, even where rounding makes the running sum rise there: the order in which a
-    matrix product adds may differ between its columns.
+    An entry of mass 0 is never chosen, even where rounding makes the running sum rise there: the
+    order in which a matrix product adds may differ between its columns.
     """
     size = masses.shape[-1]
-    triangle = jnp.triu(jnp.ones((size, size), masses.dtype))  # a product with it is the quickest exact running sum
+    triangle = jnp.triu(
+        jnp.ones((size, size), masses.dtype)
+    )  # a product with it is the quickest exact running sum
     sums = jnp.matmul(masses, triangle, precision=jax.lax.Precision.HIGHEST)
     reached = jnp.where(masses > 0, sums, 0.0)
     above = reached > (uniform * reached.max(axis=-1))[:, None]
@@ -111,8 +129,9 @@ def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
 def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:
     """Draw from unnormalised probs float32 [B, V] with uniforms [B, 2]: int32 [B].
 
-    Two levels, each with its own uniform: first a block of the vocabulary, then a token in it. Float32 sums stay short,
-    and a token far rarer than the uniform's step of 2^-23 keeps its probability. Needs 2 random numbers, not V.
+    Two levels, each with its own uniform: first a block of the vocabulary, then a token in it.
+    Float32 sums stay short, and a token far rarer than the uniform's step of 2^-23 keeps its
+    probability. Needs 2 random numbers, not V.
     """
     rows, vocab = probs.shape
     block = min(vocab, max(128, 1 << ((vocab - 1).bit_length() + 1) // 2))
@@ -135,8 +154,9 @@ def draw(
 ) -> Draw:
     """Sample one token a row from logits float32 [B, V].
 
-    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the filters, where no row
-    uses top_k or top_p. The noise of a row depends on its key and response position alone.
+    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the
+    filters, where no row uses top_k or top_p. The noise of a row depends on its key and response
+    position alone.
     """
     greedy = temperature <= 0.0
     scaled = transform_logits(logits, jnp.where(greedy, 1.0, temperature)[:, None])
@@ -149,6 +169,8 @@ def draw(
     token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, positions)))
     entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-    sure = greedy & ~jnp.isnan(chosen)  # logits that are not finite are to be seen in greedy rows too
+    sure = greedy & ~jnp.isnan(
+        chosen
+    )  # logits that are not finite are to be seen in greedy rows too
     logprob, entropy = (jnp.where(sure, 0.0, x) for x in (chosen, entropy))
     return Draw(token.astype(jnp.int32), logprob, entropy)

@@ -1,10 +1,12 @@
-"""The schedule: which prompt is prefilled where and which sample decodes in which row; it knows nothing of devices.
+"""The schedule: which prompt is prefilled where and which sample decodes in which row; it knows
+nothing of devices.
 
-    requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─► finished
+    requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─►
+    finished
 
-The decisions follow from the requests and from which rows stopped, which every process knows: all compute the same.
-Rows and prompts belong to shards, one for every part of the mesh that the rows are split into, and a prompt is
-prefilled where its samples decode, so that nothing of it is sent.
+The decisions follow from the requests and from which rows stopped, which every process knows: all
+compute the same. Rows and prompts belong to shards, one for every part of the mesh that the rows
+are split into, and a prompt is prefilled where its samples decode, so that nothing of it is sent.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Sample:
 
 @dataclass(slots=True)
 class _Shard:
-    """The rows and prompts of one shard. rows: the sample of each row, None for one at rest. pending: the samples that
-    wait behind each prefilled prompt; order: the prompts that any wait behind, first come first served."""
+    """The rows and prompts of one shard. rows: the sample of each row, None for one at rest.
+    pending: the samples that wait behind each prefilled prompt; order: the prompts that any wait
+    behind, first come first served."""
 
     rows: list[Sample | None]
     pending: list[deque[Sample]]
@@ -53,19 +56,28 @@ class _Shard:
 class Schedule:
     """The samples of one call.
 
-    shards: how many there are; rows, prompts: of each shard, those that decode together and those that are prefilled
-    together. Rows and prompts are numbered over all shards, those of the first shard first.
+    shards: how many there are; rows, prompts: of each shard, those that decode together and those
+    that are prefilled together. Rows and prompts are numbered over all shards, those of the first
+    shard first.
     """
 
-    def __init__(self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int) -> None:
-        most = -(-sum(request.num_samples for request in requests) // shards)  # of one prompt, in one shard
+    def __init__(
+        self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int
+    ) -> None:
+        most = -(
+            -sum(request.num_samples for request in requests) // shards
+        )  # of one prompt, in one shard
         # Prompts of about one length share a prefill.
         ordered = sorted(requests, key=lambda request: -len(request.prompt_ids))
         numbers = ((request, list(range(request.num_samples))) for request in ordered)
         self._waiting = deque(
-            (r, samples[i : i + most]) for r, samples in numbers for i in range(0, len(samples), most)
+            (r, samples[i : i + most])
+            for r, samples in numbers
+            for i in range(0, len(samples), most)
         )
-        self._shards = [_Shard([None] * rows, [deque() for _ in range(prompts)]) for _ in range(shards)]
+        self._shards = [
+            _Shard([None] * rows, [deque() for _ in range(prompts)]) for _ in range(shards)
+        ]
 
     @property
     def rows(self) -> list[Sample | None]:
@@ -73,11 +85,14 @@ class Schedule:
         return [sample for shard in self._shards for sample in shard.rows]
 
     def prefill(self) -> dict[int, Request]:
-        """Choose prompts to run through the model, by the place of each; {} while no row waits for one.
+        """Choose prompts to run through the model, by the place of each; {} while no row waits for
+        one.
 
         Then every free place gets one, in the shard with the least to do first.
         """
-        if not self._waiting or all(shard.order or None not in shard.rows for shard in self._shards):
+        if not self._waiting or all(
+            shard.order or None not in shard.rows for shard in self._shards
+        ):
             return {}
         placed: dict[int, Request] = {}
         while self._waiting:
@@ -102,11 +117,15 @@ class Schedule:
                     shard.rows[row] = new = shard.pending[place].popleft()
                     if not shard.pending[place]:
                         shard.order.popleft()
-                    inserted[number * len(shard.rows) + row] = number * len(shard.pending) + place, new
+                    inserted[number * len(shard.rows) + row] = (
+                        number * len(shard.pending) + place,
+                        new,
+                    )
         return inserted
 
     def collect_finished(self, counts: Sequence[int], stopped: Sequence[bool]) -> list[int]:
-        """Count each row's new tokens; free the rows whose samples are complete, and return their numbers."""
+        """Count each row's new tokens; free the rows whose samples are complete, and return their
+        numbers."""
         finished = []
         for number, shard in enumerate(self._shards):
             for row, sample in enumerate(shard.rows):

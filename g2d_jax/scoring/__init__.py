@@ -1,1 +1,2 @@
-"""Scalar rewards from models: conversations rendered in the reward model's own form, and scored in batches."""
+"""Scalar rewards from models: conversations rendered in the reward model's own form, and scored in
+batches."""

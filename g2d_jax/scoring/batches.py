@@ -1,4 +1,5 @@
-"""Scoring of ragged conversations by a reward model: batches of few shapes, rows split over the mesh, one program."""
+"""Scoring of ragged conversations by a reward model: batches of few shapes, rows split over the
+mesh, one program."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ COLUMNS = 64
 
 
 def columns(length: int) -> int:
-    """Return the columns of a row for so many tokens: few sizes to compile, at most half of each unused."""
+    """Return the columns of a row for so many tokens: few sizes to compile, at most half of each
+    unused."""
     step = COLUMNS
     while step < length:
         if step + step // 2 >= length:
@@ -34,16 +36,21 @@ def columns(length: int) -> int:
 
 @dataclass(slots=True)
 class Usage:
-    """The cost of scoring so far, padding left out. conversations and tokens: those that were run through the model."""
+    """The cost of scoring so far, padding left out. conversations and tokens: those that were run
+    through the model."""
 
     conversations: int = 0
     tokens: int = 0
     flops: float = 0.0
 
 
-def make_program(mesh: Mesh, dtype: jnp.dtype) -> Callable[[ScalarModel, jax.Array, jax.Array], jax.Array]:
+def make_program(
+    mesh: Mesh, dtype: jnp.dtype
+) -> Callable[[ScalarModel, jax.Array, jax.Array], jax.Array]:
     """Return the jitted `read_scores`."""
-    return Jitted(partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh))
+    return Jitted(
+        partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh)
+    )
 
 
 def full_rows(mesh: Mesh, length: int, batch_tokens: int) -> int:
@@ -55,20 +62,26 @@ def full_rows(mesh: Mesh, length: int, batch_tokens: int) -> int:
 class BatchScorer:
     """A scorer of token ids in batches.
 
-    batch_tokens: of one forward pass over all devices, padding included, but at least one row for every part of the
-    mesh. dtype: of activations. Compiled shapes: columns by `columns`; rows a full batch, or a power of two for each
-    part of the mesh.
+    batch_tokens: of one forward pass over all devices, padding included, but at least one row for
+    every part of the mesh. dtype: of activations. Compiled shapes: columns by `columns`; rows a
+    full batch, or a power of two for each part of the mesh.
     """
 
-    def __init__(self, model: ScalarModel, mesh: Mesh, *, batch_tokens: int, dtype: jnp.dtype) -> None:
+    def __init__(
+        self, model: ScalarModel, mesh: Mesh, *, batch_tokens: int, dtype: jnp.dtype
+    ) -> None:
         self.model, self.mesh, self.batch_tokens = model, mesh, batch_tokens
         self.usage = Usage()
         self._run = make_program(mesh, dtype)
 
     def score(self, sequences: Sequence[Ids]) -> np.ndarray:
-        """Compute scores, float32 [N], each read at the last token of its sequence, int32 [T], T at least 1."""
+        """Compute scores, float32 [N], each read at the last token of its sequence, int32 [T], T at
+        least 1."""
         scores = np.zeros(len(sequences), np.float32)
-        waiting = [(rows, self._dispatch([sequences[row] for row in rows])) for rows in self._batches(sequences)]
+        waiting = [
+            (rows, self._dispatch([sequences[row] for row in rows]))
+            for rows in self._batches(sequences)
+        ]
         for rows, result in waiting:
             processes.note_progress("scoring by a reward model")
             scores[rows] = np.asarray(result)[: len(rows)]
@@ -76,11 +89,14 @@ class BatchScorer:
         return scores
 
     def _batches(self, sequences: Sequence[Ids]) -> Iterator[list[int]]:
-        """Yield the numbers of sequences that go together: of one size class, and no more than a batch holds."""
+        """Yield the numbers of sequences that go together: of one size class, and no more than a
+        batch holds."""
         classes: defaultdict[int, list[int]] = defaultdict(list)
         for row, ids in enumerate(sequences):
             classes[columns(len(ids))].append(row)
-        for size, rows in sorted(classes.items(), reverse=True):  # the largest first, where memory would run out
+        for size, rows in sorted(
+            classes.items(), reverse=True
+        ):  # the largest first, where memory would run out
             full = full_rows(self.mesh, size, self.batch_tokens)
             yield from (rows[start : start + full] for start in range(0, len(rows), full))
 
@@ -93,7 +109,9 @@ class BatchScorer:
         tokens, lengths = np.zeros((size, length), np.int32), np.ones(size, np.int32)
         for row, ids in enumerate(batch):
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
-        return self._run(self.model, meshes.put_rows(self.mesh, tokens), meshes.put_rows(self.mesh, lengths))
+        return self._run(
+            self.model, meshes.put_rows(self.mesh, tokens), meshes.put_rows(self.mesh, lengths)
+        )
 
     def _count(self, lengths: Sequence[int]) -> None:
         self.usage.conversations += len(lengths)

@@ -1,10 +1,12 @@
-"""A prompt and its response as one conversation in a reward model's own chat template, and as token ids.
+"""A prompt and its response as one conversation in a reward model's own chat template, and as token
+ids.
 
-Prompts and responses are hostile: what they spell is never a special token. Text without the name of one is tokenised
-in one piece with the template's text around it, as every other library does it. Elsewhere the names are hidden from the
-template behind characters of Unicode's private use area, the template's own special tokens are told apart from the text
-between them, and that text is tokenised with special tokens switched off. Whatever comes out, the special tokens in the
-ids are those that the template wrote, in its order, or there are no ids.
+Prompts and responses are hostile: what they spell is never a special token. Text without the name
+of one is tokenised in one piece with the template's text around it, as every other library does it.
+Elsewhere the names are hidden from the template behind characters of Unicode's private use area,
+the template's own special tokens are told apart from the text between them, and that text is
+tokenised with special tokens switched off. Whatever comes out, the special tokens in the ids are
+those that the template wrote, in its order, or there are no ids.
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ class Conversations:
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         if not tokenizer.template.is_chat:
             raise ValueError(
-                "the reward model's tokenizer has no chat template, so a conversation cannot be written as the model "
+                "the reward model's tokenizer has no chat template, so a conversation cannot be "
+                "written as the model "
                 "was trained: set reward.model.tokenizer to the folder of one that has"
             )
         self.tokenizer = tokenizer
-        self._special: Mapping[str, int] = {name: i for name, i in tokenizer.special_tokens.items() if name}
-        self._names = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"(?!)")
+        self._special: Mapping[str, int] = {
+            name: i for name, i in tokenizer.special_tokens.items() if name
+        }
+        self._names = re.compile(
+            "|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"(?!)"
+        )
         unknown = tokenizer.pretrained.unk_token_id
         self._special_ids = np.asarray(sorted(set(self._special.values()) - {unknown}), np.int32)
         self._unknown = unknown
@@ -44,14 +51,20 @@ class Conversations:
         self._plain.encode_special_tokens = True  # their names are text like any other
 
     def encode(self, prompt: Prompt, response: str) -> Ids | None:
-        """Return the conversation's ids, [T] int32, beginning with one BOS where the tokenizer has one.
+        """Return the conversation's ids, [T] int32, beginning with one BOS where the tokenizer has
+        one.
 
-        None when the text cannot be encoded, or not without a special token that the template did not write. Raises
-        ValueError when the chat template fails, which is a matter of settings.
+        None when the text cannot be encoded, or not without a special token that the template did
+        not write. Raises ValueError when the chat template fails, which is a matter of settings.
         """
-        messages = (*self.tokenizer.template.conversation(prompt), {"role": "assistant", "content": response})
+        messages = (
+            *self.tokenizer.template.conversation(prompt),
+            {"role": "assistant", "content": response},
+        )
         hidden = self._hide(messages)
-        text = self.tokenizer.template.apply(tuple(_replaced(m, hidden) for m in messages), generation=False)
+        text = self.tokenizer.template.apply(
+            tuple(_replaced(m, hidden) for m in messages), generation=False
+        )
         frame = [self._special[name] for name in self._names.findall(text)]
         try:
             ids = None if hidden else self._checked(self.tokenizer.encode_text(text), frame)

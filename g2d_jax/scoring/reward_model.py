@@ -23,11 +23,13 @@ _UNSCORABLE = Score(None, Verdict.UNSCORABLE)
 
 
 class RewardModel:
-    """The reward model of a config's reward.model section, on the mesh; it scores responses to prompts.
+    """The reward model of a config's reward.model section, on the mesh; it scores responses to
+    prompts.
 
-    Raises ValueError for what is wrong with the settings or the folder (see models/reward_model.py), such as the
-    tokenizer of another model, and a max_length beyond the model's positions. max_length: most tokens of a
-    conversation; a longer one has no score, since the token at which the score is read would be cut. batch_tokens,
+    Raises ValueError for what is wrong with the settings or the folder (see
+    models/reward_model.py), such as the tokenizer of another model, and a max_length beyond the
+    model's positions. max_length: most tokens of a conversation; a longer one has no score, since
+    the token at which the score is read would be cut. batch_tokens,
     dtype: see BatchScorer. usage: the work of the model so far; read it before and after a call.
     """
 
@@ -44,9 +46,10 @@ class RewardModel:
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """Score every response to its prompt: SCORED, or UNSCORABLE with reward None.
 
-        Unscorable are conversations of more than max_length tokens, those that cannot be encoded or have no token to
-        read at, and scores that are not finite or beyond MOST_REWARD. Raises ValueError when the numbers of prompts and
-        responses differ, and when the chat template fails.
+        Unscorable are conversations of more than max_length tokens, those that cannot be encoded or
+        have no token to read at, and scores that are not finite or beyond MOST_REWARD. Raises
+        ValueError when the numbers of prompts and responses differ, and when the chat template
+        fails.
         """
         pairs = list(zip(prompts, responses, strict=True))
         encoded = [self._encode(prompt, response) for prompt, response in pairs]
@@ -69,7 +72,8 @@ class RewardModel:
 
 
 def check(settings: Settings) -> Conversations:
-    """Return the conversations of a reward model, read from its tokenizer and its weights' headers alone.
+    """Return the conversations of a reward model, read from its tokenizer and its weights' headers
+    alone.
 
     Raises ValueError as `RewardModel` does.
     """
@@ -81,24 +85,32 @@ def check(settings: Settings) -> Conversations:
 
 
 def open_tokenizer(settings: Settings) -> PromptTokenizer:
-    """Load the tokenizer of a reward model, without its weights. Raises ValueError as `load_tokenizer`.
+    """Load the tokenizer of a reward model, without its weights. Raises ValueError as
+    `load_tokenizer`.
 
     The template is taken as it is, its own system block included: the model was trained with it.
     """
-    source, revision = (settings.tokenizer, None) if settings.tokenizer else (settings.path, settings.revision)
+    source, revision = (
+        (settings.tokenizer, None) if settings.tokenizer else (settings.path, settings.revision)
+    )
     template = TemplateSettings(system=DEFAULT_SYSTEM)
     return load_tokenizer(source, template, revision=revision, generates=False)
 
 
-def _check_fit(config: ModelConfig, cls_id: int | None, tokenizer: PromptTokenizer, max_length: int) -> None:
+def _check_fit(
+    config: ModelConfig, cls_id: int | None, tokenizer: PromptTokenizer, max_length: int
+) -> None:
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
-            f"the reward model has {config.vocab_size} words, its tokenizer {tokenizer.vocab_size}: not of one model"
+            f"the reward model has {config.vocab_size} words, its tokenizer "
+            f"{tokenizer.vocab_size}: not of one model"
         )
     if cls_id is not None and tokenizer.pretrained.cls_token_id != cls_id:
         raise ValueError(
-            f"the reward model is read at the CLS token {cls_id}, but its tokenizer's cls_token has the id "
-            f"{tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the one it was trained with"
+            f"the reward model is read at the CLS token {cls_id}, but its tokenizer's cls_token "
+            "has the id "
+            f"{tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the one it was "
+            "trained with"
         )
     if not 1 <= max_length <= config.positions:
         raise ValueError(

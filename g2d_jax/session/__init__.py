@@ -1,1 +1,2 @@
-"""The parts that the stages of a run share: settings, mesh, tokenizer, problems, rewards, policies, trainer, costs."""
+"""The parts that the stages of a run share: settings, mesh, tokenizer, problems, rewards, policies,
+trainer, costs."""

@@ -21,7 +21,8 @@ class Writer:
             self._pending.append(self._thread.submit(write))
 
     def wait(self) -> None:
-        """Wait until all is written. All processes make the call; an error of writing is raised by all."""
+        """Wait until all is written. All processes make the call; an error of writing is raised by
+        all."""
         processes.on_leader(self._settle)
 
     def close(self) -> None:

@@ -1,10 +1,12 @@
-"""The cost of a stage: tokens, FLOPs and seconds, kept in its checkpoints; and a clock of activities.
+"""The cost of a stage: tokens, FLOPs and seconds, kept in its checkpoints; and a clock of
+activities.
 
     with clock.doing("generation"):          what is entered inside takes its seconds from what is around it
         ...
     clock.launched("training", arrays)       devices are at it until the arrays are there, the host goes on
 
-Programs run while the host does something else, or waits in the next line that needs the device. So a second counts for
+Programs run while the host does something else, or waits in the next line that needs the device. So
+a second counts for
 
     1. compilation, wherever it happens: JAX reports when a phase of it begins and ends
     2. the activity that the host is in
@@ -31,9 +33,9 @@ from g2d_jax.sampler.remote import COUNTS
 class Cost:
     """The cost of a stage so far.
 
-    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it used. The
-    seconds of each of accounting.ACTIVITIES are parts of seconds, but for checkpointing, which comes on top.
-    The last four are remote.COUNTS, of a server's responses.
+    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it
+    used. The seconds of each of accounting.ACTIVITIES are parts of seconds, but for checkpointing,
+    which comes on top. The last four are remote.COUNTS, of a server's responses.
     """
 
     seconds: float = 0.0
@@ -57,7 +59,11 @@ class Cost:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the cost in a manifest, or in a part of one."""
-        for name, amount in {**record, **record.get("tokens", {}), **record.get("engine", {})}.items():
+        for name, amount in {
+            **record,
+            **record.get("tokens", {}),
+            **record.get("engine", {}),
+        }.items():
             if name in self.__slots__:
                 setattr(self, name, getattr(self, name) + amount)
 
@@ -67,7 +73,9 @@ class Cost:
         Parts that follow on each other add up to it, whole numbers exactly.
         """
         fields = [(name, x) for name, x in dataclasses.asdict(self).items() if x]
-        whole = {name: round(x * end) - round(x * start) for name, x in fields if isinstance(x, int)}
+        whole = {
+            name: round(x * end) - round(x * start) for name, x in fields if isinstance(x, int)
+        }
         return {name: x * (end - start) for name, x in fields} | whole
 
     def manifest(self) -> dict[str, Any]:
@@ -82,12 +90,15 @@ class Cost:
 
 
 class Clock:
-    """Seconds by activity since the clock was made. For one thread; others that compile meanwhile do not count."""
+    """Seconds by activity since the clock was made. For one thread; others that compile meanwhile
+    do not count."""
 
     def __init__(self) -> None:
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
         self._activity = ""
-        self._running: tuple[str, Sequence[Any]] | None = None  # the activity of the last program, and its results
+        self._running: tuple[str, Sequence[Any]] | None = (
+            None  # the activity of the last program, and its results
+        )
         self._mark, self._compiled = time.perf_counter(), compiling.seconds()
 
     @contextmanager
@@ -100,12 +111,14 @@ class Clock:
             self._switch(around)
 
     def launched(self, activity: str, arrays: Sequence[jax.Array]) -> None:
-        """Count the devices' time as this activity until the arrays, which no program takes away, are computed."""
+        """Count the devices' time as this activity until the arrays, which no program takes away,
+        are computed."""
         self._switch(self._activity)
         self._running = activity, arrays
 
     def settle(self) -> None:
-        """Wait for what was launched, on its own account: before the host waits for a program that comes behind it."""
+        """Wait for what was launched, on its own account: before the host waits for a program that
+        comes behind it."""
         if self._running is not None:
             activity, arrays = self._running
             with self.doing(activity):

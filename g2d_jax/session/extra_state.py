@@ -13,7 +13,8 @@ from g2d_jax.session.cost import Cost
 
 @dataclass
 class Cursor:
-    """A position in the order of prompts, and the prompts up to it: those drawn, and those skipped, by reason."""
+    """A position in the order of prompts, and the prompts up to it: those drawn, and those skipped,
+    by reason."""
 
     position: int = 0
     drawn: int = 0
@@ -28,18 +29,22 @@ class Cursor:
 
 @dataclass
 class ExtraState:
-    """The numbers of a stage that resume with it; those of rollouts and of early stopping are of an online stage.
+    """The numbers of a stage that resume with it; those of rollouts and of early stopping are of an
+    online stage.
 
     costs: step -> the cost at every kept step, the fields of `Cost.manifest`
-    skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last in a row
+    skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last
+    in a row
     warnings: alerts that were shown, see `alerts.say`
     series: kind -> metric -> the first and the last values that alerts compare
     rewards: the mean reward of every update
     probes: the figures of every probe, with its step; probe_cost: of all of them
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
-    usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the batches
-    window: the first update of the sync window that was drawn last; before, after: positions around it
+    usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the
+    batches
+    window: the first update of the sync window that was drawn last; before, after: positions around
+    it
     history: what prompts got so far, for choosing among them
     """
 
@@ -72,9 +77,11 @@ class ExtraState:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ExtraState:
-        """Restore the state that `to_json` wrote, also that of an older version, which had fields that are gone."""
+        """Restore the state that `to_json` wrote, also that of an older version, which had fields
+        that are gone."""
         known = {field.name for field in dataclasses.fields(cls)}
         state = cls(**{name: value for name, value in record.items() if name in known})
-        state.probe_cost, state.history = Cost(**record["probe_cost"]), History.from_state(record["history"])
+        state.probe_cost = Cost(**record["probe_cost"])
+        state.history = History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
         return state

@@ -1,10 +1,13 @@
-"""Reference answers ("golds") that the verifier cannot read: found out as problems are loaded, and kept with the run.
+"""Reference answers ("golds") that the verifier cannot read: found out as problems are loaded, and
+kept with the run.
 
-    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out, or graded by equal text
+    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out, or graded by
+    equal text
               └► else the workers of the verifier, and kept ────┘
 
-What a run began with holds: a verifier of another version, which reads more or less, changes no problem of a run under
-way. Of several processes one finds out and shares it; a study has one file for all of its points.
+What a run began with holds: a verifier of another version, which reads more or less, changes no
+problem of a run under way. Of several processes one finds out and shares it; a study has one file
+for all of its points.
 """
 
 from __future__ import annotations
@@ -37,12 +40,16 @@ def unreadable(
     workdir: epath.Path,
     follows: epath.Path | None = None,
 ) -> set[str]:
-    """Return the ids of problems whose reference answer the verifier cannot read. All processes call it, with the same.
+    """Return the ids of problems whose reference answer the verifier cannot read. All processes
+    call it, with the same.
 
-    problems: with an answer, of tasks that the verifier scores. The scorer takes over what was found out. follows:
-    the work directory whose answers hold, None for `workdir`, which keeps new ones. Raises as `VerifierPool.read`.
+    problems: with an answer, of tasks that the verifier scores. The scorer takes over what was
+    found out. follows: the work directory whose answers hold, None for `workdir`, which keeps new
+    ones. Raises as `VerifierPool.read`.
     """
-    found = processes.on_leader(lambda: _find_out(problems, scorer, tracker, workdir, follows or workdir))
+    found = processes.on_leader(
+        lambda: _find_out(problems, scorer, tracker, workdir, follows or workdir)
+    )
     if found is None:
         return set()
     ids = set(found)
@@ -53,13 +60,19 @@ def unreadable(
 
 
 def _find_out(
-    problems: Sequence[Problem], scorer: RewardManager, tracker: Tracker, workdir: epath.Path, follows: epath.Path
+    problems: Sequence[Problem],
+    scorer: RewardManager,
+    tracker: Tracker,
+    workdir: epath.Path,
+    follows: epath.Path,
 ) -> list[str] | None:
-    """Return the ids as `unreadable` does; None for a run that was begun with all of its problems."""
+    """Return the ids as `unreadable` does; None for a run that was begun with all of its
+    problems."""
     kept = _kept(follows)
     if kept is None and follows.exists() and stage_folders(follows):
         tracker.say(
-            f"{follows} was begun by a version that left no problem out for its reference answer: all stay, and "
+            f"{follows} was begun by a version that left no problem out for its reference "
+            "answer: all stay, and "
             "responses to those that the verifier cannot read are unscorable"
         )
         return None
@@ -71,14 +84,20 @@ def _find_out(
             _keep(workdir, found)
             for task, indices in indices_by_task(problems).items():
                 own = pick(problems, indices)
-                golds = {keys[problem.id]: str(problem.answer) for problem in own if keys[problem.id] not in found}
+                golds = {
+                    keys[problem.id]: str(problem.answer)
+                    for problem in own
+                    if keys[problem.id] not in found
+                }
                 for read in _answers(golds, scorer.verifier(task), tracker):
                     found |= read
                     _keep(workdir, found)
     return [problem.id for problem in problems if not found[keys[problem.id]]]
 
 
-def _answers(golds: Mapping[str, str], pool: VerifierPool, tracker: Tracker) -> Iterator[dict[str, bool]]:
+def _answers(
+    golds: Mapping[str, str], pool: VerifierPool, tracker: Tracker
+) -> Iterator[dict[str, bool]]:
     """Yield by key whether golds can be read, part by part. golds: by key."""
     hard: dict[str, str] = {}
     for key, gold in golds.items():
@@ -112,15 +131,20 @@ def _home(workdir: epath.Path) -> epath.Path:
 
 
 def _kept(workdir: epath.Path) -> dict[str, bool] | None:
-    """Read what was found out, by key; None where nothing was. Raises ValueError for a damaged file."""
+    """Read what was found out, by key; None where nothing was. Raises ValueError for a damaged
+    file."""
     file = _home(workdir) / FOLDER / FILE
     if not file.exists():
         return None
     try:
-        return {str(key): bool(read) for key, read in map(json.loads, storage.read_bytes(file).splitlines())}
+        return {
+            str(key): bool(read)
+            for key, read in map(json.loads, storage.read_bytes(file).splitlines())
+        }
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{file} is damaged: {error}. Put back a copy of it. Without one, of a run that has not begun: delete it"
+            f"{file} is damaged: {error}. Put back a copy of it. Without one, of a run that has "
+            "not begun: delete it"
         ) from error
 
 

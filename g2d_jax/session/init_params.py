@@ -24,21 +24,25 @@ from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
-    """Return the fields of a ModelConfig for the section lora.*: its adapters, and the codes of the frozen parameters.
+    """Return the fields of a ModelConfig for the section lora.*: its adapters, and the codes of the
+    frozen parameters.
 
-    Raises ValueError for values out of range, and ImportError where the package that quantises is not installed.
+    Raises ValueError for values out of range, and ImportError where the package that quantises is
+    not installed.
     """
     if not settings.rank:
         return {}
-    targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
+    targets = (
+        tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
+    )
     quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
     low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
     return {"lora": low_rank, "quantise": settings.quantise}
 
 
 def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
-    """Return the shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError
-    naming its field."""
+    """Return the shape that the section model.* describes, for random parameters, with `adapters`.
+    Raises ValueError naming its field."""
     sizes = settings.to_dict()
     for name in ("path", "revision", "init_std"):
         del sizes[name]
@@ -49,8 +53,8 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
 
 
 def base_dtype(config: Config) -> jnp.dtype:
-    """Return the dtype of the model's parameters. Trained ones are float32; frozen ones beside adapters may be
-    narrower, and quantised ones are not of this type."""
+    """Return the dtype of the model's parameters. Trained ones are float32; frozen ones beside
+    adapters may be narrower, and quantised ones are not of this type."""
     return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
 
 
@@ -60,18 +64,25 @@ def rest_bytes(config: Config, shape: ModelConfig) -> int:
     return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
-def base(config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
-    """Load a model on the mesh from a folder, or make a random one; with adapters its frozen part (`lora.frozen`)."""
+def base(
+    config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh
+) -> Decoder:
+    """Load a model on the mesh from a folder, or make a random one; with adapters its frozen part
+    (`lora.frozen`)."""
     if folder is None:
         return random(config, shape, mesh)
-    return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise)
+    return hf.load(
+        folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise
+    )
 
 
 def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """Draw random parameters on the mesh; of a shape with adapters the frozen part."""
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
     if not shape.quantise:
-        draw = jax.jit(_parameters, static_argnums=(1, 2, 3), out_shardings=decoder.shardings(shape.base, mesh))
+        draw = jax.jit(
+            _parameters, static_argnums=(1, 2, 3), out_shardings=decoder.shardings(shape.base, mesh)
+        )
         model = draw(key, shape.base, std, dtype)
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
@@ -79,7 +90,9 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     def make(name: str, row: Param) -> Any:  # a program each: no two exist unquantised
         if row.adapter:
             return None
-        draw = jax.jit(_parameter, static_argnums=(1, 2, 3, 4), out_shardings=decoder.parameter(where, name))
+        draw = jax.jit(
+            _parameter, static_argnums=(1, 2, 3, 4), out_shardings=decoder.parameter(where, name)
+        )
         return draw(key, name, row, std, dtype)
 
     return decoder.build(shape, make)
@@ -108,9 +121,11 @@ BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`
 
 
 def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
-    """Follow a policy to the model that it was trained from, which adapters stand beside: "init", or "hf:PATH".
+    """Follow a policy to the model that it was trained from, which adapters stand beside: "init",
+    or "hf:PATH".
 
-    folders: stage -> its folder; a stage that has begun knows its base, wherever it came from. "hf:" alone, without
+    folders: stage -> its folder; a stage that has begun knows its base, wherever it came from.
+    "hf:" alone, without
     adapters only: random parameters of another run. Raises ValueError for a policy of another run
     ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's settings.
     """
@@ -121,16 +136,23 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
         return policy
     other = epath.Path(name.place).expanduser()
     if not (other / "config.json").exists():
-        raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
+        raise ValueError(
+            f"policy {policy!r}: {other} holds no run any more, and what it trained from is not "
+            "known"
+        )
     content = storage.read_json(other / "config.json")
     theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
     base = base_policy(theirs, name.stage, stage_folders(other))
-    # What lay there is compared where it is kept (session/kept_inputs.py); the place stands for it where it is not.
+    # What lay there is compared where it is kept (session/kept_inputs.py); the place stands for it
+    # where it is not.
     inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
     places_count = base_setting(theirs, name.stage) not in inputs
-    if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(config, base, places_count):
+    if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(
+        config, base, places_count
+    ):
         raise ValueError(
-            f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
+            f"policy {policy!r}: its adapters are not beside this run's model: give this run the "
+            "same model.* and "
             "lora.*, or export that policy and use hf:FOLDER"
         )
     same = base != INIT or theirs.model.path == config.model.path
@@ -138,7 +160,8 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
 
 
 def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
-    """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is written down."""
+    """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is
+    written down."""
     for _ in range(len(config.stages) + 1):
         stage = own_stage(policy)
         if stage not in config.stages:
@@ -150,13 +173,15 @@ def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -
                 return base
             # It has moved with the work directory, whose settings name its new place.
         (policy,) = config.stages[stage].policies_read()
-    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
+    raise ValueError(
+        f"policy {policy!r} is made from itself: the stages read each other in a circle"
+    )
 
 
 def base_setting(config: Config, policy: str) -> str:
-    """Name the input that is the model which a policy's adapters stand beside: "model.path", "stages.NAME.policy" for
-    one of "hf:", "stages.NAME.policy.base" for that of another run's policy; without "stages.NAME." for the policy
-    itself."""
+    """Name the input that is the model which a policy's adapters stand beside: "model.path",
+    "stages.NAME.policy" for one of "hf:", "stages.NAME.policy.base" for that of another run's
+    policy; without "stages.NAME." for the policy itself."""
     setting = "policy"
     for _ in range(len(config.stages) + 1):
         name = PolicyName.parse(policy)
@@ -168,11 +193,14 @@ def base_setting(config: Config, policy: str) -> str:
             return "model.path"
         (policy,) = config.stages[name.stage].policies_read()
         setting = f"stages.{name.stage}.policy"
-    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
+    raise ValueError(
+        f"policy {policy!r} is made from itself: the stages read each other in a circle"
+    )
 
 
 def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
-    """List the settings that adapters and their base depend on. places_count: whether path and revision do."""
+    """List the settings that adapters and their base depend on. places_count: whether path and
+    revision do."""
     settings = to_dict(config)
     adapters, model = settings["lora"], settings["model"]
     del adapters["dropout"]  # it is of training

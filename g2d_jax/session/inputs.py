@@ -1,6 +1,8 @@
-"""The inputs that a run reads from outside: a reader of the content of each, by the setting that names it.
+"""The inputs that a run reads from outside: a reader of the content of each, by the setting that
+names it.
 
-settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─► kept_inputs.py
+settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─►
+kept_inputs.py
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from typing import NamedTuple, NoReturn
 from etils import epath
 
 from g2d_jax import contents
-from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer, places, prefix_of, setting_of
+from g2d_jax.config import (
+    Config,
+    Model,
+    Online,
+    Reward,
+    Source,
+    Stage,
+    Tokenizer,
+    places,
+    prefix_of,
+    setting_of,
+)
 from g2d_jax.config.places import data_files
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.config_load import beside
@@ -39,8 +52,8 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 
 class Reader(NamedTuple):
-    """An input that a setting names. place: a path, or a name on the hub. kind: of the setting, as `places.parts` has
-    it. read: what reads its content."""
+    """An input that a setting names. place: a path, or a name on the hub. kind: of the setting, as
+    `places.parts` has it. read: what reads its content."""
 
     place: str
     kind: str
@@ -77,7 +90,9 @@ Readers = dict[str, Reader]
 # What a run reads
 
 
-def readers(config: Config, problems: Callable[[str], Content], tokenizer: Callable[[], PromptTokenizer]) -> Readers:
+def readers(
+    config: Config, problems: Callable[[str], Content], tokenizer: Callable[[], PromptTokenizer]
+) -> Readers:
     """Return all inputs of a config. problems: from "data.train", … to its content."""
     model, tokens = config.model, config.tokenizer
     place, revision = model.path or SLIPS.name, model.revision
@@ -91,7 +106,9 @@ def readers(config: Config, problems: Callable[[str], Content], tokenizer: Calla
             source: Source = getattr(task, split)
             if source.path:
                 setting = setting_of(name, split)
-                found[setting] = Reader(source.path, "problems", functools.partial(problems, setting), source.revision)
+                found[setting] = Reader(
+                    source.path, "problems", functools.partial(problems, setting), source.revision
+                )
         found |= _of_reward(task.reward, prefix_of(name))
     for name, stage in config.stages.items():
         found |= _of_stage(config, name, stage)
@@ -106,7 +123,8 @@ def of_run(session: Session) -> Readers:
 def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
     """Return the models that the adapters of other runs belong to. folders: stage -> its folder.
 
-    Raises ValueError, as `base_policy`, for another run that is gone, or whose adapters do not fit these settings.
+    Raises ValueError, as `base_policy`, for another run that is gone, or whose adapters do not fit
+    these settings.
     """
     found: Readers = {}
     if not config.lora.rank:
@@ -134,7 +152,9 @@ def base_model(config: Config, base: str) -> Reader | None:
 
 def named(session: Session) -> Readers:
     """Return the inputs that the settings of a run name themselves."""
-    return readers(session.config, lambda setting: session.problem_contents[setting], lambda: session.tokenizer)
+    return readers(
+        session.config, lambda setting: session.problem_contents[setting], lambda: session.tokenizer
+    )
 
 
 def _of_reward(reward: Reward, prefix: str) -> Readers:
@@ -152,11 +172,14 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
     file = _function_file(reward)
     if file is None:
         return {}
-    return {f"{prefix}reward.function": Reader(str(file), "path", lambda: contents.files([str(file)]))}
+    return {
+        f"{prefix}reward.function": Reader(str(file), "path", lambda: contents.files([str(file)]))
+    }
 
 
 def _function_file(reward: Reward) -> Path | None:
-    """Return the file of a user's reward function, None where it is none or lies in no file of its own."""
+    """Return the file of a user's reward function, None where it is none or lies in no file of its
+    own."""
     if not gives_columns(reward):
         return None
     if reward.folder is not None:
@@ -207,7 +230,8 @@ def _model(path: str, revision: str | None) -> Reader:
 
 
 def weights(folder: epath.Path) -> Content:
-    """Return the content of a model's folder, as `contents.weights`; a local one is read again only if it changed."""
+    """Return the content of a model's folder, as `contents.weights`; a local one is read again only
+    if it changed."""
     if not storage.is_local(folder):
         return contents.weights(folder)
     return _weights(str(folder), _stamp(str(folder), "path"))
@@ -221,7 +245,8 @@ def _files(path: str) -> Content:
 
 
 def _rollouts(path: str, reward: str | None) -> Content:
-    """Return the content of an online stage's dump. reward: the column of its rewards, as of `read_dump`."""
+    """Return the content of an online stage's dump. reward: the column of its rewards, as of
+    `read_dump`."""
     return _rows_of_dump(path, reward, tuple(map(contents.stamp, data_files(path))))
 
 
@@ -247,17 +272,22 @@ def contents_of(every: Readers) -> dict[str, Content]:
 
 
 def digests(found: Mapping[str, Content]) -> dict[str, str]:
-    """Return what fingerprints have of inputs. A reward function's file is not in them: see the top."""
-    return {name: item.digest for name, item in found.items() if not name.endswith("reward.function")}
+    """Return what fingerprints have of inputs. A reward function's file is not in them: see the
+    top."""
+    return {
+        name: item.digest for name, item in found.items() if not name.endswith("reward.function")
+    }
 
 
 # Of a config alone, for studies, which name their stages before they open a run
 
 
 def of_config(config: Config) -> dict[str, Content]:
-    """Read the inputs of a config, but those of embedded tasks, which its settings say, and those on the hub.
+    """Read the inputs of a config, but those of embedded tasks, which its settings say, and those
+    on the hub.
 
-    What was read before in this process is read again only where its files have another time or size.
+    What was read before in this process is read again only where its files have another time or
+    size.
     """
     sources: dict[str, tuple[Source, Reading]] = {}
     for (name, task), split in itertools.product(config.all_tasks.items(), SPLITS):
@@ -265,13 +295,23 @@ def of_config(config: Config) -> dict[str, Content]:
 
     def problems(setting: str) -> Content:
         source, how = sources[setting]
-        return _problems(json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path, "problems"))
+        return _problems(
+            json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path, "problems")
+        )
 
     def tokenizer() -> PromptTokenizer:
-        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path, "model"))
+        return _tokenizer(
+            config.tokenizer,
+            config.model,
+            _stamp(config.tokenizer.path or config.model.path, "model"),
+        )
 
     found = {**readers(config, problems, tokenizer), **bases(config, {})}
-    read = {name: reader for name, reader in found.items() if not (reader.is_on_hub or reader.is_embedded)}
+    read = {
+        name: reader
+        for name, reader in found.items()
+        if not (reader.is_on_hub or reader.is_embedded)
+    }
     return contents_of(read)
 
 
@@ -282,12 +322,15 @@ def on_hub(config: Config) -> dict[str, list[str | None]]:
         raise AssertionError("only places are asked for")
 
     found = {**readers(config, unread, unread), **bases(config, {})}
-    return {name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub}
+    return {
+        name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub
+    }
 
 
 @functools.lru_cache(maxsize=64)
 def _problems(source: str, seed: int, how: Reading, stamp: Stamp) -> Content:
-    """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when that changes."""
+    """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when
+    that changes."""
     return read_source(Source(**json.loads(source)), seed, how)[2]
 
 
@@ -314,7 +357,8 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 def _stamp(place: str, kind: str) -> Stamp:
-    """Return the stamp of a local file, or of all files in a local folder; () for what is no such."""
+    """Return the stamp of a local file, or of all files in a local folder; () for what is no
+    such."""
     found = _parts(place, kind)
     if found is None or not os.path.isabs(found.place):
         return ()

@@ -3,8 +3,8 @@
     inputs.py: setting -> Content ─┬─► WORKDIR/inputs.json, WORKDIR/inputs/SETTING.jsonl
                                    └─► compared with what earlier starts kept ─► refused
 
-Places are free: what lies elsewhere with the same content is the same. A reward function's file is only warned about:
-mending one that failed must not end a run.
+Places are free: what lies elsewhere with the same content is the same. A reward function's file is
+only warned about: mending one that failed must not end a run.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ def check(
     settings: Config,
     begun: bool | None = None,
 ) -> None:
-    """Compare the inputs of a run with those that its work directory keeps, or keep them. For one process.
+    """Compare the inputs of a run with those that its work directory keeps, or keep them. For one
+    process.
 
-    begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with what differs and what
-    to do.
+    begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with
+    what differs and what to do.
     """
     kept = read(workdir)
     begun = bool(stage_folders(workdir)) if begun is None else begun
     compare(workdir, found, say, settings, begun)
     if begun and kept is None:
         say(
-            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and what it reads "
+            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, "
+            "and what it reads "
             "(problems, tokenizer, weights, files of others) is compared from now on"
         )
     if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
@@ -57,7 +59,11 @@ def check(
 
 
 def compare(
-    workdir: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config, begun: bool
+    workdir: epath.Path,
+    found: Mapping[str, Content],
+    say: Callable[[str], None],
+    settings: Config,
+    begun: bool,
 ) -> None:
     """Raise ValueError as `check` does; write nothing."""
     _check_bases_of_others(found, settings)
@@ -70,7 +76,8 @@ def compare(
 
 
 def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
-    """Raise ValueError where adapters of another run would stand beside another model than they were trained with."""
+    """Raise ValueError where adapters of another run would stand beside another model than they
+    were trained with."""
     for name, stage in settings.stages.items():
         policies = stage.policies_read()
         for number, policy in enumerate(policies):
@@ -80,33 +87,45 @@ def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> No
 
 
 def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
-    """Raise ValueError where a base is not the model that another run's adapters were trained with, which it keeps."""
+    """Raise ValueError where a base is not the model that another run's adapters were trained with,
+    which it keeps."""
     named_policy = PolicyName.parse(policy)
     other = absolute(named_policy.place)
-    theirs = Config.of(settings_of(other, storage.read_json(other / "config.json"), finished=True)[0])
+    theirs = Config.of(
+        settings_of(other, storage.read_json(other / "config.json"), finished=True)[0]
+    )
     name = base_setting(theirs, named_policy.stage)
     kept = (read(other) or {}).get(name)
     if kept is not None and difference(kept, base):
         raise ValueError(
-            f"{setting}: the adapters of {policy} stand beside another model than {base.place} now holds: "
-            f"{difference(_with_parts(other, name, kept), base)}. Put back the model that they were trained with, or "
+            f"{setting}: the adapters of {policy} stand beside another model than {base.place} "
+            "now holds: "
+            f"{difference(_with_parts(other, name, kept), base)}. Put back the model that they "
+            "were trained with, or "
             "export that policy and use hf:FOLDER"
         )
 
 
 def check_hub(root: epath.Path, session: Session) -> None:
-    """Compare what a study reads from the hub with what its directory keeps of it, by name and revision, or keep it.
+    """Compare what a study reads from the hub with what its directory keeps of it, by name and
+    revision, or keep it.
 
-    The names of a study's stages have no more of it than that, for it may not have been here when they were made.
+    The names of a study's stages have no more of it than that, for it may not have been here when
+    they were made.
     """
     every = of_run(session).items()
-    found = contents_of({f"{name} {at.place}@{at.revision or ''}": at for name, at in every if at.is_on_hub})
+    found = contents_of(
+        {f"{name} {at.place}@{at.revision or ''}": at for name, at in every if at.is_on_hub}
+    )
     if found:
         check_shared(root, found, session.tracker.say, session.config)
 
 
-def check_shared(root: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config) -> None:
-    """Compare contents with those that the directory of a study keeps, or keep them, one process at a time."""
+def check_shared(
+    root: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config
+) -> None:
+    """Compare contents with those that the directory of a study keeps, or keep them, one process at
+    a time."""
     with awaited(root / PLANS):
         check(root, found, say, settings, begun=read(root) is not None)
 
@@ -114,7 +133,8 @@ def check_shared(root: epath.Path, found: Mapping[str, Content], say: Callable[[
 def refusal(workdir: epath.Path, changed: list[str]) -> str:
     """Return the message for inputs that are not what a run began with."""
     return "\n  ".join([f"{workdir} was made with other inputs:", *changed]) + (
-        "\nPut them back as they were (where they lie does not matter: settings may name another place, and with "
+        "\nPut them back as they were (where they lie does not matter: settings may name another "
+        "place, and with "
         "revision= a commit of the hub), or choose another --workdir"
     )
 
@@ -126,7 +146,8 @@ def _differences(
     settings: Config,
     say: Callable[[str], None],
 ) -> Iterator[str]:
-    """Yield a line for each input that is not as it was; of a reward function's file it is only said."""
+    """Yield a line for each input that is not as it was; of a reward function's file it is only
+    said."""
     for name, new in found.items():
         if name not in kept or not difference(kept[name], new):
             continue
@@ -139,7 +160,8 @@ def _differences(
 
 
 def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
-    """Return whether a dump of an online stage goes on behind what it was: later updates take what is added."""
+    """Return whether a dump of an online stage goes on behind what it was: later updates take what
+    is added."""
     is_dump = name.endswith(".rollouts") and name.split(".")[1] in settings.stages_of(Online)
     return is_dump and contents.grown(old, new)
 
@@ -148,7 +170,13 @@ def _entry(item: Content | None) -> dict[str, object]:
     """Return what inputs.json has of an input."""
     if item is None:
         return {}
-    values = {"kind": item.kind, "digest": item.digest, "count": item.count, "commit": item.commit, "place": item.place}
+    values = {
+        "kind": item.kind,
+        "digest": item.digest,
+        "count": item.count,
+        "commit": item.commit,
+        "place": item.place,
+    }
     return {key: value for key, value in values.items() if value != ""}
 
 
@@ -156,7 +184,9 @@ def keep(workdir: epath.Path, found: Mapping[str, Content]) -> None:
     """Write inputs.json, and before it the digests of parts."""
     for name, item in found.items():
         if item.parts and len(item.parts) <= MOST_PARTS:
-            lines = "".join(f"{json.dumps([part, digest])}\n" for part, digest in item.parts.items())
+            lines = "".join(
+                f"{json.dumps([part, digest])}\n" for part, digest in item.parts.items()
+            )
             storage.write_bytes(_parts_file(workdir, name), lines.encode())
     storage.write_json(workdir / INPUTS, {name: _entry(item) for name, item in found.items()})
 
@@ -166,14 +196,17 @@ def _parts_file(workdir: epath.Path, name: str) -> epath.Path:
 
 
 def read(workdir: epath.Path) -> dict[str, Content] | None:
-    """Read what a work directory keeps of its inputs, without their parts; None where it keeps nothing."""
+    """Read what a work directory keeps of its inputs, without their parts; None where it keeps
+    nothing."""
     file = workdir / INPUTS
     if not file.exists():
         return None
     try:
         return {name: Content(**entry) for name, entry in storage.read_json(file).items()}
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is damaged: {error}. Delete it, and contents are kept anew") from error
+        raise ValueError(
+            f"{file} is damaged: {error}. Delete it, and contents are kept anew"
+        ) from error
 
 
 def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
@@ -190,9 +223,11 @@ def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
 
 
 def verify(session: Session, policy: str, *settings: str) -> None:
-    """Compare the tokenizer, what a policy is made of and some further inputs with what the run keeps of them.
+    """Compare the tokenizer, what a policy is made of and some further inputs with what the run
+    keeps of them.
 
-    Raises ValueError where they differ: adapters beside another base, for one, would be another policy.
+    Raises ValueError where they differ: adapters beside another base, for one, would be another
+    policy.
     """
     kept = read(session.workdir) or {}
     every = named(session)
@@ -202,14 +237,19 @@ def verify(session: Session, policy: str, *settings: str) -> None:
             _check_base_of_other("policy", policy, base.content())
         wanted.append(base_setting(session.config, policy))
         every.setdefault(wanted[-1], base)
-    found = {name: every[name].content() for name in dict.fromkeys(wanted) if name in kept and name in every}
+    found = {
+        name: every[name].content()
+        for name in dict.fromkeys(wanted)
+        if name in kept and name in every
+    }
     changed = list(_differences(session.workdir, kept, found, session.config, session.tracker.say))
     if changed:
         raise ValueError(refusal(session.workdir, changed))
 
 
 def _under(session: Session, policy: str) -> Iterator[str]:
-    """Yield the settings of the weights that loading a policy reads beside the run's own checkpoints."""
+    """Yield the settings of the weights that loading a policy reads beside the run's own
+    checkpoints."""
     loaded = {_normal(session, policy)}
     if session.config.lora.rank:
         loaded.add(base_of(session, policy))

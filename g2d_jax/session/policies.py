@@ -1,4 +1,5 @@
-"""The policies of a run, by name: "init", "STAGE", "STAGE@K", "run:WORKDIR#STAGE[@K]" of another run, "hf:PATH"."""
+"""The policies of a run, by name: "init", "STAGE", "STAGE@K", "run:WORKDIR#STAGE[@K]" of another
+run, "hf:PATH"."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ from g2d_jax.workdir import check_place, stage_folders
 def load_policy(session: Session, name: str) -> Decoder:
     """Load the parameters of a policy, by name, on the mesh.
 
-    "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint. "STAGE@K": that of
-    its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run. "hf:PATH": a Hugging Face folder.
-    A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
+    "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint.
+    "STAGE@K": that of its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run.
+    "hf:PATH": a Hugging Face folder. A STAGE that selects means the checkpoint that it chose.
+    Raises ValueError when there is no such policy.
     """
     if PolicyName.parse(name).is_model:
         if (rest := frozen_params(session, base_of(session, name))) is None:
@@ -38,7 +40,11 @@ def load_policy(session: Session, name: str) -> Decoder:
         chosen = max(steps, default=None) if step is None else step
         if chosen is None or chosen not in steps:
             listed = ", ".join(map(str, steps))
-            why = f"of that step in {folder} (there: {listed}); see stages.*.keep" if listed else f"in {folder} yet"
+            why = (
+                f"of that step in {folder} (there: {listed}); see stages.*.keep"
+                if listed
+                else f"in {folder} yet"
+            )
             raise ValueError(f"policy {name!r}: no checkpoint {why}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
@@ -49,11 +55,14 @@ def load_reference(session: Session, policy: str) -> Decoder:
     params = load_policy(session, policy)
     if reference_dtype(session) == params.embed.dtype:
         return params
-    return session.programs.get_or_make(make_cast, session.model_config, session.mesh, reference_dtype(session))(params)
+    return session.programs.get_or_make(
+        make_cast, session.model_config, session.mesh, reference_dtype(session)
+    )(params)
 
 
 def reference_dtype(session: Session) -> jnp.dtype:
-    """Return the dtype of a reference's parameters: a forward pass casts them to it, so that it gives the same bits.
+    """Return the dtype of a reference's parameters: a forward pass casts them to it, so that it
+    gives the same bits.
 
     With adapters it is that of their base, which all policies share.
     """
@@ -66,7 +75,8 @@ def base_of(session: Session, policy: str) -> str:
 
 
 def frozen_params(session: Session, base: str) -> Decoder | None:
-    """Return the part of policies that no stage trains, on the mesh: the model `base` of their adapters.
+    """Return the part of policies that no stage trains, on the mesh: the model `base` of their
+    adapters.
 
     None without adapters. Policies with one base share its arrays; the last base used is kept.
     """
@@ -82,11 +92,14 @@ def checkpoint_of(session: Session, name: str) -> tuple[epath.Path, int | None]:
     """Return the checkpoint folder and step that a policy's name means."""
     chosen = chosen_policy(session, name)
     step = PolicyName.parse(chosen).number
-    return _stage_folder(session, chosen) / "checkpoints", session.steps.get(chosen) if step is None else step
+    return _stage_folder(session, chosen) / "checkpoints", session.steps.get(
+        chosen
+    ) if step is None else step
 
 
 def chosen_policy(session: Session, name: str) -> str:
-    """Return the policy that a name leads to: of a best_checkpoint stage the one it chose, "STAGE@K", else the name.
+    """Return the policy that a name leads to: of a best_checkpoint stage the one it chose,
+    "STAGE@K", else the name.
 
     Raises ValueError for a stage that does not exist, or has not chosen yet.
     """
@@ -94,9 +107,13 @@ def chosen_policy(session: Session, name: str) -> str:
     if parsed.is_model:
         return name
     folder, stage = _stage_folder(session, name), parsed.own_stage
-    selects = stage in session.config.stages and session.config.stages[stage].kind == "best_checkpoint"
+    selects = (
+        stage in session.config.stages and session.config.stages[stage].kind == "best_checkpoint"
+    )
     if selects and storage.finished(folder) is None:
-        raise ValueError(f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first")
+        raise ValueError(
+            f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first"
+        )
     return followed(name, folder)
 
 
@@ -106,7 +123,9 @@ def _stage_folder(session: Session, name: str) -> epath.Path:
     if parsed.origin == OF_RUN:
         return stage_of_run(name)
     stage, stages = parsed.stage, session.config.stages
-    trained = [other for other in session.folders if other in stages and stages[other].kind in POLICIES]
+    trained = [
+        other for other in session.folders if other in stages and stages[other].kind in POLICIES
+    ]
     if stage not in trained:
         why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
         raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
@@ -114,7 +133,8 @@ def _stage_folder(session: Session, name: str) -> epath.Path:
 
 
 def base_path(session: Session, policy: str) -> str:
-    """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
+    """Name the pretrained model that a policy began with, a path or hub id; "" where that was
+    random numbers."""
     base = PolicyName.parse(base_of(session, policy))
     return session.config.model.path if base.origin == INIT else base.place
 
@@ -129,32 +149,41 @@ def _load_base(session: Session, name: str) -> Decoder:
 
 
 def followed(policy: str, folder: epath.Path) -> str:
-    """Return the policy that a stage's name leads to, `folder` being the stage's: see `chosen_policy`."""
+    """Return the policy that a stage's name leads to, `folder` being the stage's: see
+    `chosen_policy`."""
     manifest = storage.finished(folder) or {}
     if manifest.get("kind") != "best_checkpoint":
         return policy
     name = PolicyName.parse(policy)
     if name.step is not None:
-        raise ValueError(f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is behind @")
+        raise ValueError(
+            f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is "
+            "behind @"
+        )
     chosen = PolicyName.parse(manifest["result"]["policy"])
     return str(replace(name, stage=chosen.stage, step=chosen.step))
 
 
 def check_elsewhere(policy: str) -> None:
-    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is not looked up."""
+    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is
+    not looked up."""
     name = PolicyName.parse(policy)
     if name.origin == OF_RUN:
         policy = followed(policy, stage_of_run(policy))
         step = PolicyName.parse(policy).step
         steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
         if not steps or (step is not None and step not in map(str, steps)):
-            raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
+            raise ValueError(
+                f"policy {policy!r}: there are checkpoints of "
+                f"{', '.join(map(str, steps)) or 'no step'}"
+            )
     if name.origin == OF_MODEL and places.is_path(name.place):
         hf.read_config(hf.resolve(name.place))
 
 
 def stage_of_run(policy: str) -> epath.Path:
-    """Return the folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE[@STEP]" that leads nowhere."""
+    """Return the folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE[@STEP]"
+    that leads nowhere."""
     name = PolicyName.parse(policy)
     workdir, stage = name.place, name.stage
     if not (workdir and stage):
@@ -162,8 +191,13 @@ def stage_of_run(policy: str) -> epath.Path:
     check_place(workdir)
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
-        raise ValueError(f"policy {policy!r}: {places.shown(workdir)} holds no run (no config.json)")
+        raise ValueError(
+            f"policy {policy!r}: {places.shown(workdir)} holds no run (no config.json)"
+        )
     folders = stage_folders(other)
     if stage not in folders:
-        raise ValueError(f"policy {policy!r}: {other} has no stage {stage!r}; it has {', '.join(folders) or 'none'}")
+        raise ValueError(
+            f"policy {policy!r}: {other} has no stage {stage!r}; it has "
+            f"{', '.join(folders) or 'none'}"
+        )
     return folders[stage]

@@ -1,4 +1,5 @@
-"""The problems of a run: read, filtered, kept apart by split, and the order in which stages draw from them."""
+"""The problems of a run: read, filtered, kept apart by split, and the order in which stages draw
+from them."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ Say = Callable[[str], None]
 Splits = dict[str, list[Problem]]
 """Problems by split: "train", "dev" and "test"."""
 Unreadable = Callable[[Sequence[Problem]], Collection[str]]
-"""From problems that the verifier grades to the ids of those whose reference answer it cannot read."""
+"""From problems that the verifier grades to the ids of those whose reference answer it cannot
+read."""
 
 SPLITS = ("train", "dev", "test")
 READ_FOR = {"test": ("test",), "dev": ("dev", "test"), "train": SPLITS}
-"""Split -> those that have to be read for it: it goes without the problems that are in the others."""
+"""Split -> those that have to be read for it: it goes without the problems that are in the
+others."""
 SHOWN = 3  # reference answers that a message shows
 MOST_SHOWN = 80  # characters of one
 
@@ -34,8 +37,9 @@ MOST_SHOWN = 80  # characters of one
 class Loaded(NamedTuple):
     """The problems of a run.
 
-    problems: by split. contents: of each source, by setting. left_out: the problems that were taken out of each split,
-    for the verifier cannot read their reference answers. unreadable: messages about such answers, also of problems
+    problems: by split. contents: of each source, by setting. left_out: the problems that were taken
+    out of each split, for the verifier cannot read their reference answers. unreadable: messages
+    about such answers, also of problems
     that stay: {"split", "problems", "of", "text"} each.
     """
 
@@ -65,11 +69,12 @@ def load(
 ) -> Loaded:
     """Read the problems of all tasks, one task after the other.
 
-    train is without those of dev and test, dev without those of test, and none has too long a prompt, or a reference
-    answer that the verifier cannot read; with reward.unreadable="equal_text" these stay. own_reward: whether the task
-    "main" is scored by a function given from Python, so that its problems need no answer. splits: those to read. The
-    others have none, and so has a split where no source is named. unreadable: None asks nobody and leaves none out.
-    Raises ValueError where sources come to none, and where processes read different ones.
+    train is without those of dev and test, dev without those of test, and none has too long a
+    prompt, or a reference answer that the verifier cannot read; with reward.unreadable="equal_text"
+    these stay. own_reward: whether the task "main" is scored by a function given from Python, so
+    that its problems need no answer. splits: those to read. The others have none, and so has a
+    split where no source is named. unreadable: None asks nobody and leaves none out. Raises
+    ValueError where sources come to none, and where processes read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
     contents: dict[str, Content] = {}
@@ -88,7 +93,8 @@ def load(
         if count and not loaded[split]:
             raise ValueError(
                 f"data.{split} has no problem left: all {count} occur in "
-                f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other problems; dev may be "
+                f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
+                "problems; dev may be "
                 "a part held out from the training problems"
             )
         if overlap:
@@ -100,7 +106,9 @@ def load(
     for split, problems in loaded.items():
         is_named = any(getattr(task, split).path for task in config.all_tasks.values())
         if not problems and is_named and split in splits:
-            raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
+            raise ValueError(
+                f"data.{split} has no problem left after filtering; see the messages above"
+            )
     ids = {split: ids_of(problems) for split, problems in loaded.items()}
     digests = {setting: content.digest for setting, content in contents.items()}
     processes.agreed("problems", storage.fingerprint([ids, digests]))
@@ -115,7 +123,11 @@ def _leave_out(
     Returns them, and the messages about such answers.
     """
     rewards = {name: task.reward for name, task in config.all_tasks.items()}
-    graded = {name for name, reward in rewards.items() if reading(reward, own_reward and name == "main").verified}
+    graded = {
+        name
+        for name, reward in rewards.items()
+        if reading(reward, own_reward and name == "main").verified
+    }
     ids: Collection[str] = ()
     if graded and unreadable is not None:
         ids = unreadable([problem for problem in joined(loaded) if problem.task in graded])
@@ -123,52 +135,75 @@ def _leave_out(
     messages: list[dict[str, Any]] = []
     for split, problems in loaded.items():
         for choice in ("leave_out", "equal_text"):
-            asked = [p for p in problems if p.task in graded and rewards[p.task].unreadable == choice]
+            asked = [
+                p for p in problems if p.task in graded and rewards[p.task].unreadable == choice
+            ]
             unread = [problem for problem in asked if problem.id in ids]
             if choice == "leave_out":
                 left_out[split] = unread
             if unread:
                 text = _message(split, unread, len(asked), choice)
-                messages.append({"split": split, "problems": len(unread), "of": len(asked), "text": text})
+                messages.append(
+                    {"split": split, "problems": len(unread), "of": len(asked), "text": text}
+                )
         gone = set(ids_of(left_out[split]))
         loaded[split] = [problem for problem in problems if problem.id not in gone]
     return left_out, messages
 
 
 def _message(split: str, unread: Sequence[Problem], of: int, choice: str) -> str:
-    """Say how many reference answers of a split the verifier cannot read, what follows, and the first of them."""
-    first = ", ".join(f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN])
+    """Say how many reference answers of a split the verifier cannot read, what follows, and the
+    first of them."""
+    first = ", ".join(
+        f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN]
+    )
     follows = {
-        "leave_out": "their problems are left out. To grade them by equal text: reward.unreadable='equal_text'",
-        "equal_text": "only the same text is right there. To leave their problems out: reward.unreadable='leave_out'",
+        "leave_out": (
+            "their problems are left out. To grade them by equal text: "
+            "reward.unreadable='equal_text'"
+        ),
+        "equal_text": (
+            "only the same text is right there. To leave their problems out: "
+            "reward.unreadable='leave_out'"
+        ),
     }
     return (
-        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so {follows[choice]}. Or give "
-        f"other answers, another column (data.*.fields) or a reward function of your own. The first: {first}"
+        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so "
+        f"{follows[choice]}. Or give "
+        "other answers, another column (data.*.fields) or a reward function of your own. The "
+        f"first: {first}"
     )
 
 
 class Reading(NamedTuple):
-    """The needs of a reward. verified: of every problem an answer for the verifier. columns: all columns."""
+    """The needs of a reward. verified: of every problem an answer for the verifier. columns: all
+    columns."""
 
     verified: bool
     columns: bool
 
 
 def reading(reward: Reward, own: bool = False) -> Reading:
-    """Return what a task's reward needs of its problems. own: a function given from Python stands in its place."""
+    """Return what a task's reward needs of its problems. own: a function given from Python stands
+    in its place."""
     return Reading(reward.function == "verify" and not own, gives_columns(reward) or own)
 
 
-def read_source(source: Source, seed: int, how: Reading) -> tuple[list[Problem], LoadReport, Content]:
+def read_source(
+    source: Source, seed: int, how: Reading
+) -> tuple[list[Problem], LoadReport, Content]:
     """Read a source of problems, before any is left out for its answer, length or other splits.
 
-    Returns its problems, what became of its rows, and its content. Of an embedded task the settings say all; no
-    problem's digest is kept. Raises as `load_problems`.
+    Returns its problems, what became of its rows, and its content. Of an embedded task the settings
+    say all; no problem's digest is kept. Raises as `load_problems`.
     """
     problems, report = load_problems(source, seed, verified=how.verified)
     content = replace(records(problems, columns=how.columns), place=source.path)
-    return problems, report, replace(content, parts={}) if source.path.startswith("procedural:") else content
+    return (
+        problems,
+        report,
+        replace(content, parts={}) if source.path.startswith("procedural:") else content,
+    )
 
 
 def gives_columns(reward: Reward) -> bool:
@@ -195,7 +230,9 @@ def _of_task(
         source: Source = getattr(task, split)
         if not source.path or split not in splits:
             continue
-        problems, report, contents[setting_of(name, split)] = read_source(source, config.data.seed, how)
+        problems, report, contents[setting_of(name, split)] = read_source(
+            source, config.data.seed, how
+        )
         _warn(f"{prefix}{split}", report, say)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)
@@ -226,11 +263,14 @@ def _warn(label: str, report: LoadReport, say: Say) -> None:
 
 
 def table(config: Config, loaded: Splits) -> list[list[str | int]]:
-    """Return a row for each split of each task: task, split, the source of its problems ("none"), and their number."""
+    """Return a row for each split of each task: task, split, the source of its problems ("none"),
+    and their number."""
     by_task = {split: indices_by_task(problems) for split, problems in loaded.items()}
     rows: list[list[str | int]] = []
     for (name, task), split in itertools.product(config.all_tasks.items(), SPLITS):
-        rows.append([name, split, _described(getattr(task, split)), len(by_task[split].get(name, ()))])
+        rows.append(
+            [name, split, _described(getattr(task, split)), len(by_task[split].get(name, ()))]
+        )
     return rows
 
 
@@ -255,7 +295,8 @@ def order(config: Config, count: int, purpose: str) -> Order:
 
 
 def train_order(config: Config, train: Sequence[Problem], purpose: str) -> Order | Mixture:
-    """Return the order in which a stage draws from the training problems: tasks mixed by their weights.
+    """Return the order in which a stage draws from the training problems: tasks mixed by their
+    weights.
 
     Raises ValueError for a task with a weight and without problems.
     """
@@ -264,6 +305,11 @@ def train_order(config: Config, train: Sequence[Problem], purpose: str) -> Order
         return order(config, counts["main"], purpose)
     empty = [name for name, task in tasks.items() if task.weight and not counts[name]]
     if empty:
-        raise ValueError(f"task {empty[0]!r} has no training problem left: see the messages above, or set its weight 0")
+        raise ValueError(
+            f"task {empty[0]!r} has no training problem left: see the messages above, or set its "
+            "weight 0"
+        )
     low, _ = keys.key_data(config.seed, "order", purpose)
-    return Mixture([counts[name] for name in tasks], [task.weight for task in tasks.values()], int(low))
+    return Mixture(
+        [counts[name] for name in tasks], [task.weight for task in tasks.values()], int(low)
+    )

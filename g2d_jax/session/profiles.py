@@ -2,8 +2,9 @@
 
     WORKDIR/profiles/plugins/profile/STAGE-START-STOP/process-I.xplane.pb, .trace.json.gz
 
-`tensorboard --logdir WORKDIR/profiles` shows them with the plugin xprof, every process as a host. Sampling and scoring
-between the updates are in the window too. A run that is continued within a window traces what is left of it.
+`tensorboard --logdir WORKDIR/profiles` shows them with the plugin xprof, every process as a host.
+Sampling and scoring between the updates are in the window too. A run that is continued within a
+window traces what is left of it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Profiler:
         self._traced: tempfile.TemporaryDirectory[str] | None = None
 
     def before(self, done: int, state: Any) -> str:
-        """Start or end the trace. Call it before an update, and at the end, with the number of updates done and the
-        state they lead to.
+        """Start or end the trace. Call it before an update, and at the end, with the number of
+        updates done and the state they lead to.
 
         Returns a message for the user: where the trace is, once it is written, else "".
         """
@@ -40,7 +41,9 @@ class Profiler:
             return ""
         if self._traced is None and self.window.first - 1 <= done < self.window.last:
             jax.block_until_ready(state)
-            self._traced = tempfile.TemporaryDirectory(prefix="g2d-profile-")  # JAX's profiler writes local files only
+            self._traced = tempfile.TemporaryDirectory(
+                prefix="g2d-profile-"
+            )  # JAX's profiler writes local files only
             jax.profiler.start_trace(self._traced.name)
         elif self._traced is not None and done >= self.window.last:
             jax.block_until_ready(state)
@@ -55,7 +58,12 @@ class Profiler:
         target = self.folder / "plugins" / "profile" / str(self.window)
         for kind in KINDS:
             for file in Path(self._traced.name).rglob(f"*{kind}"):
-                storage.write_bytes(target / f"process-{processes.index()}{kind}", file.read_bytes())
+                storage.write_bytes(
+                    target / f"process-{processes.index()}{kind}", file.read_bytes()
+                )
         self._traced.cleanup()
         self._traced = None
-        return f"profile of {self.window}: {target}; to look at it: tensorboard --logdir {self.folder} (plugin xprof)"
+        return (
+            f"profile of {self.window}: {target}; to look at it: tensorboard --logdir "
+            f"{self.folder} (plugin xprof)"
+        )

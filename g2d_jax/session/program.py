@@ -16,9 +16,10 @@ Outputs = Mapping[str, Any]  # program -> its results' tree of ShapeDtypeStructs
 class Work:
     """The work of a program in a stage. All figures but the tokens are of one device and one call.
 
-    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved: bytes from and to
-    memory, at least. parts: bytes that lie in memory, by what they are. generated, prefilled, scored, trained: tokens
-    of the whole stage on all devices; responses: those that rewards score. rows: that are decoded together.
+    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved:
+    bytes from and to memory, at least. parts: bytes that lie in memory, by what they are.
+    generated, prefilled, scored, trained: tokens of the whole stage on all devices; responses:
+    those that rewards score. rows: that are decoded together.
     """
 
     calls: float
@@ -37,9 +38,10 @@ class Work:
 class Program:
     """One jitted function of a stage.
 
-    arguments: from the outputs of the stage's programs before it. dynamic: trips of its outermost loop, where the text
-    of the program does not state them. resident: trees of arrays that lie on the devices meanwhile and are not among
-    its arguments; also: programs before it whose results do so too. work: what it does in the stage.
+    arguments: from the outputs of the stage's programs before it. dynamic: trips of its outermost
+    loop, where the text of the program does not state them. resident: trees of arrays that lie on
+    the devices meanwhile and are not among its arguments; also: programs before it whose results do
+    so too. work: what it does in the stage.
     """
 
     stage: str
@@ -61,11 +63,13 @@ class Program:
         return self.run.lower(*self.arguments(outputs), **self.static)
 
     def compile(self, outputs: Outputs) -> Any:
-        """Compile it for the devices at hand, and give its results' tree with shapes and shardings."""
+        """Compile it for the devices at hand, and give its results' tree with shapes and
+        shardings."""
         lowered = self.lower(outputs)
         return placed(lowered.out_info, lowered.compile().output_shardings)
 
 
 def fixed(*arguments: Any) -> Callable[[Outputs], tuple[Any, ...]]:
-    """Return arguments that no program before makes. (A lambda would look names up when the program is compiled.)"""
+    """Return arguments that no program before makes. (A lambda would look names up when the program
+    is compiled.)"""
     return lambda _: arguments

@@ -1,4 +1,5 @@
-"""The scoring of responses, each by the reward of its problem's task. Tasks of equal rewards share a scorer.
+"""The scoring of responses, each by the reward of its problem's task. Tasks of equal rewards share
+a scorer.
 
 score_local        each process scores some of the responses by itself
 score_collective   a reward model lies on the devices of all processes: all run it at once, on the same responses
@@ -15,7 +16,13 @@ from jax.sharding import Mesh
 
 from g2d_jax.config import Reward
 from g2d_jax.records import Problem, Score, Verdict, indices_by_task, pick
-from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
+from g2d_jax.rewards.functions import (
+    RewardFunction,
+    Scorer,
+    VerifierScorer,
+    function_scorer,
+    load_reward,
+)
 from g2d_jax.rewards.judge import JudgeScorer
 from g2d_jax.rewards.normalise import clean
 from g2d_jax.rewards.pool import Begun, VerifierPool
@@ -28,11 +35,11 @@ UNSCORED = Score(None, Verdict.UNSCORABLE)  # as yet
 
 @dataclass
 class RewardManager:
-    """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in place of the main
-    task's reward.
+    """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in
+    place of the main task's reward.
 
-    journal: folder for the judges' answers; of several processes each has its own in it. Pools and reward models start
-    when they are first needed.
+    journal: folder for the judges' answers; of several processes each has its own in it. Pools and
+    reward models start when they are first needed.
     """
 
     rewards: Mapping[str, Reward]
@@ -48,12 +55,15 @@ class RewardManager:
     def __call__(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
-        """Return one Score per response, in order. token_ids: [T] int32 each. All processes call it, with the same."""
+        """Return one Score per response, in order. token_ids: [T] int32 each. All processes call
+        it, with the same."""
         mine = slice(processes.index(), None, processes.count())
         with processes.barrier():
             own = self.score_local(problems[mine], texts[mine], token_ids[mine])
         self.share_usage()
-        shares = processes.gather([[score.reward, score.verdict.value, score.answer] for score in own])
+        shares = processes.gather(
+            [[score.reward, score.verdict.value, score.answer] for score in own]
+        )
         scores = [UNSCORED] * len(problems)
         for first, share in enumerate(shares):
             for index, (reward, verdict, answer) in enumerate(share):
@@ -61,7 +71,8 @@ class RewardManager:
         return self.score_collective(problems, texts, token_ids, scores)
 
     def start(self, problems: Sequence[Problem]) -> None:
-        """Let the verifiers' workers start in the background, for tasks with answers that are more than a number.
+        """Let the verifiers' workers start in the background, for tasks with answers that are more
+        than a number.
 
         problems: some of each task's, whose answers decide that.
         """
@@ -73,14 +84,16 @@ class RewardManager:
             pool.start()
 
     def verifier(self, task: str) -> VerifierPool:
-        """Return what grades a task's responses. Raises ValueError for a task with another reward."""
+        """Return what grades a task's responses. Raises ValueError for a task with another
+        reward."""
         scorer = self._of(task)
         if not isinstance(scorer, VerifierScorer):
             raise ValueError(f"task {task!r} is not scored by the verifier")
         return scorer.pool
 
     def submit(self, problem: Problem, text: str) -> Begun | None:
-        """Begin to verify a response while others are sampled, for `score_local`; None of another reward's."""
+        """Begin to verify a response while others are sampled, for `score_local`; None of another
+        reward's."""
         if self._is_collective(problem.task):
             return None
         scorer = self._of(problem.task)
@@ -93,7 +106,8 @@ class RewardManager:
         token_ids: Sequence[np.ndarray],
         pending: Sequence[Begun | None] | None = None,
     ) -> list[Score]:
-        """Compute the scores that this process can give by itself; the others are unscorable as yet.
+        """Compute the scores that this process can give by itself; the others are unscorable as
+        yet.
 
         pending: the result of `submit` for each response.
         """
@@ -105,7 +119,9 @@ class RewardManager:
             if pending and isinstance(scorer, VerifierScorer):
                 found = scorer.pool.finish(list(filter(None, pick(pending, indices))))
             else:
-                found = scorer(pick(problems, indices), pick(texts, indices), pick(token_ids, indices))
+                found = scorer(
+                    pick(problems, indices), pick(texts, indices), pick(token_ids, indices)
+                )
             _put(scores, indices, found)
         return scores
 
@@ -116,11 +132,14 @@ class RewardManager:
         token_ids: Sequence[np.ndarray],
         scores: Sequence[Score],
     ) -> list[Score]:
-        """Put the reward models' scores into the scores. All processes call it with the same responses."""
+        """Put the reward models' scores into the scores. All processes call it with the same
+        responses."""
         merged = list(scores)
         for task, indices in indices_by_task(problems).items():
             if self._is_collective(task):
-                found = self._of(task)(pick(problems, indices), pick(texts, indices), pick(token_ids, indices))
+                found = self._of(task)(
+                    pick(problems, indices), pick(texts, indices), pick(token_ids, indices)
+                )
                 _put(merged, indices, found)
         return merged
 
@@ -135,8 +154,8 @@ class RewardManager:
         return self.own if task == "main" else None
 
     def usage(self) -> dict[str, float]:
-        """Return the cost of scoring since the start, as fields of a Cost; other processes' is that of the last
-        `share_usage`."""
+        """Return the cost of scoring since the start, as fields of a Cost; other processes' is that
+        of the last `share_usage`."""
         return {
             "verifier_cpu_seconds": self._elsewhere + self._own_seconds(),
             "scored": sum(model.usage.tokens for model in self._models),
@@ -144,7 +163,8 @@ class RewardManager:
         }
 
     def share_usage(self) -> None:
-        """Share the cost of this process's verifiers with the others. All processes make the call."""
+        """Share the cost of this process's verifiers with the others. All processes make the
+        call."""
         own = self._own_seconds()
         self._elsewhere = sum(processes.gather(own)) - own
 
@@ -160,7 +180,11 @@ class RewardManager:
 
     def _of(self, task: str) -> Scorer:
         if task not in self._made:
-            equal = (other for other in self._made if self.rewards[other] == self.rewards[task] and not self.own)
+            equal = (
+                other
+                for other in self._made
+                if self.rewards[other] == self.rewards[task] and not self.own
+            )
             other = next(equal, None)
             self._made[task] = self._make(task) if other is None else self._made[other]
         return self._made[task]
@@ -184,7 +208,9 @@ class RewardManager:
         if reward.function == "model":
             model = RewardModel(reward.model, self.mesh())
             self._models.append(model)
-            return lambda problems, texts, _: model.score([problem.prompt for problem in problems], texts)
+            return lambda problems, texts, _: model.score(
+                [problem.prompt for problem in problems], texts
+            )
         if reward.function == "judge":
             folder = self.journal / task
             if processes.count() > 1:
@@ -192,7 +218,9 @@ class RewardManager:
             judge = JudgeScorer(reward.judge, folder)
             self._judges.append(judge)
             return judge
-        return function_scorer(load_reward(reward.function, reward.folder), correct_above, reward.answers)
+        return function_scorer(
+            load_reward(reward.function, reward.folder), correct_above, reward.answers
+        )
 
 
 def _put(scores: list[Score], indices: Sequence[int], found: Sequence[Score]) -> None:

@@ -1,6 +1,8 @@
-"""The rows that batches are packed into: their length, their number at once, and the kernel of attention over them.
+"""The rows that batches are packed into: their length, their number at once, and the kernel of
+attention over them.
 
-All batches of a stage have one shape, so that one train step is compiled: see data/packing.py for what a row holds.
+All batches of a stage have one shape, so that one train step is compiled: see data/packing.py for
+what a row holds.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from g2d_jax.models import kernels
 from g2d_jax.session.session import Session
 
 CPU_TOKENS = 1024
-"""Tokens of a micro-batch that a CPU computes quickest: what its caches hold, and gradients are not added too often."""
+"""Tokens of a micro-batch that a CPU computes quickest: what its caches hold, and gradients are not
+added too often."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The shape of a stage's batches. length: columns of a row; most_rows: that any batch takes; max_responses_per_row:
-    an even number."""
+    """The shape of a stage's batches. length: columns of a row; most_rows: that any batch takes;
+    max_responses_per_row: an even number."""
 
     length: int
     most_rows: int = 1
@@ -28,24 +31,35 @@ class RowShape:
 
 
 def choose_row_length(
-    session: Session, longest: int, batches: Sequence[Sequence[Group]] = (), *, max_responses_per_row: int = 16
+    session: Session,
+    longest: int,
+    batches: Sequence[Sequence[Group]] = (),
+    *,
+    max_responses_per_row: int = 16,
 ) -> int:
-    """Choose the columns of a packed row: compute.row_length, or the length that leaves the fewest positions empty.
+    """Choose the columns of a packed row: compute.row_length, or the length that leaves the fewest
+    positions empty.
 
-    At least `longest`, at most a device's micro-batch. batches: such as the stage will have, by which it is chosen;
-    without any it is what holds `longest` tokens. Of equals the shortest is taken.
-    Raises ValueError for a compute.row_length that is too short.
+    At least `longest`, at most a device's micro-batch. batches: such as the stage will have, by
+    which it is chosen; without any it is what holds `longest` tokens. Of equals the shortest is
+    taken. Raises ValueError for a compute.row_length that is too short.
     """
     chosen = session.config.compute.row_length
     if chosen and chosen < longest:
-        raise ValueError(f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0")
+        raise ValueError(
+            f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or "
+            "set 0"
+        )
     step = kernels.LANES if _kernel(session, kernels.LANES) == "splash" else 16
     shortest = round_up(longest, step)
     most = max(shortest, _microbatch_tokens(session, 0) // meshes.row_ways(session.mesh))
 
     def columns(length: int) -> int:
         shapes = (RowShape(length, len(groups), max_responses_per_row) for groups in batches)
-        return sum(positions(groups, **_layout(session, rows)) for groups, rows in zip(batches, shapes, strict=True))
+        return sum(
+            positions(groups, **_layout(session, rows))
+            for groups, rows in zip(batches, shapes, strict=True)
+        )
 
     length = chosen or min(range(shortest, most + 1, step), key=columns)
     session.say_once(f"attention over packed rows of {length} tokens: {_kernel(session, length)}")
@@ -53,12 +67,14 @@ def choose_row_length(
 
 
 def pack_rows(session: Session, groups: Sequence[Group], rows: RowShape) -> Packed:
-    """Pack groups into rows of this shape, in micro-batches for the mesh, the same for all batches."""
+    """Pack groups into rows of this shape, in micro-batches for the mesh, the same for all
+    batches."""
     return pack(groups, **_layout(session, rows))
 
 
 def _kernel(session: Session, length: int) -> kernels.Kernel:
-    """Return the kernel of attention over rows of a length. Raises ValueError where the configured one cannot serve."""
+    """Return the kernel of attention over rows of a length. Raises ValueError where the configured
+    one cannot serve."""
     return kernels.choose(
         session.config.compute.attention,
         platform=kernels.platform_of(session.mesh),
@@ -72,15 +88,18 @@ def _kernel(session: Session, length: int) -> kernels.Kernel:
 def _microbatch_tokens(session: Session, batch: int) -> int:
     """Return the tokens of one micro-batch on all devices, of batches of at most so many."""
     ways = meshes.row_ways(session.mesh)
-    enough = CPU_TOKENS if kernels.platform_of(session.mesh) == "cpu" else max(batch // ways // 8, 4096)
+    enough = (
+        CPU_TOKENS if kernels.platform_of(session.mesh) == "cpu" else max(batch // ways // 8, 4096)
+    )
     return int(min(session.config.compute.microbatch_tokens, enough * ways))
 
 
 def _layout(session: Session, rows: RowShape) -> dict[str, int]:
     """Return the arguments with which `pack` lays these rows.
 
-    A micro-batch has a multiple of the devices' parts, and no more than compute.microbatch_tokens, nor than keep a
-    device busy where that leaves few micro-batches: half of the last one is empty, on average.
+    A micro-batch has a multiple of the devices' parts, and no more than compute.microbatch_tokens,
+    nor than keep a device busy where that leaves few micro-batches: half of the last one is empty,
+    on average.
     """
     ways = meshes.row_ways(session.mesh)
     tokens = _microbatch_tokens(session, rows.most_rows * rows.length)

@@ -1,4 +1,5 @@
-"""The session of a run, which all stages share: settings, mesh, tokenizer, problems, rewards, programs and costs."""
+"""The session of a run, which all stages share: settings, mesh, tokenizer, problems, rewards,
+programs and costs."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ SAMPLINGS = ("sampling", "probe_sampling")
 
 
 class StopRun(ValueError):
-    """The error that a run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
+    """The error that a run cannot go on usefully; the message says why and what to change. Nothing
+    written is lost."""
 
 
 class _Results(dict[str, Any]):
@@ -74,12 +76,15 @@ class Session:
     """One run under way.
 
     config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
-    reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
-    evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
-    its bare name means, where this is not the last one. contents: setting -> digest of what it names outside the run.
-    splits: those whose problems are read. fault: called for a fault of the tokenizer that no run should begin with.
-    follows: the work directory that says which reference answers can be read, None: its own. asks: whether the verifier
-    is asked about the others; else all can.
+    reward, objectives: a user's own reward function, and own losses by stage, in place of the
+    configured ones.
+    evaluated: policy -> folder of another evaluate stage that has its completions already. steps:
+    stage -> step that its bare name means, where this is not the last one. contents: setting ->
+    digest of what it names outside the run.
+    splits: those whose problems are read. fault: called for a fault of the tokenizer that no run
+    should begin with.
+    follows: the work directory that says which reference answers can be read, None: its own. asks:
+    whether the verifier is asked about the others; else all can.
     """
 
     config: Config
@@ -89,7 +94,9 @@ class Session:
     reward: RewardFunction | None = None
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: Programs = field(default_factory=Programs)
-    bases: dict[str, Decoder] = field(default_factory=dict)  # the frozen part of policies, by `init_params.base_policy`
+    bases: dict[str, Decoder] = field(
+        default_factory=dict
+    )  # the frozen part of policies, by `init_params.base_policy`
     said: set[str] = field(default_factory=set)  # messages that are logged once
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -101,10 +108,15 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
-    losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
+    losses: dict[str, tuple[Objective, Programs]] = field(
+        default_factory=dict
+    )  # a user's own, by stage
 
-    def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Session:
-        """Return this session for a config that differs in its stages only: loaded and compiled objects are shared."""
+    def at(
+        self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any
+    ) -> Session:
+        """Return this session for a config that differs in its stages only: loaded and compiled
+        objects are shared."""
         other = copy.copy(self)
         vars(other).update(config=config, folders=folders, tracker=tracker, **changes)
         return other
@@ -131,18 +143,21 @@ class Session:
     @cached_property
     def compute(self) -> Compute:
         """The settings of forward passes."""
-        return Compute(self.mesh, self.dtype, self.config.compute.remat, self.config.compute.attention)
+        return Compute(
+            self.mesh, self.dtype, self.config.compute.remat, self.config.compute.attention
+        )
 
     @cached_property
     def model_folder(self) -> Any:
-        """The folder of a pretrained model, local or on a store, or None when the run starts from random parameters."""
+        """The folder of a pretrained model, local or on a store, or None when the run starts from
+        random parameters."""
         path = self.config.model.path
         return hf.resolve(path, revision=self.config.model.revision) if path else None
 
     @cached_property
     def model_config(self) -> ModelConfig:
-        """The model's shape, with the adapters of lora.*. It is that of its config.json, or of model.* with the
-        tokenizer's vocabulary."""
+        """The model's shape, with the adapters of lora.*. It is that of its config.json, or of
+        model.* with the tokenizer's vocabulary."""
         adapters = init_params.adapters(self.config.lora)
         if self.model_folder is not None:
             return dataclasses.replace(hf.read_config(self.model_folder), **adapters)
@@ -165,7 +180,8 @@ class Session:
 
     @cached_property
     def positions(self) -> int | None:
-        """The positions that the model was trained on; None for one that begins with random parameters."""
+        """The positions that the model was trained on; None for one that begins with random
+        parameters."""
         return None if self.model_folder is None else self.model_config.positions
 
     @cached_property
@@ -190,19 +206,23 @@ class Session:
 
     @property
     def left_out(self) -> Splits:
-        """The problems of each split that are left out: the verifier cannot read their reference answers."""
+        """The problems of each split that are left out: the verifier cannot read their reference
+        answers."""
         return self._loaded.left_out
 
     @property
     def unreadable(self) -> list[dict[str, Any]]:
-        """The messages about answers that the verifier cannot read, see `Loaded`; [] before problems are read."""
+        """The messages about answers that the verifier cannot read, see `Loaded`; [] before
+        problems are read."""
         return self._loaded.unreadable if "_loaded" in self.__dict__ else []
 
     @cached_property
     def _loaded(self) -> Loaded:
         unreadable = self._find_unreadable if self.asks else None
         own_reward = self.reward is not None
-        return load_problems(self.config, self.tokenizer, own_reward, self.tracker.say, self.splits, unreadable)
+        return load_problems(
+            self.config, self.tokenizer, own_reward, self.tracker.say, self.splits, unreadable
+        )
 
     def _find_unreadable(self, problems: Sequence[Problem]) -> set[str]:
         return golds.unreadable(problems, self.scorer, self.tracker, self.workdir, self.follows)
@@ -219,7 +239,8 @@ class Session:
 
     @property
     def held_out(self) -> list[Problem]:
-        """The problems of dev and test, also those left out of them: nothing may be trained on any."""
+        """The problems of dev and test, also those left out of them: nothing may be trained on
+        any."""
         return joined(self.problems, ("dev", "test")) + joined(self.left_out, ("dev", "test"))
 
     @cached_property
@@ -230,29 +251,37 @@ class Session:
 
     @cached_property
     def sampling_mesh(self) -> Mesh:
-        """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes must
-        ask for it together the first time."""
+        """The devices as sampling uses them. Raises ValueError for settings that do not fit them.
+        All processes must ask for it together the first time."""
         tensor = self.config.compute.sampling_tensor or self._sampling_tensor()
         return meshes.sampling(self.mesh, tensor, self.model_config.num_key_value_heads)
 
     def _sampling_tensor(self) -> int:
-        """Choose over how many devices sampling splits the model: the quickest of what memory allows."""
+        """Choose over how many devices sampling splits the model: the quickest of what memory
+        allows."""
         every = self.config.stages.values()
-        stages = [stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0]
+        stages = [
+            stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0
+        ]
         samplings = itertools.chain.from_iterable(stage.samplings() for stage in stages)
         longest = max((sampling.max_new_tokens for sampling in samplings), default=1)
         columns = self.config.data.max_prompt_length + longest
         resident = max(map(self.state_bytes, every), default=0)
         samples = min(map(self._samples, stages), default=1)
-        split = capacity.Split(self.model_config.base, self.dtype.itemsize, 1, self.mesh.size, columns)
+        split = capacity.Split(
+            self.model_config.base, self.dtype.itemsize, 1, self.mesh.size, columns
+        )
         return capacity.best_ways(split, longest, self.device_memory, resident, samples, self.near)
 
     def _samples(self, stage: Stage) -> int:
-        """Count the responses of a call of a stage, at most: an online stage's are those of its window."""
+        """Count the responses of a call of a stage, at most: an online stage's are those of its
+        window."""
         most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most
-        return min(most, window_at(0, stage).batches * stage.prompts_per_step * stage.num_generations)
+        return min(
+            most, window_at(0, stage).batches * stage.prompts_per_step * stage.num_generations
+        )
 
     @cached_property
     def near(self) -> int:
@@ -261,8 +290,11 @@ class Session:
 
     @cached_property
     def device_memory(self) -> int | None:
-        """The bytes programs may use of the smallest device, None if none reports them. All processes ask at once."""
-        sizes = (memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None)
+        """The bytes programs may use of the smallest device, None if none reports them. All
+        processes ask at once."""
+        sizes = (
+            memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None
+        )
         return min(sizes, default=None)
 
     @cached_property
@@ -279,10 +311,11 @@ class Session:
         return sum(models.values())
 
     def state_bytes(self, stage: Stage) -> int:
-        """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its own.
+        """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its
+        own.
 
-        By formula: the frozen parameters and reward models; of what is trained 4 a parameter, its optimiser's, and a
-        reference.
+        By formula: the frozen parameters and reward models; of what is trained 4 a parameter, its
+        optimiser's, and a reference.
         """
         model, compute = self.model_config, self.config.compute
         if self.device_memory is None:
@@ -302,12 +335,15 @@ class Session:
 
     @cached_property
     def server(self) -> Remote | None:
-        """The server that samples, None where the sampler does. All processes ask for it together."""
+        """The server that samples, None where the sampler does. All processes ask for it
+        together."""
         settings, folder = self.config.engine, self.workdir / "engine"
         if not settings.is_server:
             return None
         if settings.folder:  # other runs may share it
-            folder = absolute(settings.folder) / processes.on_leader(lambda: run_id(self.workdir / "engine.json"))
+            folder = absolute(settings.folder) / processes.on_leader(
+                lambda: run_id(self.workdir / "engine.json")
+            )
         return Remote(
             settings,
             folder,
@@ -315,7 +351,9 @@ class Session:
             self.model_config.vocab_size,
             seed=self.config.seed,
             dtype=self.dtype.name,
-            needs_logprobs=any(stage.importance_cap for stage in self.config.stages_of(Online).values()),
+            needs_logprobs=any(
+                stage.importance_cap for stage in self.config.stages_of(Online).values()
+            ),
             say=self.tracker.say,
         )
 
@@ -323,15 +361,24 @@ class Session:
         """Return the sampler: one for the run."""
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
         settings = _chosen(self.config.compute, names)
-        settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs, "decode": self.decode}
-        sampler = self.programs.get_or_make(Sampler, self.model_config, self.sampling_mesh, **settings)
+        settings |= {
+            "seed": self.config.seed,
+            "dtype": self.dtype,
+            "programs": self.programs,
+            "decode": self.decode,
+        }
+        sampler = self.programs.get_or_make(
+            Sampler, self.model_config, self.sampling_mesh, **settings
+        )
         self.say_once(f"attention over prompts: {sampler.kernel}")
         return sampler
 
     @cached_property
     def prompt_lengths(self) -> tuple[int, ...]:
         """The tokens of the prompt of every problem."""
-        return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in joined(self.problems))
+        return tuple(
+            len(self.tokenizer.encode_prompt(problem)) for problem in joined(self.problems)
+        )
 
     @cached_property
     def mean_prompt(self) -> float:
@@ -356,17 +403,21 @@ class Session:
     def sampling_shapes(
         self, stage: Stage, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
     ) -> Shapes:
-        """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses each.
+        """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
+        each.
 
-        Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own arrays.
+        Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
+        arrays.
         weights: as of `sampler_params`.
         """
         sampler, rows = self.sampler(), self.config.compute.max_num_seqs
         call = prompts, prompts * samples, params, self.prompt_lengths
         if not rows:
-            longest, memory = max(sampling.max_new_tokens for sampling in params), self.device_memory
+            longest = max(sampling.max_new_tokens for sampling in params)
+            memory = self.device_memory
             shapes, mesh = sampler.shapes(*call, 1), self.sampling_mesh
-            model, ways = self.model_config.base.with_quantisation(weights), mesh.size // mesh.shape["data"]
+            model = self.model_config.base.with_quantisation(weights)
+            ways = mesh.size // mesh.shape["data"]
             split = capacity.Split(model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             resident = self.state_bytes(stage) + meshes.device_bytes(prefilled)
@@ -380,10 +431,13 @@ class Session:
         futures: dict[str, Future[Any]] = {}
         for program in programs:
             results = _Results(futures)
-            futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
+            futures[program.name] = self.ahead.compile(
+                program.run, partial(program.compile, results)
+            )
 
     def sampler_params(self, policy: Decoder, weights: str = "") -> Any:
-        """Convert a policy to the form that the engine reads: see `Engine`. All processes make the call."""
+        """Convert a policy to the form that the engine reads: see `Engine`. All processes make the
+        call."""
         return self.engine.to_sampler_params(policy, weights)
 
     @contextmanager
@@ -394,7 +448,13 @@ class Session:
             yield
         finally:
             spent, after = time.perf_counter() - started, self._usage()
-            cost.add({"seconds": spent, "device_seconds": spent * self.mesh.size, **self.clock.since(clocked)})
+            cost.add(
+                {
+                    "seconds": spent,
+                    "device_seconds": spent * self.mesh.size,
+                    **self.clock.since(clocked),
+                }
+            )
             cost.add({name: amount - before[name] for name, amount in after.items()})
 
     def _usage(self) -> dict[str, float]:
@@ -403,18 +463,24 @@ class Session:
             usage |= self.server.counts
         return usage
 
-    def score_logprobs(self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0) -> np.ndarray:
-        """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to `cost`."""
+    def score_logprobs(
+        self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0
+    ) -> np.ndarray:
+        """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost
+        goes to `cost`."""
         cost.scored += packed.used
         cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
             score = self.programs.get_or_make(make_scorer, self.compute)
-            logprobs, _ = score(params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh))
+            logprobs, _ = score(
+                params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh)
+            )
             self.clock.settle()
             return np.asarray(logprobs)
 
     def loss_of(self, name: str, configured: Objective) -> tuple[Objective, Programs]:
-        """Return a stage's loss and its programs; a user's own loss, which may look like another, has its own."""
+        """Return a stage's loss and its programs; a user's own loss, which may look like another,
+        has its own."""
         own = self.objectives.get(name)
         if own is None:
             return configured, self.programs
@@ -430,16 +496,26 @@ class Session:
             self.scorer.close()
 
     def fingerprint(self) -> str:
-        """Fingerprint everything outside the stages that decides a policy: model, tokenizer, data, seed."""
+        """Fingerprint everything outside the stages that decides a policy: model, tokenizer, data,
+        seed."""
         sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks", "engine")
         shared = {name: value for name, value in identity(self.config).items() if name in sections}
-        read = {name: digest for name, digest in self.contents.items() if not name.startswith("stages.")}
+        read = {
+            name: digest for name, digest in self.contents.items() if not name.startswith("stages.")
+        }
         return storage.fingerprint([shared, self.tokenizer.fingerprint, read])
 
     def stage_fingerprint(self, name: str, inputs: Mapping[str, Any]) -> str:
-        """Fingerprint a stage: its settings, what it reads from outside, and the fingerprints of its inputs."""
-        read = {key: digest for key, digest in self.contents.items() if key.startswith(f"stages.{name}.")}
-        return storage.fingerprint([self.fingerprint(), identity(self.config)["stages"][name], read, inputs])
+        """Fingerprint a stage: its settings, what it reads from outside, and the fingerprints of
+        its inputs."""
+        read = {
+            key: digest
+            for key, digest in self.contents.items()
+            if key.startswith(f"stages.{name}.")
+        }
+        return storage.fingerprint(
+            [self.fingerprint(), identity(self.config)["stages"][name], read, inputs]
+        )
 
 
 def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
@@ -452,7 +528,8 @@ def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:
-    """Load the tokenizer that settings name, else the model's, else that of the embedded tasks. fault: of it."""
+    """Load the tokenizer that settings name, else the model's, else that of the embedded tasks.
+    fault: of it."""
     source: Any = arithmetic.SLIPS.name
     rows = None
     if model.path:
@@ -460,7 +537,11 @@ def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> 
         rows = hf.read_config(source).vocab_size
     template = _chosen(settings, ("chat", "prompt_template", "system", "date", "enable_thinking"))
     return load_tokenizer(
-        settings.path or source, TemplateSettings(**template), revision=settings.revision, rows=rows, fault=fault
+        settings.path or source,
+        TemplateSettings(**template),
+        revision=settings.revision,
+        rows=rows,
+        fault=fault,
     )
 
 

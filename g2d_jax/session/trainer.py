@@ -1,7 +1,9 @@
-"""The optimisation of a stage: updates, metrics, checkpoints, and where a stage that was stopped goes on.
+"""The optimisation of a stage: updates, metrics, checkpoints, and where a stage that was stopped
+goes on.
 
-The host runs a step ahead of the devices: it launches update n, and then waits for the metrics of update n - 1. An
-update whose loss or gradient is not finite is skipped and counted; too many in a row stop the run.
+The host runs a step ahead of the devices: it launches update n, and then waits for the metrics of
+update n - 1. An update whose loss or gradient is not finite is skipped and counted; too many in a
+row stop the run.
 """
 
 from __future__ import annotations
@@ -40,17 +42,25 @@ from g2d_jax.session.training_programs import optimizer_of, schedule_of, train_s
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
-from g2d_jax.training.step import StepNumbers, TrainState, abstract_state, fresh_state, put_batch, put_numbers
+from g2d_jax.training.step import (
+    StepNumbers,
+    TrainState,
+    abstract_state,
+    fresh_state,
+    put_batch,
+    put_numbers,
+)
 
 
 @dataclass
 class Trainer:
     """The optimisation side of one stage.
 
-    total: updates to do. per: the divisor of the objective's metric sums, "tokens" or "pairs". rows: the shape of its
-    packed batches. pinned: steps whose checkpoints stay. frozen_params: those of the policy that no update changes.
-    step: updates done, those that were skipped included. cost: so far. numbers: of `run_step`, on the devices. rate:
-    the learning rate of an update.
+    total: updates to do. per: the divisor of the objective's metric sums, "tokens" or "pairs".
+    rows: the shape of its packed batches. pinned: steps whose checkpoints stay. frozen_params:
+    those of the policy that no update changes.
+    step: updates done, those that were skipped included. cost: so far. numbers: of `run_step`, on
+    the devices. rate: the learning rate of an update.
     """
 
     session: Session
@@ -71,7 +81,9 @@ class Trainer:
     bar: Progress
     profiler: Profiler
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
-    _last_metrics: dict[str, float] = field(default_factory=dict)  # of the last update whose metrics were fetched
+    _last_metrics: dict[str, float] = field(
+        default_factory=dict
+    )  # of the last update whose metrics were fetched
     _done_at: float = field(default_factory=time.perf_counter)  # of the last update
     _clock_then: dict[str, float] = field(default_factory=dict)  # the session's clock at that time
 
@@ -79,7 +91,8 @@ class Trainer:
         self._clock_then = self.session.clock.read()
 
     def goes_on(self) -> bool:
-        """Return whether there are updates to do, before the next begins. Raises Preempted if told to stop."""
+        """Return whether there are updates to do, before the next begins. Raises Preempted if told
+        to stop."""
         processes.note_progress(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         message = self.profiler.before(self.step, self.state)
@@ -88,16 +101,20 @@ class Trainer:
         return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """Do one optimiser step on packed groups; log the step before, whose metrics are ready by now.
+        """Do one optimiser step on packed groups; log the step before, whose metrics are ready by
+        now.
 
-        Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
+        Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is
+        not finite.
         """
         clock = self.session.clock
         with clock.doing("training"):
             config, seed = self.session.model_config, self.session.config.seed
             packed = with_keys(self.pack(groups), config, seed, self.name, self.step)  # of dropout
             arrays, count = put_batch(packed, self.session.mesh)
-            self.state, sums = self.run_step(self.state, arrays, count, self.numbers, self.frozen_params)
+            self.state, sums = self.run_step(
+                self.state, arrays, count, self.numbers, self.frozen_params
+            )
             clock.launched("training", list(sums.values()))
             self.cost.trained += packed.used
             self.cost.flops += train_flops(config, packed.used, packed.attended)
@@ -108,7 +125,8 @@ class Trainer:
         }
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
-        # A checkpoint has the whole cost of its step, and the batch that `_give_up` writes is that of the last update.
+        # A checkpoint has the whole cost of its step, and the batch that `_give_up` writes is that
+        # of the last update.
         limit = self.session.config.faults.max_skipped
         if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
             self.flush()
@@ -122,7 +140,8 @@ class Trainer:
 
     def finished_policy(self) -> Decoder:
         """Wait for the update under way, log it, and return the policy."""
-        # Else sampling would wait for the update in its own time, and the update's would have that of sampling.
+        # Else sampling would wait for the update in its own time, and the update's would have that
+        # of sampling.
         with self.session.track_cost(self.cost), self.session.clock.doing("training"):
             jax.block_until_ready(self.state.params)
             self.flush()
@@ -144,7 +163,8 @@ class Trainer:
         loss, norm = values.pop("loss"), values.pop("grad_norm")
         if self.extra_state.count_update(bool(values.pop("skipped"))):
             self.session.tracker.say(
-                f"{self.name}: update {step} is skipped, it is not finite ({format_loss(loss, norm)}): parameters stay "
+                f"{self.name}: update {step} is skipped, it is not finite "
+                f"({format_loss(loss, norm)}): parameters stay "
                 f"as they are; {self.session.config.faults.max_skipped} in a row stop the run"
             )
         metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.per)}
@@ -155,16 +175,21 @@ class Trainer:
         self.bar.update(step, metrics)
 
     def _time_spent(self) -> dict[str, float]:
-        """Return the seconds from update to update, or since the stage began to train, and their shares.
+        """Return the seconds from update to update, or since the stage began to train, and their
+        shares.
 
-        Call it when an update is done, not when the host has launched it: the devices work behind the host.
+        Call it when an update is done, not when the host has launched it: the devices work behind
+        the host.
         """
         now = time.perf_counter()
         seconds = now - self._done_at
         spent = self.session.clock.since(self._clock_then)
         self._done_at = now
         self._clock_then = self.session.clock.read()
-        return {"step_time": seconds, **goodput({**spent, "seconds": seconds - spent["checkpointing_seconds"]})}
+        return {
+            "step_time": seconds,
+            **goodput({**spent, "seconds": seconds - spent["checkpointing_seconds"]}),
+        }
 
     def _give_up(self, packed: Packed) -> None:
         """Write the batch of the last update with its metrics, and stop the run."""
@@ -177,22 +202,29 @@ class Trainer:
         except OSError as error:
             where = f"Its batch could not be written: {error}"
         raise StopRun(
-            f"{self.name}: {self.extra_state.skipped_in_row} updates in a row were not finite, the last of them number "
-            f"{self.step} ({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning "
-            "rate that is too high, rewards or reference log-probabilities that are not finite, or a model that "
+            f"{self.name}: {self.extra_state.skipped_in_row} updates in a row were not finite, "
+            "the last of them number "
+            f"{self.step} ({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. "
+            "Likely causes: a learning "
+            "rate that is too high, rewards or reference log-probabilities that are not finite, "
+            "or a model that "
             "bfloat16 is too coarse for"
         )
 
     def checkpoint_if_due(self) -> None:
         """Save after every checkpoint.every steps, at pinned steps and at the end.
 
-        Call it outside of `track_cost`: the cost then holds all of the step, and no time of writing in its seconds.
+        Call it outside of `track_cost`: the cost then holds all of the step, and no time of writing
+        in its seconds.
         """
         if self._due():
             self.save()
 
     def _due(self) -> bool:
-        return self.step % self.session.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
+        return self.step % self.session.config.checkpoint.every == 0 or self.step in {
+            *self.pinned,
+            self.total,
+        }
 
     def save(self) -> None:
         """Write one atomic checkpoint: parameters, optimiser, counters, cost so far."""
@@ -203,10 +235,13 @@ class Trainer:
         self.session.writer.wait()  # a checkpoint says that what came before it is on disk
         host = {"cost": dataclasses.asdict(self.cost), "extra_state": self.extra_state.to_json()}
         with self._writing():
-            self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
+            self.checkpoints.save(
+                self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host
+            )
 
     def save_here(self) -> None:
-        """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
+        """Save the state as it is, unless it is saved already, and wait: the stage is about to be
+        stopped."""
         self.pinned.add(self.step)
         self.save_if_new()
 
@@ -218,7 +253,8 @@ class Trainer:
             self.save()
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Log the last update and wait for its checkpoint, so that the cost is complete; return the manifest's fields.
+        """Log the last update and wait for its checkpoint, so that the cost is complete; return the
+        manifest's fields.
 
         counts: of the stage's own. Warnings that come later are in the fields too.
         """
@@ -244,11 +280,20 @@ class Trainer:
 
 @contextmanager
 def open_trainer(
-    session: Session, name: str, stage: TrainingStage, objective: Objective, *, total: int, per: str, rows: RowShape
+    session: Session,
+    name: str,
+    stage: TrainingStage,
+    objective: Objective,
+    *,
+    total: int,
+    per: str,
+    rows: RowShape,
 ) -> Iterator[Trainer]:
-    """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other arguments are its fields.
+    """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other
+    arguments are its fields.
 
-    Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
+    Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the
+    policy it starts from.
     """
     folder: epath.Path = session.folders[name] / "checkpoints"
     optimizer, _ = optimizer_of(stage.optimizer, total)
@@ -261,7 +306,9 @@ def open_trainer(
     if resumed is None:
         step = 0
         cost, extra_state = Cost(), ExtraState()
-        state = fresh_state(load_policy(session, stage.policy), optimizer, session.mesh, offload, session.programs)
+        state = fresh_state(
+            load_policy(session, stage.policy), optimizer, session.mesh, offload, session.programs
+        )
         base = base_of(session, stage.policy)
     else:
         step, trees, host = resumed
@@ -272,7 +319,8 @@ def open_trainer(
         pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
         session.tracker.say(f"{name}: continuing after step {step} of {total}")
         base = base_of(session, name)
-    # Before the first checkpoint: adapters mean nothing without the name of the model that they belong to.
+    # Before the first checkpoint: adapters mean nothing without the name of the model that they
+    # belong to.
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
         Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
@@ -313,11 +361,13 @@ def open_trainer(
 def newest(
     checkpoints: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
 ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Restore step, trees and host's JSON of the newest checkpoint that is whole; None if there is none.
+    """Restore step, trees and host's JSON of the newest checkpoint that is whole; None if there is
+    none.
 
-    Damaged ones are moved aside, each with a message to the user. like: as in `Checkpoints.restore`. Whatever else
-    keeps a checkpoint from being read is raised: another model's shapes (ValueError), a file system that fails now
-    (OSError). Several processes call it together, and agree on what is damaged before any of them restores.
+    Damaged ones are moved aside, each with a message to the user. like: as in
+    `Checkpoints.restore`. Whatever else keeps a checkpoint from being read is raised: another
+    model's shapes (ValueError), a file system that fails now (OSError). Several processes call it
+    together, and agree on what is damaged before any of them restores.
     """
     aside = ""
     while (step := processes.on_leader(checkpoints.latest)) is not None:
@@ -331,8 +381,10 @@ def newest(
                 wrong = str(error)
         if aside:  # one file system fault damages one
             raise DamagedCheckpoint(
-                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a row look like "
-                f"another version of Orbax or a file system that fails, not like damage; {aside} has the newer one"
+                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in "
+                "a row look like "
+                f"another version of Orbax or a file system that fails, not like damage; {aside} "
+                "has the newer one"
             )
         aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
         before = processes.on_leader(checkpoints.latest)
@@ -343,13 +395,15 @@ def newest(
         say(
             f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
             f"was moved to {aside}. Continuing {then}; the steps since then are done "
-            "again. Damage like this comes from a failing disk, or from a file changed by hand: look into it"
+            "again. Damage like this comes from a failing disk, or from a file changed by hand: "
+            "look into it"
         )
     return None
 
 
 def _damage(checkpoints: Checkpoints, step: int) -> str:
-    """Return the damage of a checkpoint as several processes find it, each in its share of the arrays; "" for none.
+    """Return the damage of a checkpoint as several processes find it, each in its share of the
+    arrays; "" for none.
 
     A single process learns of damage by restoring.
     """
@@ -364,12 +418,17 @@ def _damage(checkpoints: Checkpoints, step: int) -> str:
 def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -> None:
     """Write the batch of an update that was not finite, for reading.
 
-    batch.safetensors has the packed rows that count, [N, R, …]; record.json the record, and how many values of each
-    array are not finite (all 0: the policy is to blame, or the loss). Raises OSError.
+    batch.safetensors has the packed rows that count, [N, R, …]; record.json the record, and how
+    many values of each array are not finite (all 0: the policy is to blame, or the loss). Raises
+    OSError.
     """
     arrays = {name: array[: packed.count] for name, array in packed.arrays.items()}
-    wrong = {name: int((~np.isfinite(x)).sum()) for name, x in arrays.items() if x.dtype.kind == "f"}
-    storage.write_bytes(folder / "batch.safetensors", save({k: np.ascontiguousarray(x) for k, x in arrays.items()}))
+    wrong = {
+        name: int((~np.isfinite(x)).sum()) for name, x in arrays.items() if x.dtype.kind == "f"
+    }
+    storage.write_bytes(
+        folder / "batch.safetensors", save({k: np.ascontiguousarray(x) for k, x in arrays.items()})
+    )
     storage.write_json(folder / "record.json", {**record, "nonfinite_values": wrong})
 
 

@@ -43,34 +43,44 @@ def schedule_of(settings: Optimizer, total: int) -> Callable[[int], Any]:
 
 
 def _updates(settings: Optimizer, total: int) -> int:
-    """Return the updates that a schedule is made for: at least one, also where a stage does none."""
+    """Return the updates that a schedule is made for: at least one, also where a stage does
+    none."""
     return total or settings.warmup_steps + 1
 
 
 def train_step_of(
     session: Session, name: str, settings: Optimizer, total: int, objective: Objective
 ) -> tuple[Jitted, StepNumbers]:
-    """Return a stage's train step, and the numbers that it takes. settings, total: see `optimizer_of`."""
+    """Return a stage's train step, and the numbers that it takes. settings, total: see
+    `optimizer_of`."""
     objective, programs = session.loss_of(name, objective)
     structure, of_loss = split(objective)
     optimizer, of_optimizer = optimizer_of(settings, total)
     offload = session.config.compute.offload_optimizer
-    step = programs.get_or_make(make_train_step, structure, optimizer, session.model_config, session.mesh, offload)
+    step = programs.get_or_make(
+        make_train_step, structure, optimizer, session.model_config, session.mesh, offload
+    )
     return step, {"optimizer": of_optimizer, "loss": of_loss}
 
 
 def policy_shapes(session: Session) -> Any:
     """Return a policy's parameters as shapes, adapters included."""
-    return decoder.abstract_on(session.model_config, session.mesh, init_params.base_dtype(session.config))
+    return decoder.abstract_on(
+        session.model_config, session.mesh, init_params.base_dtype(session.config)
+    )
 
 
 def reference_shapes(session: Session) -> Any:
-    """Return a fixed reference's parameters as shapes, adapters included: see `policies.load_reference`."""
+    """Return a fixed reference's parameters as shapes, adapters included: see
+    `policies.load_reference`."""
     return decoder.abstract_on(session.model_config, session.mesh, reference_dtype(session))
 
 
-def reference_programs(session: Session, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
-    """Yield the program that makes a reference from a policy of another dtype. resident: arrays beside both."""
+def reference_programs(
+    session: Session, name: str, resident: tuple[Any, ...], calls: float = 1
+) -> Iterator[Program]:
+    """Yield the program that makes a reference from a policy of another dtype. resident: arrays
+    beside both."""
     params, dtype = policy_shapes(session), reference_dtype(session)
     if dtype != params.embed.dtype:
         cast = session.programs.get_or_make(make_cast, session.model_config, session.mesh, dtype)
@@ -79,8 +89,10 @@ def reference_programs(session: Session, name: str, resident: tuple[Any, ...], c
 
 
 def state_shapes(session: Session, settings: Optimizer, total: int) -> TrainState:
-    """Return, as shapes, the state in which a policy is trained with an optimiser of these settings."""
-    offload, (optimizer, _) = session.config.compute.offload_optimizer, optimizer_of(settings, total)
+    """Return, as shapes, the state in which a policy is trained with an optimiser of these
+    settings."""
+    offload = session.config.compute.offload_optimizer
+    (optimizer, _) = optimizer_of(settings, total)
     return abstract_state(session.model_config, optimizer, session.mesh, offload)
 
 
@@ -95,7 +107,8 @@ def training_programs(
     *,
     resident: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """Yield the first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
+    """Yield the first state, and the train step, `calls` batches like `packed`. settings, total:
+    see `optimizer_of`."""
     config, mesh = session.model_config, session.mesh
     optimizer, _ = optimizer_of(settings, total)
     params, state = policy_shapes(session), state_shapes(session, settings, total)
@@ -129,10 +142,13 @@ def logprobs(
     *,
     reference: bool = False,
 ) -> Program:
-    """Return the program of a packed batch's log-probabilities under a policy, or a fixed reference."""
+    """Return the program of a packed batch's log-probabilities under a policy, or a fixed
+    reference."""
     params = (reference_shapes if reference else policy_shapes)(session)
     flops = forward_flops(session.model_config, packed.used, packed.attended) / session.mesh.size
-    weights = session.dtype.itemsize * matmul_params(session.model_config) / session.mesh.shape["tensor"]
+    weights = (
+        session.dtype.itemsize * matmul_params(session.model_config) / session.mesh.shape["tensor"]
+    )
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
     inputs = abstract_batch(packed, session.mesh)
@@ -143,20 +159,30 @@ def logprobs(
 
 
 def activation_bytes(session: Session, packed: Packed) -> int:
-    """Count what a micro-batch's layers save for the backward pass on one device, by formula: see `saved_per_token`."""
+    """Count what a micro-batch's layers save for the backward pass on one device, by formula: see
+    `saved_per_token`."""
     _, rows, length = packed.arrays["tokens"].shape
     tokens = rows * length // meshes.row_ways(session.mesh)
-    saved = saved_per_token(session.model_config, session.config.compute.remat, session.mesh.shape["tensor"])
+    saved = saved_per_token(
+        session.model_config, session.config.compute.remat, session.mesh.shape["tensor"]
+    )
     return int(tokens * saved * session.dtype.itemsize)
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
-    """Count numbers that all layers save for each token: their input; "attention" its output too; "none" all factors.
+    """Count numbers that all layers save for each token: their input; "attention" its output too;
+    "none" all factors.
 
-    Without remat: both norms' results, queries, keys and values before and after rotation, attention's output, and
-    three arrays of the feed-forward width.
+    Without remat: both norms' results, queries, keys and values before and after rotation,
+    attention's output, and three arrays of the feed-forward width.
     """
     e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    width, key_width, m = heads * config.head_dim / tensor, kv * config.head_dim / tensor, config.intermediate_size
-    each = {"full": e, "attention": e + width, "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor}[remat]
+    width = heads * config.head_dim / tensor
+    key_width = kv * config.head_dim / tensor
+    m = config.intermediate_size
+    each = {
+        "full": e,
+        "attention": e + width,
+        "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor,
+    }[remat]
     return config.num_hidden_layers * each

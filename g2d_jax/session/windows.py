@@ -1,4 +1,5 @@
-"""Sync windows: the updates between two synchronisations of an online stage's sampling policy, and their batches."""
+"""Sync windows: the updates between two synchronisations of an online stage's sampling policy, and
+their batches."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from g2d_jax.config import Online
 
 @dataclass(frozen=True)
 class SyncWindow:
-    """The updates between two synchronisations, `start` the first of them, and their batches, `first` the first.
+    """The updates between two synchronisations, `start` the first of them, and their batches,
+    `first` the first.
 
     Each batch serves num_iterations updates: the window goes over its batches so many times.
     """
@@ -38,4 +40,6 @@ def window_at(step: int, stage: Online) -> SyncWindow:
     every = stage.sync_every or max(stage.steps, 1)
     start = step - step % every
     updates = min(every, stage.steps - start)
-    return SyncWindow(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
+    return SyncWindow(
+        start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations)
+    )

@@ -1,9 +1,11 @@
 """Warnings of a stage, in words, with remedies: rules over what the stage has recorded.
 
-    metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
+    metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top
+    of the reports
 
-The rules are pure. They report what a person would see in the curves: too few problems, nothing graded or
-nothing right, responses that are cut, a reward that stays where it was, entropy or length that collapse.
+The rules are pure. They report what a person would see in the curves: too few problems, nothing
+graded or nothing right, responses that are cut, a reward that stays where it was, entropy or length
+that collapse.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ WATCHED = (
 WINDOW = 5  # steps at either end whose medians are compared
 PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
-"""Cause -> metric, the share of its start below which it has collapsed if the reward has not risen, and in any case.
+"""Cause -> metric, the share of its start below which it has collapsed if the reward has not risen,
+and in any case.
 
-Entropy falls wherever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first entropy while the
-reward doubles, so that a share alone would raise false alarms.
+Entropy falls wherever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first
+entropy while the reward doubles, so that a share alone would raise false alarms.
 """
 MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
 CUT_RISE = 0.2  # … if it is so much more than at the start
@@ -39,8 +42,8 @@ UNGRADED = 0.2  # share of responses that no one could grade
 SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
 MIXED = 0.1  # the same share of the prompts that pairs are made of
 VISITS = {"online": 50, "sft": 20}
-"""Kind of stage -> times that it draws each of its problems or examples above which these are too few. Rewards stand
-more repetition than demonstrations, which are learned by heart."""
+"""Kind of stage -> times that it draws each of its problems or examples above which these are too
+few. Rewards stand more repetition than demonstrations, which are learned by heart."""
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
 STEPS = 20  # of an online stage: the fewest whose rewards a line is fitted to
 HALFWAY = 100  # steps of an online stage from which on this is done halfway, too
@@ -49,12 +52,15 @@ HIGH_REWARD = 0.9  # … but there is little left to rise above this
 DISPLACED = 0.2  # nats a token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
-SIGNAL_ADVICE = "easier problems, a better starting policy, a longer max_new_tokens, another prompt template"
+SIGNAL_ADVICE = (
+    "easier problems, a better starting policy, a longer max_new_tokens, another prompt template"
+)
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning. cause: its name, one a stage. text: the symptom, and what to try. values: the numbers it rests on."""
+    """A warning. cause: its name, one a stage. text: the symptom, and what to try. values: the
+    numbers it rests on."""
 
     cause: str
     text: str
@@ -64,8 +70,11 @@ class Alert:
 # Reporting
 
 
-def say(session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
-    """Show the user the alerts whose cause is not among the warnings, and add them there; all processes call it.
+def say(
+    session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]
+) -> None:
+    """Show the user the alerts whose cause is not among the warnings, and add them there; all
+    processes call it.
 
     warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
     """
@@ -73,22 +82,29 @@ def say(session: Session, name: str, step: int, alerts: Iterable[Alert], warning
         if alert.cause in {warning["cause"] for warning in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        warnings.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
+        warnings.append(
+            {"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)}
+        )
         session.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
 def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
-    """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
+    """Show alerts at a Trainer's step; those already shown are part of the state with which the
+    stage resumes."""
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
 def watch(
-    trainer: Trainer, stage: Online | Offline, metrics: Mapping[str, float], *, kind: Literal["train", "probe"]
+    trainer: Trainer,
+    stage: Online | Offline,
+    metrics: Mapping[str, float],
+    *,
+    kind: Literal["train", "probe"],
 ) -> None:
     """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
-    Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
-    single values.
+    Call it once a step, after the update. kind: series of different kinds are not compared; "probe"
+    is judged on single values.
     """
     window = PROBE_WINDOW if kind == "probe" else WINDOW
     series = trainer.extra_state.series.setdefault(kind, {})
@@ -98,8 +114,18 @@ def watch(
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
-    latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
-    report(trainer, [*collapse(series, stage, window), *sampled(latest, stage.sampling_of_probes.max_new_tokens)])
+    latest = {
+        name: statistics.fmean(values[-window:])
+        for name, values in series.items()
+        if len(values) >= window
+    }
+    report(
+        trainer,
+        [
+            *collapse(series, stage, window),
+            *sampled(latest, stage.sampling_of_probes.max_new_tokens),
+        ],
+    )
     reward = float(metrics.get("reward", math.nan))
     if kind == "train" and math.isfinite(reward):
         trainer.extra_state.rewards.append(reward)
@@ -115,10 +141,11 @@ def conclude(trainer: Trainer, stage: Online | Offline) -> None:
 
 
 def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
-    """Warn of a reward that has hardly risen over the whole of an online stage, or half of a long one; withdraw that
-    where it no longer holds.
+    """Warn of a reward that has hardly risen over the whole of an online stage, or half of a long
+    one; withdraw that where it no longer holds.
 
-    A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in the report.
+    A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in
+    the report.
     """
     warnings = trainer.extra_state.warnings
     causes = {warning["cause"] for warning in warnings}
@@ -137,7 +164,8 @@ def check_positions(
     sampling: Sampling | None = None,
     pairs: Iterable[tuple[Sized, Sized]] = (),
 ) -> list[Alert]:
-    """Apply `beyond_positions` to a stage. sampling: of its responses; pairs: prompts and responses from elsewhere."""
+    """Apply `beyond_positions` to a stage. sampling: of its responses; pairs: prompts and responses
+    from elsewhere."""
     lengths = [(len(prompt), len(response)) for prompt, response in pairs]
     if sampling is not None:
         lengths.append((max(session.prompt_lengths, default=0), sampling.max_new_tokens))
@@ -148,34 +176,41 @@ def check_positions(
 
 
 def too_few_problems(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
-    """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each step from."""
-    what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[kind]
+    """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each
+    step from."""
+    what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[
+        kind
+    ]
     visits = steps * batch / count
     if not steps or (count >= batch and visits <= VISITS[kind]):
         return []
     text = (
         f"{count} {what} for {steps} steps of {batch}: each is drawn {visits:.0f} times"
-        f"{', some of them twice in a step' if count < batch else ''}. To try: more {what}, a smaller {size}, fewer "
+        f"{', some of them twice in a step' if count < batch else ''}. To try: more {what}, a "
+        f"smaller {size}, fewer "
         "steps"
     )
     return [Alert("data", text, {what: count, "visits": visits})]
 
 
 def unweighed(without: int, rows: int) -> list[Alert]:
-    """Warn if a loss with a ratio of policies trains on rollouts whose log-probabilities are not known."""
+    """Warn if a loss with a ratio of policies trains on rollouts whose log-probabilities are not
+    known."""
     if not without:
         return []
     text = (
-        f"{without} of the dump's {rows} responses have no logprobs: how far the policy that wrote them is from this "
-        "one cannot be told, and GRPO takes them for its own, at a ratio of 1. To try: rollouts with logprobs and "
+        f"{without} of the dump's {rows} responses have no logprobs: how far the policy that "
+        "wrote them is from this "
+        "one cannot be told, and GRPO takes them for its own, at a ratio of 1. To try: rollouts "
+        "with logprobs and "
         'importance_cap=2, loss="dpo", which needs none'
     )
     return [Alert("unweighed", text, {"without_logprobs": without, "responses": rows})]
 
 
 def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
-    """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and their responses, the
-    longest that there can be. positions: see `Session`; None: no limit.
+    """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and
+    their responses, the longest that there can be. positions: see `Session`; None: no limit.
 
     Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
     """
@@ -183,9 +218,12 @@ def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) 
     if positions is None or prompt + response <= positions:
         return []
     text = (
-        f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} tokens, and the model is "
-        f"made for {positions:,} (max_position_embeddings in its config.json): beyond these it gets worse. To try: a "
-        "smaller sampling.max_new_tokens (of SFT max_length), a model of longer context, or the rope_scaling that its "
+        f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} tokens, "
+        "and the model is "
+        f"made for {positions:,} (max_position_embeddings in its config.json): beyond these it "
+        "gets worse. To try: a "
+        "smaller sampling.max_new_tokens (of SFT max_length), a model of longer context, or the "
+        "rope_scaling that its "
         "authors give for this length"
     )
     return [Alert("positions", text, {"tokens": prompt + response, "positions": positions})]
@@ -196,50 +234,67 @@ def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
     if updates >= UPDATES:
         return []
     text = (
-        f"{pairs} pairs make {updates} updates of {batch}, which hardly move a policy. To try: more prompts or "
+        f"{pairs} pairs make {updates} updates of {batch}, which hardly move a policy. To try: "
+        "more prompts or "
         "pairs_per_prompt of what collects them, a smaller batch_size, more epochs"
     )
     return [Alert("data", text, {"pairs": pairs, "updates": updates})]
 
 
 def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
-    """Warn if few of a collect stage's prompts have responses to tell apart. counts: those of its manifest."""
+    """Warn if few of a collect stage's prompts have responses to tell apart. counts: those of its
+    manifest."""
     prompts, mixed = counts["prompts"], counts["mixed"]
     if mixed >= MIXED * prompts:
         return []
-    fates = {"all_incorrect": "all wrong", "all_correct": "all right", "all_equal": "all of one reward"}
+    fates = {
+        "all_incorrect": "all wrong",
+        "all_correct": "all right",
+        "all_equal": "all of one reward",
+    }
     fates |= {"unscorable": "not graded", "outside_window": "outside the window of pass rates"}
     why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
     text = (
-        f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives {counts['pairs']} pairs. "
+        f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives "
+        f"{counts['pairs']} pairs. "
         f"To try: {_level(counts['all_correct'] / max(prompts, 1))}, more num_generations"
     )
     return [Alert("signal", text, {"mixed": mixed, "prompts": prompts})]
 
 
-def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its responses") -> list[Alert]:
-    """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing ones give no warning.
-    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. whose: for the message."""
+def sampled(
+    shares: Mapping[str, float], limit: int | None, whose: str = "its responses"
+) -> list[Alert]:
+    """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing
+    ones give no warning.
+    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. whose:
+    for the message."""
     alerts = []
     if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (
             f"{cut:.0%} of {whose} are cut at max_new_tokens, {limit}, and so have no end. To try: "
-            "a larger sampling.max_new_tokens, the template that the model was trained with (tokenizer.chat, "
+            "a larger sampling.max_new_tokens, the template that the model was trained with "
+            "(tokenizer.chat, "
             "tokenizer.prompt_template), SFT on responses that end"
         )
         alerts.append(Alert("cut", text, {"clipped_ratio": cut}))
-    unscorable, timeout = (shares.get(f"verdicts/{verdict}", 0.0) for verdict in ("unscorable", "timeout"))
+    unscorable, timeout = (
+        shares.get(f"verdicts/{verdict}", 0.0) for verdict in ("unscorable", "timeout")
+    )
     if unscorable + timeout > UNGRADED:
         text = (
-            f"{unscorable + timeout:.0%} of {whose} could not be graded ({unscorable:.0%} unscorable, {timeout:.0%} "
-            "timeouts, which count as wrong). To try: look at the reference answers and at samples/, a larger "
+            f"{unscorable + timeout:.0%} of {whose} could not be graded ({unscorable:.0%} "
+            f"unscorable, {timeout:.0%} "
+            "timeouts, which count as wrong). To try: look at the reference answers and at "
+            "samples/, a larger "
             "reward.cpu_seconds"
         )
         alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
     if (signal := shares.get("frac_signal", 1.0)) < SIGNAL:
         reward = shares.get("reward", math.nan)
         text = (
-            f"{signal:.0%} of the prompts have responses that differ in reward, whose mean is {reward:.3f}: the rest "
+            f"{signal:.0%} of the prompts have responses that differ in reward, whose mean is "
+            f"{reward:.3f}: the rest "
             f"teaches nothing. To try: {_level(reward)}, more num_generations, dynamic_sampling"
         )
         alerts.append(Alert("signal", text, {"frac_signal": signal, "reward": reward}))
@@ -247,13 +302,15 @@ def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its re
 
 
 def silent(without_signal: int, steps: int, rewards: Sequence[float]) -> list[Alert]:
-    """Warn if no step of an online stage had a prompt whose responses differ in reward. without_signal: the steps in a
-    row, at its end, that had none; rewards: the mean of each step."""
+    """Warn if no step of an online stage had a prompt whose responses differ in reward.
+    without_signal: the steps in a row, at its end, that had none; rewards: the mean of each
+    step."""
     if not steps or without_signal < steps:
         return []
     reward = statistics.fmean(rewards) if rewards else math.nan
     text = (
-        f"not one of its {steps} steps had a prompt whose responses differ in reward, whose mean is {reward:.3f}: it "
+        f"not one of its {steps} steps had a prompt whose responses differ in reward, whose mean "
+        f"is {reward:.3f}: it "
         f"learned nothing from rewards. To try: {_level(reward)}, more num_generations, more steps"
     )
     return [Alert("signal", text, {"steps": steps, "reward": reward})]
@@ -265,11 +322,13 @@ def _level(reward: float) -> str:
 
 
 def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
-    """Warn if the mean rewards of an online stage's steps have hardly risen; noise alone gives no warning.
+    """Warn if the mean rewards of an online stage's steps have hardly risen; noise alone gives no
+    warning.
 
-    The rise is that of a line fitted by least squares to all steps; its error is from their scatter about it. It is
-    hardly any if it is no more than two errors above 0, and two errors more would still be less than LEAST_RISE. A
-    reward on another scale than 0 to 1 has no such size: it must not have risen at all.
+    The rise is that of a line fitted by least squares to all steps; its error is from their scatter
+    about it. It is hardly any if it is no more than two errors above 0, and two errors more would
+    still be less than LEAST_RISE. A reward on another scale than 0 to 1 has no such size: it must
+    not have risen at all.
     """
     steps = len(rewards)
     if steps < STEPS:
@@ -281,41 +340,54 @@ def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
     if (on_scale and first > HIGH_REWARD) or rise > 2 * error or rise + 2 * error > least:
         return []
     text = (
-        f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} steps, from {first:.3f} in the first "
-        f"{steps // 4}. To try: a larger optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), more steps, "
-        "more prompts_per_step or num_generations against the noise, problems that are sometimes answered right"
+        f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} steps, from "
+        f"{first:.3f} in the first "
+        f"{steps // 4}. To try: a larger optimizer.learning_rate (now "
+        f"{stage.optimizer.learning_rate:g}), more steps, "
+        "more prompts_per_step or num_generations against the noise, problems that are sometimes "
+        "answered right"
     )
     return [Alert("stalled", text, {"rise": rise, "error": error, "first": first})]
 
 
 def _rise(values: Sequence[float]) -> tuple[float, float]:
-    """Fit a line by least squares. Return its rise from the first to the last value, and the standard error of that."""
+    """Fit a line by least squares. Return its rise from the first to the last value, and the
+    standard error of that."""
     count = len(values)
     slope, intercept = statistics.linear_regression(range(count), values)
-    residuals = math.fsum((value - intercept - slope * step) ** 2 for step, value in enumerate(values))
+    residuals = math.fsum(
+        (value - intercept - slope * step) ** 2 for step, value in enumerate(values)
+    )
     variance = residuals / (count - 2) / (count * (count**2 - 1) / 12)
     return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
 def chosen_logps_fell(change: float, stage: Online | Offline) -> list[Alert]:
-    """Warn if an offline stage has made even the chosen responses much less likely. This is likelihood displacement
-    (arXiv 2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
+    """Warn if an offline stage has made even the chosen responses much less likely. This is
+    likelihood displacement (arXiv 2410.08847). change: mean over pairs of their log-probability
+    after less before, nats a token."""
     if not change < -DISPLACED:
         return []
     text = (
-        f"the chosen responses have lost {-change:.2f} nats a token, too: what both sides lose goes to other responses "
-        f"(arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), a smaller optimizer.learning_rate (now "
-        f"{stage.optimizer.learning_rate:g}), fewer epochs, pairs of the policy's own recent responses"
+        f"the chosen responses have lost {-change:.2f} nats a token, too: what both sides lose "
+        "goes to other responses "
+        f"(arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), a smaller "
+        "optimizer.learning_rate (now "
+        f"{stage.optimizer.learning_rate:g}), fewer epochs, pairs of the policy's own recent "
+        "responses"
     )
     return [Alert("displaced", text, {"chosen_per_token": change})]
 
 
-def collapse(series: Mapping[str, Sequence[float]], stage: Online | Offline, window: int = WINDOW) -> list[Alert]:
-    """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last `window` values. The causes
-    are "entropy", "length", or "limit", responses that grew to max_new_tokens.
+def collapse(
+    series: Mapping[str, Sequence[float]], stage: Online | Offline, window: int = WINDOW
+) -> list[Alert]:
+    """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last
+    `window` values. The causes are "entropy", "length", or "limit", responses that grew to
+    max_new_tokens.
 
-    Values that are not finite do not count; a series of fewer than two windows says nothing. The reward has not risen
-    if its median is known not to be above that at the start.
+    Values that are not finite do not count; a series of fewer than two windows says nothing. The
+    reward has not risen if its median is known not to be above that at the start.
     """
     ends = {metric: _ends(series.get(metric, ()), window) for metric in WATCHED}
     risen = not ends["reward"][1] <= ends["reward"][0]
@@ -349,18 +421,22 @@ def _collapsed(cause: str, first: float, last: float, stage: Online | Offline) -
 
 
 def remedies(cause: str, stage: Online | Offline) -> list[str]:
-    """List what the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
+    """List what the paper found to help, or tried, against a collapse, less what the stage has
+    already; never empty.
 
-    Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
-    sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
-    entropy in every run (figure 6).
+    Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and
+    7), a larger epsilon sudden divergence of DPO (section 5.1); long intervals raise the risk
+    (section 4.2). Its entropy term did not hold entropy in every run (figure 6).
     """
     changes = []
     eps = stage.optimizer.eps
     if eps < SAFE_EPSILON:
         changes.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
     if isinstance(stage, Offline):
-        return [*changes, 'in place of this stage an online one with loss="dpo" and a small sync_every']
+        return [
+            *changes,
+            'in place of this stage an online one with loss="dpo" and a small sync_every',
+        ]
     if stage.loss != "grpo" and stage.sync_every and stage.has_fixed_reference:
         changes.insert(0, "reference_sync=True")
     if stage.sync_every != 1:

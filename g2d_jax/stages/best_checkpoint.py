@@ -1,14 +1,16 @@
-"""The best of a stage's kept checkpoints by its reward on held-out problems (arXiv 2506.21495, section 3).
+"""The best of a stage's kept checkpoints by its reward on held-out problems (arXiv 2506.21495,
+section 3).
 
-    kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then means
+    kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then
+    means
 
-A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right and wrong answers
-(their accuracy, where rewards are 0 and 1); of other rewards the mean divided by the mean response tokens, as
-the authors do, or with length_normalise=False the mean reward. All problems of a task weigh the same; unscorable
-responses are left out.
+A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right
+and wrong answers (their accuracy, where rewards are 0 and 1); of other rewards the mean divided by
+the mean response tokens, as the authors do, or with length_normalise=False the mean reward. All
+problems of a task weigh the same; unscorable responses are left out.
 
-A quotient makes sense for rewards above 0: a negative one comes nearer to 0 by a longer response, so that dividing
-favours length, which it is there to prevent. The stage says so where it happens.
+A quotient makes sense for rewards above 0: a negative one comes nearer to 0 by a longer response,
+so that dividing favours length, which it is there to prevent. The stage says so where it happens.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 
 def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
-    """Score the checkpoints; return the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
+    """Score the checkpoints; return the manifest's fields, in "result" the "policy" that was
+    chosen, "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
     """
@@ -42,17 +45,28 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     cost = Cost()
     scores: dict[int, dict[str, Any]] = {}
     steps = candidates(stage, session)
-    with session.track_cost(cost), session.tracker.progress(name, len(steps) * len(problems)) as bar:
+    with (
+        session.track_cost(cost),
+        session.tracker.progress(name, len(steps) * len(problems)) as bar,
+    ):
         for step in steps:
             entry = scores[step] = _scored(session, name, stage, step, cost, bar)
-            tasks = {f"tasks/{task}/score": task_entry["score"] for task, task_entry in entry["tasks"].items()}
+            tasks = {
+                f"tasks/{task}/score": task_entry["score"]
+                for task, task_entry in entry["tasks"].items()
+            }
             bar.update(bar.done, {"reward": entry["score"]})
             session.tracker.log(name, step, {"score": entry["score"], **tasks})
     best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:
-        raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
+        raise StopRun(
+            f"{name}: no checkpoint of {stage.policy} has a score: of some task no response "
+            "could be scored"
+        )
     alerts.say(session, name, 0, _negative(stage, scores), warnings)
-    session.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
+    session.tracker.say(
+        f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}"
+    )
     result = {
         "policy": f"{stage.policy}@{best}",
         "steps": {str(step): entry for step, entry in scores.items()},
@@ -69,9 +83,11 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
 
 
 def candidates(stage: BestCheckpoint, session: Session) -> list[int]:
-    """List the steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
+    """List the steps to choose from, ascending: stage.steps, or all that the stage it reads kept on
+    its way.
 
-    Further checkpoints on disk do not count: how many of the newest stay must not change the result.
+    Further checkpoints on disk do not count: how many of the newest stay must not change the
+    result.
     """
     if stage.steps:
         return sorted(set(stage.steps))
@@ -83,14 +99,20 @@ def candidates(stage: BestCheckpoint, session: Session) -> list[int]:
 
 
 def best_step(scores: Mapping[int, float]) -> int | None:
-    """Return the step of the highest score, of equal ones the earlier; None if no score is a number."""
+    """Return the step of the highest score, of equal ones the earlier; None if no score is a
+    number."""
     numbers = {step: score for step, score in scores.items() if not math.isnan(score)}
     return min(numbers, key=lambda step: (-numbers[step], step)) if numbers else None
 
 
-def _scored(session: Session, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress) -> dict[str, Any]:
-    """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
-    held_out = HeldOut(session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar)
+def _scored(
+    session: Session, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress
+) -> dict[str, Any]:
+    """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the
+    problems."""
+    held_out = HeldOut(
+        session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar
+    )
     groups = held_out.answers("select")
     tasks = task_results(held_out.problems, groups, session.verifiable)
     for task, row in tasks.items():
@@ -100,13 +122,15 @@ def _scored(session: Session, name: str, stage: BestCheckpoint, step: int, cost:
     spread = math.hypot(*(row["score_sem"] for row in tasks.values()))
     return {
         "score": sum(row["score"] for row in tasks.values()) / len(tasks),
-        "sem": spread / len(tasks),  # tasks are other problems each, so their errors are independent
+        "sem": spread
+        / len(tasks),  # tasks are other problems each, so their errors are independent
         "tasks": tasks,
     }
 
 
 def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
-    """Yield an alert for each task whose rewards are negative on average while they are divided by lengths."""
+    """Yield an alert for each task whose rewards are negative on average while they are divided by
+    lengths."""
     if not stage.length_normalise:
         return
     for task in next(iter(scores.values()))["tasks"]:
@@ -115,6 +139,7 @@ def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) ->
         if low < 0 and all(row["accuracy"] is None for row in results):
             yield Alert(
                 f"negative {task}",
-                f"rewards of the task {task} are negative on average ({low:.3g}): divided by the length they "
+                f"rewards of the task {task} are negative on average ({low:.3g}): divided by the "
+                "length they "
                 "favour long responses. To try: length_normalise=False, rewards shifted above 0",
             )

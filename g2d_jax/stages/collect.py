@@ -1,6 +1,8 @@
-"""The collect stage: a frozen policy's rollouts, scored, and the static preference dataset made from them.
+"""The collect stage: a frozen policy's rollouts, scored, and the static preference dataset made
+from them.
 
-rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
+rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences,
+informativeness
    ├ "sample"     sampled here, from stage.policy
    ├ "archive"    sampled by an online stage on its way to stage.policy
    ├ a stage      another collect stage's of the run
@@ -27,7 +29,15 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, Rollout, ScoredRollout, Verdict, pick
 from g2d_jax.rollouts.buffer import concat_rounds, read_rounds
 from g2d_jax.rollouts.external import external_groups, read_groups
-from g2d_jax.rollouts.generate import Draws, Groups, Sampled, describe, grouped, rows_of, sampled_groups
+from g2d_jax.rollouts.generate import (
+    Draws,
+    Groups,
+    Sampled,
+    describe,
+    grouped,
+    rows_of,
+    sampled_groups,
+)
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import processes, storage
@@ -47,7 +57,8 @@ FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "ou
 
 
 def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
-    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a needed pair lacks."""
+    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a
+    needed pair lacks."""
     folder = session.folders[name]
     cost = Cost()
     with session.track_cost(cost):
@@ -55,14 +66,17 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         pairs, counts = choose_pairs(session, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
     described = describe(groups)
-    of_samples = alerts.sampled(described, sampler_settings(session, name).get("max_new_tokens"))  # a file has no limit
+    of_samples = alerts.sampled(
+        described, sampler_settings(session, name).get("max_new_tokens")
+    )  # a file has no limit
     if not counts["pairs"]:
         alerts.say(session, name, 0, of_samples, [])
         raise StopRun(_no_pairs(name, counts, groups))
     missing = counts["pairs_missing"]
     if missing:
         session.tracker.say(
-            f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
+            f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: "
+            "all kept"
         )
     preferences = to_preferences([shown(session, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(session, name, stage, counts))
@@ -75,7 +89,9 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     else:
         too_long = _check_positions(session, [row.rollout for row in rows_of(groups)])
     alerts.say(session, name, 0, [*too_long, *alerts.few_pairs(counts), *of_samples], warnings)
-    session.tracker.log(name, 0, {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}})
+    session.tracker.log(
+        name, 0, {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
+    )
     result = {
         "chosen_mean_length": measures["pairs"]["chosen_length"],
         "rejected_mean_length": measures["pairs"]["rejected_length"],
@@ -86,30 +102,39 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
 
 
 def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for one."""
+    """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for
+    one."""
     if stage.rollouts == "sample":
         return alerts.check_positions(session, stage.sampling)
     if stage.rollouts in ("archive", *session.config.stages):
         return []
     _, groups = read_groups(session, stage.rollouts, stage.reward_column)
-    return _check_positions(session, [row.rollout for row in itertools.chain.from_iterable(groups.values())])
+    return _check_positions(
+        session, [row.rollout for row in itertools.chain.from_iterable(groups.values())]
+    )
 
 
 def _check_positions(session: Session, rollouts: Iterable[Rollout]) -> list[alerts.Alert]:
-    return alerts.check_positions(session, pairs=[(rollout.prompt_ids, rollout.token_ids) for rollout in rollouts])
+    return alerts.check_positions(
+        session, pairs=[(rollout.prompt_ids, rollout.token_ids) for rollout in rollouts]
+    )
 
 
-def programs(session: Session, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
-    """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
+def programs(
+    session: Session, name: str, stage: Collect, response: int | None = None
+) -> Iterator[Program]:
+    """Yield the stage's programs in the order of their runs. response: mean tokens of a response,
+    None: the most."""
     if stage.rollouts == "sample":
         yield from rollouts(session, name, workload_of(session, name, stage, response))
 
 
 def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]:
-    """Return the draws of a collect stage's rollouts, and their groups; add to the cost what sampling them now costs.
+    """Return the draws of a collect stage's rollouts, and their groups; add to the cost what
+    sampling them now costs.
 
-    The rollouts of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
-    ValueError for rollouts on disk that are not of this run's problems.
+    The rollouts of another stage, of an archive and of a file cost nothing. Raises StopRun for an
+    archive of nothing, ValueError for rollouts on disk that are not of this run's problems.
     """
     origin = rollout_origin(name, session.config.stages)
     stage = session.config.stage(origin, Collect)
@@ -117,7 +142,9 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
     if stage.rollouts == "archive":
         return _archive(session, stage)
     if stage.rollouts != "sample":
-        return external_groups(session, stage.rollouts, folder / "external.parquet", stage.reward_column)
+        return external_groups(
+            session, stage.rollouts, folder / "external.parquet", stage.reward_column
+        )
     if origin == name and not storage.finished(session.folders[name]):
         return _sample(session, name, stage, cost)
     draws = _draws(session, origin, stage)
@@ -128,7 +155,9 @@ def _draws(session: Session, name: str, stage: Collect) -> Draws:
     """Draw the first stage.prompts of a seeded order of the training problems."""
     train = session.problems["train"]
     order = train_order(session.config, train, stage.stream or f"collect/{name}")
-    return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
+    return [
+        (train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))
+    ]
 
 
 def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:
@@ -145,11 +174,14 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
 
     workload = workload_of(session, name, stage)
     with session.tracker.progress(name, len(draws)) as bar:
-        return draws, sampled_groups(session, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar)
+        return draws, sampled_groups(
+            session, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar
+        )
 
 
 def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
-    """Return the draws and groups of an online stage on its way to the policy: nothing is sampled."""
+    """Return the draws and groups of an online stage on its way to the policy: nothing is
+    sampled."""
     policy = PolicyName.parse(stage.policy)
     settings = session.config.stage(policy.stage, Online)
     done = _steps_done(session, policy.stage) if policy.number is None else policy.number
@@ -157,7 +189,10 @@ def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
     for number in sorted({window_at(step, settings).number(step) for step in range(done)}):
         rounds += read_rounds(session, session.folders[policy.stage], number)
     if not rounds:
-        raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
+        raise StopRun(
+            f"{stage.policy} ended after 0 steps, so there is no archive: collect with "
+            'rollouts="sample"'
+        )
     return concat_rounds(rounds)
 
 
@@ -187,7 +222,8 @@ def sampler_settings(session: Session, name: str) -> dict[str, Any]:
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
-    """Write the dataset: every process a part, an unbroken stretch of the pairs, and then the leader the index.
+    """Write the dataset: every process a part, an unbroken stretch of the pairs, and then the
+    leader the index.
 
     Read in the order of the parts' names it is the same dataset for any number of processes.
     """
@@ -199,24 +235,38 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 
     processes.on_leader(clear)
     shares = np.array_split(np.arange(len(preferences)), processes.count())
-    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if len(share)}
+    parts = {
+        f"part-{number:05d}.parquet": len(share)
+        for number, share in enumerate(shares)
+        if len(share)
+    }
     own = shares[processes.index()]
     with processes.barrier():
         if len(own):
-            write_preferences(folder / f"part-{processes.index():05d}.parquet", pick(preferences, own))
-    # The index comes last, for it says that all parts are there. The underscore lets pandas and pyarrow read the
+            write_preferences(
+                folder / f"part-{processes.index():05d}.parquet", pick(preferences, own)
+            )
+    # The index comes last, for it says that all parts are there. The underscore lets pandas and
+    # pyarrow read the
     # folder: they take every other file in it for Parquet.
-    processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
+    processes.on_leader(
+        lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts})
+    )
 
 
-def choose_pairs(session: Session, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
-    """Choose the pairs of all groups; return them with the counts of prompts, rollouts and pairs."""
+def choose_pairs(
+    session: Session, stage: Collect, draws: Draws, groups: Groups
+) -> tuple[Pairs, dict[str, int]]:
+    """Choose the pairs of all groups; return them with the counts of prompts, rollouts and
+    pairs."""
     offered, counts = _offered(session, stage, draws, groups)
     pairs = _selected(session, stage, draws, groups, offered)
     return pairs, {**counts, **_count_pairs(stage, offered, pairs)}
 
 
-def _offered(session: Session, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
+def _offered(
+    session: Session, stage: Collect, draws: Draws, groups: Groups
+) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count the outcome of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(map(len, groups))})
     offered: Pairs = []
@@ -224,20 +274,34 @@ def _offered(session: Session, stage: Collect, draws: Draws, groups: Groups) -> 
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
         counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
         verifiable = session.verifiable[problem.task]
-        fate = _fate(group, stage.min_pass_rate, stage.max_pass_rate) if verifiable else _ranked_fate(group)
+        fate = (
+            _fate(group, stage.min_pass_rate, stage.max_pass_rate)
+            if verifiable
+            else _ranked_fate(group)
+        )
         counts[fate] += 1
         limit = stage.pairs_per_prompt if fate == "mixed" else 0
-        offered.append(pairs_of(session.config.seed, problem.id, visit, group, limit, verifiable=verifiable))
+        offered.append(
+            pairs_of(session.config.seed, problem.id, visit, group, limit, verifiable=verifiable)
+        )
     for fate in FATES:
         counts.setdefault(fate, 0)
     return offered, dict(counts)
 
 
-def _selected(session: Session, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
-    """Select stage.max_pairs of the pairs by stage.select. A prompt's uncertainty is the mean entropy of its tokens."""
+def _selected(
+    session: Session, stage: Collect, draws: Draws, groups: Groups, offered: Pairs
+) -> Pairs:
+    """Select stage.max_pairs of the pairs by stage.select. A prompt's uncertainty is the mean
+    entropy of its tokens."""
     entropies = informativeness.prompts(groups)["entropy"]
-    prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
-    selected = select_pairs(session.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
+    prompts = [
+        (problem.id, visit, float(nats))
+        for (problem, visit), nats in zip(draws, entropies, strict=True)
+    ]
+    selected = select_pairs(
+        session.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs
+    )
     return list(map(pick, offered, selected))
 
 
@@ -256,18 +320,26 @@ def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> l
 
 
 def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]:
-    """Write the informativeness of rollouts and selected pairs, by prompt and in all; return the latter.
+    """Write the informativeness of rollouts and selected pairs, by prompt and in all; return the
+    latter.
 
     Figures that need log-probabilities are NaN where rollouts came without.
     """
-    columns = {**informativeness.prompts(groups), "pairs": np.array(list(map(len, pairs)), np.int64)}
-    processes.on_leader(lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns))
+    columns = {
+        **informativeness.prompts(groups),
+        "pairs": np.array(list(map(len, pairs)), np.int64),
+    }
+    processes.on_leader(
+        lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns)
+    )
     sides: list[Rollout] = []  # of all pairs, chosen and rejected by turns
     for group, own in zip(groups, pairs, strict=True):
         sides += [group[i].rollout for i in itertools.chain.from_iterable(own)]
     logprobs = np.array([side.logprobs.sum(dtype=np.float64) for side in sides])
     lengths = np.array([side.length for side in sides])
-    summary = informativeness.pair_summary(logprobs[::2], logprobs[1::2], lengths[::2], lengths[1::2])
+    summary = informativeness.pair_summary(
+        logprobs[::2], logprobs[1::2], lengths[::2], lengths[1::2]
+    )
     of_pairs = {**summary, **informativeness.prompts_of_pairs(columns)}
     measures = {**informativeness.summary(groups), "pairs": of_pairs}
     processes.on_leader(lambda: storage.write_json(folder / "informativeness.json", measures))
@@ -286,7 +358,8 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
 
 
 def _ranked_fate(group: list[ScoredRollout]) -> str:
-    """Return the outcome where the reward knows better and worse only; there is no window of pass rates."""
+    """Return the outcome where the reward knows better and worse only; there is no window of pass
+    rates."""
     values = {row.score.reward for row in group} - {None}
     if not values:
         return "unscorable"
@@ -301,7 +374,9 @@ def shown(session: Session, problem: Problem) -> Prompt:
     return tokenizer.render(problem)
 
 
-def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
+def _provenance(
+    session: Session, name: str, stage: Collect, counts: dict[str, int]
+) -> dict[str, Any]:
     """Return everything needed to build the dataset again."""
     return {
         "done": True,
@@ -311,7 +386,10 @@ def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, i
         "rewards": {name: task.reward.to_dict() for name, task in session.tasks.items()},
         "tokenizer": session.tokenizer.fingerprint,
         "pair_rule": {
-            "name": "random correct with random incorrect; of rewards that only rank, the best with the worst",
+            "name": (
+                "random correct with random incorrect; of rewards that only rank, the best with "
+                "the worst"
+            ),
             "pairs_per_prompt": stage.pairs_per_prompt,
             "min_pass_rate": stage.min_pass_rate,
             "max_pass_rate": stage.max_pass_rate,
@@ -324,7 +402,9 @@ def _provenance(session: Session, name: str, stage: Collect, counts: dict[str, i
 
 
 def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
-    advice = "take a stronger policy (SFT, more warm-up), easier problems or a reward that it can earn"
+    advice = (
+        "take a stronger policy (SFT, more warm-up), easier problems or a reward that it can earn"
+    )
     if counts["all_correct"] > counts["all_incorrect"]:
         advice = "take harder problems or an earlier checkpoint of the warm-up"
     if counts["outside_window"]:
@@ -334,9 +414,18 @@ def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
     more = "raise num_generations"
     single = [len(group) for group in groups].count(1)
     if single > len(groups) / 2:
-        advice = f"{single} prompts have one response (one generation), and a pair takes two, one better than the other"
+        advice = (
+            f"{single} prompts have one response (one generation), and a pair takes two, one "
+            "better than the other"
+        )
         more = "take rollouts with several responses to a prompt"
     verdicts = [row.score.verdict for row in rows_of(groups)]
-    mute = f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have no answer to grade"
+    mute = (
+        f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have "
+        "no answer to grade"
+    )
     listed = ", ".join(f"{key} {value}" for key, value in counts.items() if value)
-    return f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): {advice}; or {more}"
+    return (
+        f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): "
+        f"{advice}; or {more}"
+    )

@@ -9,9 +9,11 @@ from g2d_jax.session.trainer import Trainer
 
 
 def ends(trainer: Trainer, stage: Online) -> bool:
-    """Decide whether the stage ends with the step just done, or was ended before, by an earlier process perhaps.
+    """Decide whether the stage ends with the step just done, or was ended before, by an earlier
+    process perhaps.
 
-    Records the reason in trainer.extra_state, and shows it; the step's checkpoint is then due, and stays.
+    Records the reason in trainer.extra_state, and shows it; the step's checkpoint is then due, and
+    stays.
     """
     state, step = trainer.extra_state, trainer.step
     if state.ended or stage.stop == "steps":
@@ -24,5 +26,7 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     trainer.pinned.add(step)
     # Also where the step was saved before: by a process that was stopped in between.
     state.costs.setdefault(str(step), trainer.cost.manifest())
-    trainer.session.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget")
+    trainer.session.tracker.say(
+        f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget"
+    )
     return True

@@ -1,4 +1,5 @@
-"""Evaluate policies on held-out problems: same templating, sampler and rewards as training, every completion kept."""
+"""Evaluate policies on held-out problems: same templating, sampler and rewards as training, every
+completion kept."""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ from g2d_jax.study import informativeness, stats
 
 
 class Answers(NamedTuple):
-    """A policy's S answers to each of N problems. correct: float64 [N, S], right 1, wrong 0 or NaN; rewards: likewise;
-    greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none; described: see `describe`."""
+    """A policy's S answers to each of N problems. correct: float64 [N, S], right 1, wrong 0 or NaN;
+    rewards: likewise;
+    greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none; described:
+    see `describe`."""
 
     correct: np.ndarray
     rewards: np.ndarray
@@ -37,7 +40,8 @@ class Answers(NamedTuple):
 
 
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
-    """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
+    """Evaluate stage.policies in order; return the manifest's fields, results and paired
+    differences included."""
     problems = session.problems[stage.split]
     cost = Cost()
     policies: list[dict[str, Any]] = []
@@ -54,9 +58,13 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
                 cost.add(finished(session.evaluated[policy]) or {})
             metrics = _metrics(entry)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
-            session.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
+            session.tracker.log(
+                name, number, {**metrics, "completions/mean_length": entry["mean_length"]}
+            )
             described = answers[policy].described
-            found = alerts.sampled(described, stage.sampling.max_new_tokens, f"the responses of {policy}")
+            found = alerts.sampled(
+                described, stage.sampling.max_new_tokens, f"the responses of {policy}"
+            )
             alerts.say(session, name, number, found, warnings)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
@@ -73,27 +81,37 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
         "split": stage.split,
         "sampling": stage.sampling.to_dict(),
     }
-    return {**cost.manifest(), "counts": {"problems": len(problems)}, "result": result, "warnings": warnings}
+    return {
+        **cost.manifest(),
+        "counts": {"problems": len(problems)},
+        "result": result,
+        "warnings": warnings,
+    }
 
 
 def evaluate_policy(
     session: Session, name: str, stage: Evaluate, policy: str, cost: Cost, bar: Progress
 ) -> tuple[dict[str, Any], Answers]:
-    """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read back. bar: moves by
-    the problems.
+    """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read
+    back. bar: moves by the problems.
 
-    Its figures of accuracy are over the problems whose task knows right and wrong, and None where no task does. "tasks"
-    has the results of each task (see `task_results`), where there are several or one whose reward is not verifiable.
+    Its figures of accuracy are over the problems whose task knows right and wrong, and None where
+    no task does. "tasks" has the results of each task (see `task_results`), where there are several
+    or one whose reward is not verifiable.
     """
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
-    own = Cost() if policy in session.evaluated else cost  # completions of another stage were paid for there
+    own = (
+        Cost() if policy in session.evaluated else cost
+    )  # completions of another stage were paid for there
     held_out = HeldOut(session, stage, policy, folder, own, bar)
     groups = held_out.answers("evaluate")
     greedy = held_out.answers("greedy", greedy=True) if stage.greedy else None
     problems, described = held_out.problems, describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
-        "label": policy if PolicyName.parse(policy).origin == OF_RUN else chosen_policy(session, policy),
+        "label": policy
+        if PolicyName.parse(policy).origin == OF_RUN
+        else chosen_policy(session, policy),
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
         "rollouts": os.path.relpath(held_out.file(), session.folders[name]),
@@ -109,24 +127,40 @@ def evaluate_policy(
 
 
 def _accuracies(
-    session: Session, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
+    session: Session,
+    stage: Evaluate,
+    problems: Sequence[Problem],
+    groups: Groups,
+    greedy: Groups | None,
 ) -> dict[str, Any]:
     """Compute the figures of right and wrong answers: of all problems, greedy, and by subset."""
     answers = correct(groups)
     every = dataclasses.asdict(stats.accuracy(answers))
     if not _judged(session, problems):
-        return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
+        return {
+            **dict.fromkeys(every),
+            "samples": every["samples"],
+            "pass_at": {},
+            "greedy": None,
+            "subsets": {},
+        }
     judged = [i for i, problem in enumerate(problems) if session.verifiable[problem.task]]
-    subsets = stats.by_subset(answers[judged], [problem.subset for problem in pick(problems, judged)])
+    subsets = stats.by_subset(
+        answers[judged], [problem.subset for problem in pick(problems, judged)]
+    )
     return {
         **every,
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
         "greedy": None if greedy is None else stats.accuracy(correct(greedy)).mean,
-        "subsets": {subset: dataclasses.asdict(figures) for subset, figures in subsets.items() if subset},
+        "subsets": {
+            subset: dataclasses.asdict(figures) for subset, figures in subsets.items() if subset
+        },
     }
 
 
-def _tasks(session: Session, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
+def _tasks(
+    session: Session, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
+) -> dict[str, Any]:
     tasks = task_results(problems, groups, session.verifiable)
     if len(tasks) == 1 and all(session.verifiable[task] for task in tasks):
         return {}
@@ -142,13 +176,19 @@ def _judged(session: Session, problems: Sequence[Problem]) -> bool:
 
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
-    """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each task."""
+    """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each
+    task."""
     metrics = {} if entry["mean"] is None else {"pass@1": entry["mean"]}
-    return metrics | {f"tasks/{task}/reward": row["reward"] for task, row in entry.get("tasks", {}).items()}
+    return metrics | {
+        f"tasks/{task}/reward": row["reward"] for task, row in entry.get("tasks", {}).items()
+    }
 
 
-def _paired(session: Session, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
-    """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in rewards that only rank."""
+def _paired(
+    session: Session, problems: Sequence[Problem], before: Answers, after: Answers
+) -> dict[str, Any]:
+    """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in rewards that
+    only rank."""
     differences: dict[str, Any] = {}
     if _judged(session, problems):
         differences = dataclasses.asdict(stats.paired(before.correct, after.correct))

@@ -18,7 +18,15 @@ from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.records import Problem, indices_by_task
-from g2d_jax.rollouts.generate import Draws, Groups, correct, draw_once, lengths, rewards, sampled_groups
+from g2d_jax.rollouts.generate import (
+    Draws,
+    Groups,
+    correct,
+    draw_once,
+    lengths,
+    rewards,
+    sampled_groups,
+)
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
@@ -38,8 +46,8 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 class HeldOut:
     """One policy on the problems of a stage.
 
-    folder: of its answers. cost: theirs is added to it. bar: moves by the problems. All policies sample with the
-    same random numbers, which makes paired differences sharper.
+    folder: of its answers. cost: theirs is added to it. bar: moves by the problems. All policies
+    sample with the same random numbers, which makes paired differences sharper.
     """
 
     session: Session
@@ -75,10 +83,14 @@ class HeldOut:
         stop_ids = self.session.stop_ids
         file = self.file()
         params = stage.sampling.params(stop_ids)
-        workload = Workload(params, stage.num_generations, sampling_shapes(self.session, stage), rng_stream)
+        workload = Workload(
+            params, stage.num_generations, sampling_shapes(self.session, stage), rng_stream
+        )
         if greedy:
             file = self.file("-greedy")
-            workload = replace(workload, params=stage.sampling.params(stop_ids, **GREEDY), num_generations=1)
+            workload = replace(
+                workload, params=stage.sampling.params(stop_ids, **GREEDY), num_generations=1
+            )
         return sampled_groups(
             self.session,
             lambda: self._sampler_params,
@@ -95,14 +107,19 @@ class HeldOut:
 
 
 def sampling_shapes(session: Session, stage: BestCheckpoint | Evaluate) -> Shapes:
-    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
+    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers
+    included."""
     params = [stage.sampling.params(session.stop_ids)]
     if stage.greedy:
         params.append(stage.sampling.params(session.stop_ids, **GREEDY))
-    return session.sampling_shapes(stage, session.problem_counts[stage.split], stage.num_generations, *params)
+    return session.sampling_shapes(
+        stage, session.problem_counts[stage.split], stage.num_generations, *params
+    )
 
 
-def alerts_ahead(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[alerts.Alert]:
+def alerts_ahead(
+    session: Session, name: str, stage: BestCheckpoint | Evaluate
+) -> list[alerts.Alert]:
     """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
     return alerts.check_positions(session, stage.sampling)
 
@@ -110,18 +127,23 @@ def alerts_ahead(session: Session, name: str, stage: BestCheckpoint | Evaluate) 
 def programs(
     session: Session, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
 ) -> Iterator[Program]:
-    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the most."""
+    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the
+    most."""
     greedy = int(stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     policies = stage.policy_count(session.config.stages)
     params, shapes = stage.sampling.params(session.stop_ids), sampling_shapes(session, stage)
     prompts, calls = session.problem_counts[stage.split] * policies, kinds * policies
-    yield from rollouts(session, name, Workload(params, samples, shapes, "", "", prompts, calls, response))
+    yield from rollouts(
+        session, name, Workload(params, samples, shapes, "", "", prompts, calls, response)
+    )
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
     """Write the problems beside the answers: FOLDER/problems.json."""
-    texts = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems]
+    texts = [
+        {"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems
+    ]
     processes.on_leader(lambda: storage.write_json(folder / "problems.json", texts))
 
 
@@ -141,12 +163,16 @@ def task_results(
     tokens = np.maximum(lengths(groups), 1).astype(np.float64)
     is_correct = correct(groups)
     return {
-        task: _task_result(values[rows], tokens[rows], is_correct[rows] if verifiable[task] else None)
+        task: _task_result(
+            values[rows], tokens[rows], is_correct[rows] if verifiable[task] else None
+        )
         for task, rows in indices_by_task(problems).items()
     }
 
 
-def _task_result(values: np.ndarray, tokens: np.ndarray, is_correct: np.ndarray | None) -> dict[str, Any]:
+def _task_result(
+    values: np.ndarray, tokens: np.ndarray, is_correct: np.ndarray | None
+) -> dict[str, Any]:
     reward = stats.accuracy(values)
     quotient = error = accuracy = None
     if is_correct is None:
@@ -167,11 +193,13 @@ def _task_result(values: np.ndarray, tokens: np.ndarray, is_correct: np.ndarray 
 
 
 def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
-    """Divide the mean value by the mean length, with its standard error; a mean of quotients would go by the shortest.
+    """Divide the mean value by the mean length, with its standard error; a mean of quotients would
+    go by the shortest.
 
-    values, lengths: float64 [N, S], a NaN value being left out with its length. Means are over problems, as in
-    `stats.accuracy`. The error is that of the linearised quotient, (value - quotient * length) / mean length, clustered
-    by problem (Cochran, "Sampling Techniques", 3rd edition, chapter 6).
+    values, lengths: float64 [N, S], a NaN value being left out with its length. Means are over
+    problems, as in `stats.accuracy`. The error is that of the linearised quotient, (value -
+    quotient * length) / mean length, clustered by problem (Cochran, "Sampling Techniques", 3rd
+    edition, chapter 6).
     """
     length = stats.accuracy(np.where(np.isnan(values), np.nan, lengths)).mean
     quotient = stats.accuracy(values).mean / length

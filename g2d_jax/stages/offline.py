@@ -1,8 +1,9 @@
-"""Offline DPO on a static preference dataset. The reference is the policy it starts from; its log-probabilities are
-computed once, cached under a fingerprint, and no reference model stays in memory.
+"""Offline DPO on a static preference dataset. The reference is the policy it starts from; its
+log-probabilities are computed once, cached under a fingerprint, and no reference model stays in
+memory.
 
-The pairs are measured too, under the policy before training and after it. That changes nothing in the trained policy,
-and its cost is counted apart.
+The pairs are measured too, under the policy before training and after it. That changes nothing in
+the trained policy, and its cost is counted apart.
 """
 
 from __future__ import annotations
@@ -48,18 +49,25 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     """Train stage.epochs over the pairs; return the manifest's fields.
 
-    With stage.diagnose, the pairs are measured under the policy before and after training: `result` has the figures,
-    `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
-    before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training, {} for a loss that
-    compares with no reference. (Before it rewards and margins are 0, for the policy is the reference.)
+    With stage.diagnose, the pairs are measured under the policy before and after training: `result`
+    has the figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each
+    pair's log-probabilities.
+    before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after
+    training, {} for a loss that compares with no reference. (Before it rewards and margins are 0,
+    for the policy is the reference.)
     """
     pairs = read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
     batch_size = min(stage.batch_size, len(examples))
     steps, unused = divmod(len(examples) * stage.epochs, batch_size)
     if unused or batch_size < stage.batch_size:
-        session.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
-    stage = _with_warmup_that_fits(stage, steps, lambda text: session.tracker.say(f"{name}: {text}"))
+        session.tracker.say(
+            f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are "
+            "not used"
+        )
+    stage = _with_warmup_that_fits(
+        stage, steps, lambda text: session.tracker.say(f"{name}: {text}")
+    )
     row_length = _row_length(session, examples, batch_size)
     session.compile_ahead(_programs(session, name, stage, len(examples), row_length, None))
     references = np.zeros((len(examples), 2), np.float32)
@@ -71,10 +79,16 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     if stage.diagnose:  # now, for it refuses responses without tokens
         before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
     count = len(pairs)
-    order = problem_order(session.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
+    order = (
+        problem_order(session.config, count, f"offline/{name}")
+        if stage.shuffle
+        else Order(count, None)
+    )
     objective = objective_of(session.compute, stage)
     rows = RowShape(row_length, batch_size)
-    with open_trainer(session, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
+    with open_trainer(
+        session, name, stage, objective, total=steps, per="pairs", rows=rows
+    ) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
@@ -121,7 +135,8 @@ def _tokens(example: Group) -> int:
 
 
 def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and a set made elsewhere, whose first pair is shown.
+    """Return what may be wrong with the settings and a set made elsewhere, whose first pair is
+    shown.
 
     Raises ValueError as the run would for such a set.
     """
@@ -132,8 +147,11 @@ def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Ale
     return positions_exceeded(session, stage, pairs)
 
 
-def programs(session: Session, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
-    """Yield the stage's programs as far as they are known without its pairs: as many and as long as there can be."""
+def programs(
+    session: Session, name: str, stage: Offline, response: int | None = None
+) -> Iterator[Program]:
+    """Yield the stage's programs as far as they are known without its pairs: as many and as long as
+    there can be."""
     source = session.config.stages_of(Collect).get(stage.preferences)
     sampling = stage.probe_sampling if source is None else source.sampling
     pairs = SCORED_AT_ONCE
@@ -150,7 +168,8 @@ def programs(session: Session, name: str, stage: Offline, response: int | None =
 def _programs(
     session: Session, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
 ) -> Iterator[Program]:
-    """Yield the stage's programs for so many pairs in rows of this length, in the order in which they run."""
+    """Yield the stage's programs for so many pairs in rows of this length, in the order in which
+    they run."""
     prompt = np.zeros(min(session.config.data.max_prompt_length, row_length // 3), np.int32)
     side = np.zeros((row_length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
@@ -174,22 +193,31 @@ def _programs(
     yield from probes.programs(session, name, stage, steps, response, state)
     objective = objective_of(session.compute, stage)
     rows = packed(examples(batch_size))
-    yield from training_programs(session, name, stage.optimizer, steps, objective, rows, steps * share)
+    yield from training_programs(
+        session, name, stage.optimizer, steps, objective, rows, steps * share
+    )
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
     """Return the stage's loss."""
-    return objectives.dpo(compute, OnlineDPO(**{name: getattr(stage, name) for name in DPOLoss.hints()}))
+    return objectives.dpo(
+        compute, OnlineDPO(**{name: getattr(stage, name) for name in DPOLoss.hints()})
+    )
 
 
 def _lengths(pairs: list[Preference]) -> tuple[np.ndarray, np.ndarray]:
     """Count the tokens of chosen and of rejected responses, int32 [pairs] each."""
-    lengths = np.array([(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs], np.int32).reshape(-1, 2)
+    lengths = np.array(
+        [(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs], np.int32
+    ).reshape(-1, 2)
     return lengths[:, 0], lengths[:, 1]
 
 
-def _write_pairs(path: epath.Path, pairs: list[Preference], references: np.ndarray, trained: np.ndarray) -> None:
-    """Write one row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in nats.
+def _write_pairs(
+    path: epath.Path, pairs: list[Preference], references: np.ndarray, trained: np.ndarray
+) -> None:
+    """Write one row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in
+    nats.
 
     references, trained: [pairs, 2] (chosen, rejected), under the policy before and after training.
     """
@@ -206,17 +234,23 @@ def _write_pairs(path: epath.Path, pairs: list[Preference], references: np.ndarr
     processes.on_leader(lambda: write_columns(path, columns))
 
 
-def _with_warmup_that_fits(stage: Offline, steps: int, say: Callable[[str], None] = lambda _: None) -> Offline:
+def _with_warmup_that_fits(
+    stage: Offline, steps: int, say: Callable[[str], None] = lambda _: None
+) -> Offline:
     """Shorten a warm-up that is too long for the updates."""
-    # The number of pairs is known only now: few of them must not end a run that has paid for its rollouts.
+    # The number of pairs is known only now: few of them must not end a run that has paid for its
+    # rollouts.
     if stage.optimizer.warmup_steps < steps:
         return stage
     say(f"only {steps} updates, so warmup_steps {stage.optimizer.warmup_steps} becomes {steps - 1}")
-    return dataclasses.replace(stage, optimizer=dataclasses.replace(stage.optimizer, warmup_steps=steps - 1))
+    return dataclasses.replace(
+        stage, optimizer=dataclasses.replace(stage.optimizer, warmup_steps=steps - 1)
+    )
 
 
 def read(session: Session, stage: Offline) -> list[Preference]:
-    """Read the pairs of a collect stage of this run, or of a set made elsewhere (`external_preferences`).
+    """Read the pairs of a collect stage of this run, or of a set made elsewhere
+    (`external_preferences`).
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
     """
@@ -227,28 +261,38 @@ def read(session: Session, stage: Offline) -> list[Preference]:
         pairs = external_preferences.read(session, stage)
     check_preferences(name, pairs, session.model_config.vocab_size)
     if leaked := sum(pair.problem_id in session.held_out_ids for pair in pairs):
-        raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
+        raise ValueError(
+            f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave "
+            "them out"
+        )
     return pairs
 
 
-def positions_exceeded(session: Session, stage: Offline, pairs: list[Preference]) -> list[alerts.Alert]:
-    """Warn if a pair, or a response of the stage's probes, can be longer than what the model is made for."""
+def positions_exceeded(
+    session: Session, stage: Offline, pairs: list[Preference]
+) -> list[alerts.Alert]:
+    """Warn if a pair, or a response of the stage's probes, can be longer than what the model is
+    made for."""
     sides: list[tuple[np.ndarray, np.ndarray]] = []
     for pair in pairs:
         sides += [(pair.prompt_ids, pair.chosen_ids), (pair.prompt_ids, pair.rejected_ids)]
-    return alerts.check_positions(session, stage.probe_sampling if stage.probe.every else None, sides)
+    return alerts.check_positions(
+        session, stage.probe_sampling if stage.probe.every else None, sides
+    )
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
     """Build a batch of pairs, weighted so that the loss is their mean.
 
-    Both sides of a pair stand in one row, behind one copy of their prompt. references: summed log-probabilities under
-    the reference, [pairs, 2].
+    Both sides of a pair stand in one row, behind one copy of their prompt. references: summed
+    log-probabilities under the reference, [pairs, 2].
     """
     groups = []
     for pair, reference, weight in zip(pairs, references, dpo_weights(len(pairs)), strict=True):
         sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
-        responses = [Response(ids, {}, {"reference": float(x), "weight": float(weight)}) for ids, x in sides]
+        responses = [
+            Response(ids, {}, {"reference": float(x), "weight": float(weight)}) for ids, x in sides
+        ]
         groups.append(Group(pair.prompt_ids, responses, keep_together=True))
     return groups
 
@@ -256,22 +300,33 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 def reference_logprobs(
     session: Session, name: str, stage: Offline, examples: list[Group], row_length: int
 ) -> tuple[np.ndarray, Cost]:
-    """Compute summed log-probabilities of both responses under the starting policy, float32 [examples, 2].
+    """Compute summed log-probabilities of both responses under the starting policy, float32
+    [examples, 2].
 
-    Returned with their cost. Both are read back where an earlier start wrote them, so that a restart changes no count.
-    The file's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
+    Returned with their cost. Both are read back where an earlier start wrote them, so that a
+    restart changes no count. The file's name is a fingerprint of the policy's weights' origin,
+    tokenizer, dtype and every token id.
     """
     fingerprint = storage.fingerprint(_inputs(session, name, stage, examples, row_length))
     file = session.folders[name] / f"reference-{fingerprint}.json"
     logprobs, cost = measured_once(
-        session, file, lambda cost: score(session, load_policy(session, stage.policy), examples, row_length, cost)
+        session,
+        file,
+        lambda cost: score(session, load_policy(session, stage.policy), examples, row_length, cost),
     )
     return np.asarray(logprobs, np.float32), cost
 
 
-def _inputs(session: Session, name: str, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
+def _inputs(
+    session: Session, name: str, stage: Offline, examples: list[Group], row_length: int
+) -> list[Any]:
     """List all that decides the starting policy's log-probabilities of some examples."""
-    settings = [session.fingerprint(), _origin(session, name, stage.policy), str(session.dtype), row_length]
+    settings = [
+        session.fingerprint(),
+        _origin(session, name, stage.policy),
+        str(session.dtype),
+        row_length,
+    ]
     return [settings, list(map(_ids, examples))]
 
 
@@ -280,7 +335,8 @@ def _ids(example: Group) -> list[np.ndarray]:
 
 
 def _origin(session: Session, name: str, policy: str) -> Any:
-    """Identify the weights that a stage starts from, by content or by the stage of this run that made them."""
+    """Identify the weights that a stage starts from, by content or by the stage of this run that
+    made them."""
     content = session.contents.get(f"stages.{name}.policy")
     if content is not None:
         return content
@@ -290,7 +346,9 @@ def _origin(session: Session, name: str, policy: str) -> Any:
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score(session: Session, params: Decoder, examples: list[Group], row_length: int, cost: Cost) -> np.ndarray:
+def score(
+    session: Session, params: Decoder, examples: list[Group], row_length: int, cost: Cost
+) -> np.ndarray:
     """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
     scored: list[np.ndarray] = []
     rows = RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
@@ -298,7 +356,9 @@ def score(session: Session, params: Decoder, examples: list[Group], row_length: 
         processes.check_stop_together()
         processes.note_progress(f"scoring {len(examples)} examples from {first}")
         packed = pack_rows(session, examples[first : first + SCORED_AT_ONCE], rows)
-        sides = itertools.chain.from_iterable(packed.unpack(session.score_logprobs(params, packed, cost)))
+        sides = itertools.chain.from_iterable(
+            packed.unpack(session.score_logprobs(params, packed, cost))
+        )
         scored += [side.sum(dtype=np.float32) for side in sides]
     return np.array(scored, np.float32).reshape(-1, 2)
 
@@ -306,8 +366,17 @@ def score(session: Session, params: Decoder, examples: list[Group], row_length: 
 def _show_pair(session: Session, name: str, pairs: Sequence[Preference]) -> None:
     """Print the first pair of a set that was made elsewhere, as the policy reads it."""
     pair = pairs[0]
-    lines = [f"{name}: {len(pairs)} pairs of {session.config.stage(name, Offline).preferences}; the first of them:"]
-    for side, ids in (("prompt", pair.prompt_ids), ("chosen", pair.chosen_ids), ("rejected", pair.rejected_ids)):
+    lines = [
+        (
+            f"{name}: {len(pairs)} pairs of {session.config.stage(name, Offline).preferences}; the "
+            "first of them:"
+        )
+    ]
+    for side, ids in (
+        ("prompt", pair.prompt_ids),
+        ("chosen", pair.chosen_ids),
+        ("rejected", pair.rejected_ids),
+    ):
         text = shortened(session.tokenizer.decode_raw(ids), 1000)
         lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
     session.tracker.say("\n  ".join(lines))

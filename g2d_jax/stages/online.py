@@ -1,4 +1,5 @@
-"""Online RL: rollout, score, group, loss, update; sync_every sets how old the policy that samples may be.
+"""Online RL: rollout, score, group, loss, update; sync_every sets how old the policy that samples
+may be.
 
 The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's own rollouts.
 """
@@ -18,7 +19,16 @@ from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, ind
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
-from g2d_jax.rollouts.generate import Groups, correct, describe, draw_once, log_samples, problems_of, rewards, rows_of
+from g2d_jax.rollouts.generate import (
+    Groups,
+    correct,
+    describe,
+    draw_once,
+    log_samples,
+    problems_of,
+    rewards,
+    rows_of,
+)
 from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.session.problems import train_order
@@ -45,17 +55,21 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     objective = objective_of(session.compute, stage)
     per = "tokens" if stage.loss == "grpo" else "pairs"
     rows = row_shape(session, stage)
-    with open_trainer(session, name, stage, objective, total=stage.steps, per=per, rows=rows) as trainer:
+    with open_trainer(
+        session, name, stage, objective, total=stage.steps, per=per, rows=rows
+    ) as trainer:
         buffer = RolloutBuffer(trainer, stage, external)
         alerts.report(trainer, _alerts_of_inputs(session, stage, external))
-        probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
+        probe = partial(
+            probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None
+        )
         probe()
         ended = early_stopping.ends(trainer, stage)  # perhaps by an earlier process
         while trainer.goes_on() and not ended:
             window = window_at(trainer.step, stage)
             generation: dict[str, float] = {}
-            # A synchronisation: all batches of the window are sampled now. Their cost is stored with them, and counted
-            # when a batch is first trained on.
+            # A synchronisation: all batches of the window are sampled now. Their cost is stored
+            # with them, and counted when a batch is first trained on.
             if trainer.step == window.start:
                 generation = buffer.generate_window(window)
                 buffer.add_logprobs(window)
@@ -84,14 +98,18 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
 
 
 def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run would for them."""
+    """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run
+    would for them."""
     row_shape(session, stage)
     train_order(session.config, session.problems["train"], name)
     return _alerts_of_inputs(session, stage, external_batches(session, name, stage))
 
 
-def _alerts_of_inputs(session: Session, stage: Online, external: ExternalBatches | None) -> list[alerts.Alert]:
-    """Return what may be wrong with the number of problems, the dump, and the lengths of responses."""
+def _alerts_of_inputs(
+    session: Session, stage: Online, external: ExternalBatches | None
+) -> list[alerts.Alert]:
+    """Return what may be wrong with the number of problems, the dump, and the lengths of
+    responses."""
     problems = len(session.problems["train"])
     too_few = alerts.too_few_problems("online", problems, stage.prompts_per_step, stage.steps)
     if external is None:
@@ -101,14 +119,19 @@ def _alerts_of_inputs(session: Session, stage: Online, external: ExternalBatches
     return [*too_few, *unweighed, *alerts.check_positions(session, sampling, external.pairs)]
 
 
-def programs(session: Session, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
-    """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
+def programs(
+    session: Session, name: str, stage: Online, response: int | None = None
+) -> Iterator[Program]:
+    """Yield the stage's programs in the order of their runs. response: mean tokens of a response,
+    None: the most."""
     if not stage.steps:
         return
     rows = row_shape(session, stage)
     bare, filled = (pack_rows(session, groups, rows) for groups in _longest_batch(session, stage))
     state = state_shapes(session, stage.optimizer, stage.steps)
-    own, _ = lora.partition(reference_shapes(session))  # all policies of a run share the frozen parameters
+    own, _ = lora.partition(
+        reference_shapes(session)
+    )  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
     workload = workload_of(session, name, stage, response)
     if stage.rollouts == "sample":
@@ -120,7 +143,9 @@ def programs(session: Session, name: str, stage: Online, response: int | None = 
             resident_during_generation=(state, *reference),
         )
     longest = session.config.data.max_prompt_length + stage.sampling.max_new_tokens
-    share = (session.mean_prompt + workload.mean) / longest  # of a full batch's tokens in a mean one
+    share = (
+        session.mean_prompt + workload.mean
+    ) / longest  # of a full batch's tokens in a mean one
     calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(session, name, (state,))
@@ -130,12 +155,20 @@ def programs(session: Session, name: str, stage: Online, response: int | None = 
     yield from probes.programs(session, name, stage, stage.steps, response, state, reference)
     objective = objective_of(session.compute, stage)
     yield from training_programs(
-        session, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
+        session,
+        name,
+        stage.optimizer,
+        stage.steps,
+        objective,
+        filled,
+        stage.steps * share,
+        resident=reference,
     )
 
 
 def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[Group]]:
-    """Make a batch by the stage's own code: prompts and responses of the greatest length, half of them right.
+    """Make a batch by the stage's own code: prompts and responses of the greatest length, half of
+    them right.
 
     Returned without and with the log-probabilities of other policies.
     """
@@ -158,7 +191,9 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
 
     problems = [Problem(str(i), "", "0") for i in range(stage.prompts_per_step)]
     draws = draw_once(problems)
-    groups = batches.make(session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}).groups
+    groups = batches.make(
+        session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}
+    ).groups
     others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
     reference = others if stage.compares else None
     trainer = others if trains_off_policy(stage) else None
@@ -171,17 +206,22 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
     settings = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
     settings["cispo"] = stage.loss_type == "cispo"
     if stage.loss == "grpo":
-        return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings)
+        return objectives.grpo(
+            compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings
+        )
     if stage.loss == "dpo":
         return objectives.dpo(compute, stage.dpo, entropy_coef=stage.entropy_coef)
-    return objectives.group_dpo(compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
+    return objectives.group_dpo(
+        compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings
+    )
 
 
 def row_shape(session: Session, stage: Online) -> RowShape:
-    """Choose packed rows for responses of the greatest length, and for responses of all lengths up to that.
+    """Choose packed rows for responses of the greatest length, and for responses of all lengths up
+    to that.
 
-    Lengths are not known ahead, and rows that fit the longest responses alone are half empty behind shorter ones. With
-    GroupDPO a row holds at least all responses of a prompt.
+    Lengths are not known ahead, and rows that fit the longest responses alone are half empty behind
+    shorter ones. With GroupDPO a row holds at least all responses of a prompt.
     """
     most = stage.sampling.max_new_tokens
     keep_together = stage.loss != "grpo"
@@ -190,7 +230,9 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     if stage.loss == "group_dpo":
         max_responses = max(max_responses, samples + samples % 2)
     prompts = session.prompt_lengths[: min(stage.prompts_per_step, 32)]
-    shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
+    shares = (
+        np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1
+    )  # evenly spread over what is below 1, in no order
 
     def batch(lengths: np.ndarray) -> list[Group]:
         groups = []
@@ -199,7 +241,10 @@ def row_shape(session: Session, stage: Online) -> RowShape:
             groups.append(Group(np.zeros(prompt, np.int32), responses, keep_together=keep_together))
         return groups
 
-    likely = [batch(np.full(shares.shape, most)), batch(np.maximum(np.ceil(shares * most), 1).astype(int))]
+    likely = [
+        batch(np.full(shares.shape, most)),
+        batch(np.maximum(np.ceil(shares * most), 1).astype(int)),
+    ]
     in_a_row = 1
     most_rows = stage.prompts_per_step * stage.num_generations
     if keep_together:
@@ -212,7 +257,10 @@ def row_shape(session: Session, stage: Online) -> RowShape:
 
 def _describe(train_batch: TrainBatch) -> dict[str, float]:
     """Compute metrics of a batch's groups, and of each task's where there are several."""
-    metrics = {**describe(train_batch.groups), "frac_signal": float(np.mean(train_batch.batch.has_advantage))}
+    metrics = {
+        **describe(train_batch.groups),
+        "frac_signal": float(np.mean(train_batch.batch.has_advantage)),
+    }
     by_task = indices_by_task(problems_of(train_batch.draws))
     if len(by_task) > 1:
         for task, indices in by_task.items():
@@ -226,7 +274,8 @@ def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
 
 
 def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
-    """Raise StopRun when no group of many steps in a row taught anything; the policy so far is saved."""
+    """Raise StopRun when no group of many steps in a row taught anything; the policy so far is
+    saved."""
     state = trainer.extra_state
     if train_batch.batch.has_advantage.any():
         state.without_signal = 0
@@ -238,7 +287,8 @@ def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> N
     _log_samples(trainer, train_batch)
     raise StopRun(
         f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "
-        f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. "
+        f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: "
+        f"{alerts.SIGNAL_ADVICE}. "
         f"The policy so far is kept, step {trainer.step} in {trainer.session.folders[trainer.name]}"
     )
 
@@ -253,4 +303,7 @@ def _cause(stage: Online, groups: Groups) -> str:
         return "every response was wrong"
     if np.all(np.nanmax(values, axis=1) == np.nanmin(values, axis=1)):
         return "the responses to each prompt all got the same reward"
-    return "no prompt had responses to tell apart: one right and one wrong, both of them counted in the loss"
+    return (
+        "no prompt had responses to tell apart: one right and one wrong, both of them counted in "
+        "the loss"
+    )

@@ -1,8 +1,9 @@
 """Probes of a policy while it is trained: fresh samples on the same prompts.
 
-Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section 4.2), and rollouts
-of a policy synchronised long ago say little: so every stage.probe.every updates the policy itself is sampled. Probes
-change no update, and their cost is counted apart from the stage's cost.
+Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section
+4.2), and rollouts of a policy synchronised long ago say little: so every stage.probe.every updates
+the policy itself is sampled. Probes change no update, and their cost is counted apart from the
+stage's cost.
 """
 
 from __future__ import annotations
@@ -40,22 +41,36 @@ from g2d_jax.stages import alerts
 from g2d_jax.study.stats import row_means
 
 FIGURES = (
-    *("entropy", "reward", "reward_std", "completions/mean_length", "completions/mean_length_correct"),
+    *(
+        "entropy",
+        "reward",
+        "reward_std",
+        "completions/mean_length",
+        "completions/mean_length_correct",
+    ),
     *("completions/mean_length_incorrect", "completions/clipped_ratio"),
 )
 """The metrics of `generate.describe` that a probe keeps."""
 
 Reference = Callable[[], Decoder]
-"""A function that gives the parameters of the policy that KL is measured to; called once a probe."""
+"""A function that gives the parameters of the policy that KL is measured to; called once a
+probe."""
 
 
-def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None = None, *, last: bool = False) -> None:
-    """Sample the policy as it is now, if a probe is due at this step; measure, log, and warn of what has gone wrong.
+def probe(
+    trainer: Trainer,
+    stage: Online | Offline,
+    reference: Reference | None = None,
+    *,
+    last: bool = False,
+) -> None:
+    """Sample the policy as it is now, if a probe is due at this step; measure, log, and warn of
+    what has gone wrong.
 
-    Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any step: a stage may end
-    early. Call it outside of blocks whose cost is tracked. The random numbers are the same at each step. Logged with
-    kind "probe": see `figures`; with a reference "kl" too. A restart reads back the measurements, and their cost, from
-    the stage's folder probe/.
+    Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any
+    step: a stage may end early. Call it outside of blocks whose cost is tracked. The random numbers
+    are the same at each step. Logged with kind "probe": see `figures`; with a reference "kl" too. A
+    restart reads back the measurements, and their cost, from the stage's folder probe/.
     """
     every, step, state = stage.probe.every, trainer.step, trainer.extra_state
     due = every and (step % every == 0 or step == trainer.total or last)
@@ -70,15 +85,22 @@ def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None
 
 
 def workload_of(
-    session: Session, name: str, stage: Online | Offline, steps: int = 0, response: int | None = None
+    session: Session,
+    name: str,
+    stage: Online | Offline,
+    steps: int = 0,
+    response: int | None = None,
 ) -> Workload:
-    """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None: the most."""
+    """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None:
+    the most."""
     prompts = min(stage.probe.prompts, session.problem_counts[stage.probe.split])
     samples = stage.probe.num_generations
     params = stage.sampling_of_probes.params(session.stop_ids)
     shapes = session.sampling_shapes(stage, prompts, samples, params)
     probes = 1 + -(-steps // stage.probe.every)
-    return Workload(params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response)
+    return Workload(
+        params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response
+    )
 
 
 def programs(
@@ -90,7 +112,8 @@ def programs(
     state: Any,
     reference: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """Yield the programs of the stage's probes: before its first update, every so many, and after its last.
+    """Yield the programs of the stage's probes: before its first update, every so many, and after
+    its last.
 
     reference: its arrays that stay on the devices, () where each probe makes it.
     """
@@ -113,12 +136,16 @@ def programs(
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     response_ids = np.zeros(workload.mean, np.int32)
     group = Group(prompt, [Response(response_ids)] * workload.num_generations)
-    packed = _packed(session, [group] * int(workload.prompts / workload.calls), stage.sampling_of_probes)
+    packed = _packed(
+        session, [group] * int(workload.prompts / workload.calls), stage.sampling_of_probes
+    )
     scored = logprobs(session, name, packed, workload.calls, (state,), reference=True)
     yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
-def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | None) -> tuple[dict[str, Any], Cost]:
+def _measured(
+    trainer: Trainer, stage: Online | Offline, reference: Reference | None
+) -> tuple[dict[str, Any], Cost]:
     """Measure the policy at this step: {"figures": …, "offline": see `by_prompt`}, and the cost."""
     session, name = trainer.session, trainer.name
     file = session.folders[name] / "probe" / f"step-{trainer.step:06d}"
@@ -136,7 +163,9 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
         )
         values = figures(groups)
         if reference is not None:
-            logprobs = reference_logprobs(session, groups, reference(), stage.sampling_of_probes, cost)
+            logprobs = reference_logprobs(
+                session, groups, reference(), stage.sampling_of_probes, cost
+            )
             values["kl"] = divergence(groups, logprobs)
         return {"figures": values, "offline": by_prompt(groups)}
 
@@ -145,15 +174,18 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
 
 def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
     """Return the first `count` problems, taken from each task in turn where there are several."""
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*indices_by_task(problems).values()))
+    turns = itertools.chain.from_iterable(
+        itertools.zip_longest(*indices_by_task(problems).values())
+    )
     return [problems[i] for i in turns if i is not None][:count]
 
 
 def figures(groups: Groups) -> dict[str, float]:
-    """Compute the `FIGURES` that exist: entropy in nats a token, lengths in tokens, shares. And "accuracy" (pass@1).
+    """Compute the `FIGURES` that exist: entropy in nats a token, lengths in tokens, shares. And
+    "accuracy" (pass@1).
 
-    Entropy is that of the distribution sampled from. Accuracy is over the responses known to be right or wrong, and is
-    left out if there are none.
+    Entropy is that of the distribution sampled from. Accuracy is over the responses known to be
+    right or wrong, and is left out if there are none.
     """
     described = describe(groups)
     values = {name: described[name] for name in FIGURES if name in described}
@@ -165,7 +197,8 @@ def figures(groups: Groups) -> dict[str, float]:
 
 
 def by_prompt(groups: Groups) -> dict[str, Any]:
-    """Measure what a forecast says of a policy: rates [P], the share of right responses to each prompt.
+    """Measure what a forecast says of a policy: rates [P], the share of right responses to each
+    prompt.
 
     A rate is NaN without a verdict. prompt, length: mean tokens of a prompt and of a response.
     """
@@ -181,12 +214,14 @@ def reference_logprobs(
 ) -> list[list[np.ndarray]]:
     """Compute a reference's log-probabilities of every token of the groups' responses.
 
-    They are at the sampling temperature, or at 1 for greedy sampling, which has no distribution. Raises ValueError if
-    compute.row_length is too short for a prompt and a response.
+    They are at the sampling temperature, or at 1 for greedy sampling, which has no distribution.
+    Raises ValueError if compute.row_length is too short for a prompt and a response.
     """
     bare = [Group(group[0].rollout.prompt_ids, list(map(_response, group))) for group in groups]
     packed = _packed(session, bare, sampling)
-    return packed.unpack(session.score_logprobs(reference, packed, cost, sampling.temperature or 1.0))
+    return packed.unpack(
+        session.score_logprobs(reference, packed, cost, sampling.temperature or 1.0)
+    )
 
 
 def _response(row: ScoredRollout) -> Response:
@@ -194,14 +229,23 @@ def _response(row: ScoredRollout) -> Response:
 
 
 def _packed(session: Session, groups: list[Group], sampling: Sampling) -> Packed:
-    row_length = choose_row_length(session, session.config.data.max_prompt_length + sampling.max_new_tokens)
-    return pack_rows(session, groups, RowShape(row_length, sum(len(group.responses) for group in groups)))
+    row_length = choose_row_length(
+        session, session.config.data.max_prompt_length + sampling.max_new_tokens
+    )
+    return pack_rows(
+        session, groups, RowShape(row_length, sum(len(group.responses) for group in groups))
+    )
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:
-    """Estimate KL(policy, reference) in nats: the mean over the sampled tokens of log-prob less reference log-prob.
+    """Estimate KL(policy, reference) in nats: the mean over the sampled tokens of log-prob less
+    reference log-prob.
 
     reference: [T] for every response of every group.
     """
     own = [np.asarray(row.rollout.logprobs, np.float64) for row in rows_of(groups)]
-    return float((np.concatenate(own) - np.concatenate(list(itertools.chain.from_iterable(reference)))).mean())
+    return float(
+        (
+            np.concatenate(own) - np.concatenate(list(itertools.chain.from_iterable(reference)))
+        ).mean()
+    )

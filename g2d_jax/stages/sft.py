@@ -34,8 +34,13 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     columns = row_length(session, stage, demonstrations)
     session.compile_ahead(_programs(session, name, stage, columns))
     objective, rows = objectives.sft(session.compute), RowShape(columns, stage.batch_size)
-    with open_trainer(session, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
-        alerts.report(trainer, alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps))
+    with open_trainer(
+        session, name, stage, objective, total=stage.steps, per="tokens", rows=rows
+    ) as trainer:
+        alerts.report(
+            trainer,
+            alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps),
+        )
         alerts.report(trainer, alerts.check_positions(session, pairs=demonstrations))
         while trainer.goes_on():
             with session.track_cost(trainer.cost):
@@ -46,15 +51,19 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
 
 
 def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and examples. Raises ValueError as the run would for them."""
+    """Return what may be wrong with the settings and examples. Raises ValueError as the run would
+    for them."""
     encoded, _ = examples(session, name, stage)
     row_length(session, stage, encoded)
     scarce = alerts.too_few_problems("sft", len(encoded), stage.batch_size, stage.steps)
     return [*scarce, *alerts.check_positions(session, pairs=encoded)]
 
 
-def programs(session: Session, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
-    """Yield the stage's programs without its examples, which count as of max_length each whatever `response` is."""
+def programs(
+    session: Session, name: str, stage: Sft, response: int | None = None
+) -> Iterator[Program]:
+    """Yield the stage's programs without its examples, which count as of max_length each whatever
+    `response` is."""
     yield from _programs(session, name, stage, choose_row_length(session, stage.max_length))
 
 
@@ -62,25 +71,46 @@ def _programs(session: Session, name: str, stage: Sft, columns: int) -> Iterator
     """Yield the stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    packed = pack_rows(session, batch([pair] * stage.batch_size), RowShape(columns, stage.batch_size))
+    packed = pack_rows(
+        session, batch([pair] * stage.batch_size), RowShape(columns, stage.batch_size)
+    )
     objective = objectives.sft(session.compute)
-    yield from training_programs(session, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
+    yield from training_programs(
+        session, name, stage.optimizer, stage.steps, objective, packed, stage.steps
+    )
 
 
 def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
-    """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and count each kind."""
+    """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and
+    count each kind."""
     data, tokenizer = stage.data, session.tokenizer
-    limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
+    limit = data.limit or (
+        stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
+    )
     loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
     distinct, overlap = drop_overlap(loaded, session.held_out)
     encoded = (tokenizer.encode_example(example) for example in distinct)
-    fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
+    fits = [
+        (prompt, completion)
+        for prompt, completion in encoded
+        if len(prompt) + len(completion) <= stage.max_length
+    ]
     too_long = len(distinct) - len(fits)
     if too_long:
-        session.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
+        session.tracker.say(
+            f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped"
+        )
     if not fits:
-        raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
-    counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
+        raise ValueError(
+            f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or "
+            "test"
+        )
+    counts = {
+        "duplicates": report.duplicates,
+        "broken": report.broken,
+        "overlap": overlap,
+        "too_long": too_long,
+    }
     return fits, {"examples": len(fits), **counts}
 
 
@@ -88,11 +118,14 @@ def row_length(session: Session, stage: Sft, encoded: Sequence[Encoded]) -> int:
     """Choose the columns of a packed row by the first batches."""
     size = min(stage.batch_size, 256)
     firsts = range(0, min(len(encoded), 4 * size), size)
-    return choose_row_length(session, stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
+    return choose_row_length(
+        session, stage.max_length, [batch(encoded[i : i + size]) for i in firsts]
+    )
 
 
 def batch(encoded: Sequence[Encoded]) -> list[Group]:
-    """Build groups of one prompt and one completion, weighted so that the loss is the mean over completion tokens."""
+    """Build groups of one prompt and one completion, weighted so that the loss is the mean over
+    completion tokens."""
     weights = sft_weights(np.array([len(completion) for _, completion in encoded]))
     return [
         Group(prompt, [Response(completion, {"weight": weight})])

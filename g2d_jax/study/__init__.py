@@ -1,1 +1,2 @@
-"""The arithmetic of studies: errors, frontiers, what rollouts can teach, when a warm-up has been enough."""
+"""The arithmetic of studies: errors, frontiers, what rollouts can teach, when a warm-up has been
+enough."""

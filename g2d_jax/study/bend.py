@@ -1,16 +1,18 @@
-"""Finds where a learning curve bends: two straight lines that meet at a step, and how sure that step is.
+"""Finds where a learning curve bends: two straight lines that meet at a step, and how sure that
+step is.
 
     y(x) = a + before min(x, s) + after max(x - s, 0)                      s: a step of the curve
 
-s, before and after are those of least squares. Their intervals are the 2.5 % and 97.5 % quantiles of the same fit to
-curves drawn anew, y plus normal noise of each point's standard error: a parametric bootstrap (Efron and Tibshirani
-1993, "An Introduction to the Bootstrap", section 6.5), which holds for points of few prompts too. The curve flattens
-at s if by these intervals (one-sided, 97.5 %) it rose before s, after s by less than LITTLE of what a step added
-before, and s is known to within half of the run. They are of one run: another seed is not in them.
+s, before and after are those of least squares. Their intervals are the 2.5 % and 97.5 % quantiles
+of the same fit to curves drawn anew, y plus normal noise of each point's standard error: a
+parametric bootstrap (Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 6.5),
+which holds for points of few prompts too. The curve flattens at s if by these intervals (one-sided,
+97.5 %) it rose before s, after s by less than LITTLE of what a step added before, and s is known to
+within half of the run. They are of one run: another seed is not in them.
 
-By simulation (8 to 64 prompts of 8 responses a step, 20 to 120 steps; the seed of `bend` has no part in it): a curve
-that stays where it is seems to flatten in 0 to 7 runs of a hundred, one that rises evenly or falls in none, one that
-bends from 0.4 to 0.02 of the run's gain in 70 to 100.
+By simulation (8 to 64 prompts of 8 responses a step, 20 to 120 steps; the seed of `bend` has no
+part in it): a curve that stays where it is seems to flatten in 0 to 7 runs of a hundred, one that
+rises evenly or falls in none, one that bends from 0.4 to 0.02 of the run's gain in 70 to 100.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """The fit of a curve over so many steps. before, after: what a step adds. excess: after - LITTLE * before."""
+    """The fit of a curve over so many steps. before, after: what a step adds. excess: after -
+    LITTLE * before."""
 
     steps: float
     step: Estimate
@@ -47,13 +50,19 @@ class Bend:
     @property
     def flattens(self) -> bool:
         """Whether the curve flattens at `step`, by the rule above."""
-        return self.before.low > 0 > self.excess.high and self.step.high - self.step.low <= self.steps / 2
+        return (
+            self.before.low > 0 > self.excess.high
+            and self.step.high - self.step.low <= self.steps / 2
+        )
 
 
-def bend(steps: ArrayLike, values: ArrayLike, errors: ArrayLike, *, samples: int = 1000) -> Bend | None:
+def bend(
+    steps: ArrayLike, values: ArrayLike, errors: ArrayLike, *, samples: int = 1000
+) -> Bend | None:
     """Fit two lines to a curve; None for fewer than 2 * EDGE + 1 points or without all errors.
 
-    steps: [T], ascending; values, errors: [T], each point and its standard error. The same arguments, the same result.
+    steps: [T], ascending; values, errors: [T], each point and its standard error. The same
+    arguments, the same result.
     """
     x, y, noise = (np.asarray(array, np.float64) for array in (steps, values, errors))
     if len(x) <= 2 * EDGE or np.isnan(noise).any():
@@ -61,10 +70,14 @@ def bend(steps: ArrayLike, values: ArrayLike, errors: ArrayLike, *, samples: int
     drawn = y + noise * np.random.default_rng(0).standard_normal((samples, len(x)))
     step, slopes = _fit(x, np.vstack([y, drawn]))
     before, after = slopes.T
-    return Bend(float(x[-1] - x[0]), *map(_estimate, (step, before, after, after - LITTLE * before)))
+    return Bend(
+        float(x[-1] - x[0]), *map(_estimate, (step, before, after, after - LITTLE * before))
+    )
 
 
-def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _fit(
+    x: NDArray[np.float64], y: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return of every row of y [B, T] the step where its lines meet [B] and both slopes [B, 2]."""
     inner = np.linspace(EDGE, len(x) - 1 - EDGE, KNOTS).round().astype(int)
     knots = x[np.unique(inner)]

@@ -1,8 +1,10 @@
-"""Accuracy against compute: what a point adds over a baseline that has spent as much, with its interval.
+"""Accuracy against compute: what a point adds over a baseline that has spent as much, with its
+interval.
 
-R runs (one a seed, or the differences of R pairs of runs) on the same N problems, in an array `values` [R, N]: each
-problem's mean accuracy in each run, or the difference of two. NaN is "not scored" and left out of every figure. The
-statistic is the mean over runs of each run's mean over its scored problems. A cost is one number in any unit that is
+R runs (one a seed, or the differences of R pairs of runs) on the same N problems, in an array
+`values` [R, N]: each problem's mean accuracy in each run, or the difference of two. NaN is "not
+scored" and left out of every figure. The statistic is the mean over runs of each run's mean over
+its scored problems. A cost is one number in any unit that is
 the same throughout: FLOPs, tokens, device-seconds, money.
 
 `mean_interval` makes every interval over seeds. Its half width is
@@ -13,8 +15,8 @@ with t(d) the quantile of Student's t with d degrees of freedom. Both errors are
 errors of the mean, those that two-way clustering is made of (Cameron, Gelbach and Miller 2011,
 Journal of Business & Economic Statistics 29, 238-249): that of the R runs' means, and the one
 clustered by problem. Each has its own t, since few seeds say little of how seeds vary, but nothing
-less of how problems do. Such sums of squares make an interval that covers at least `level` (Banerjee
-1960, Sankhya 22, 357), here for normal effects of runs, of problems and of answers:
+less of how problems do. Such sums of squares make an interval that covers at least `level`
+(Banerjee 1960, Sankhya 22, 357), here for normal effects of runs, of problems and of answers:
 
     Let S_1 and S_2 be the squared errors. The mean's variance is v = v_1 + v_2 with v_1 = E S_1 and
     v_2 <= E S_2. With F the distribution function of chi-squared with 1 degree of freedom, coverage
@@ -24,7 +26,8 @@ less of how problems do. Such sums of squares make an interval that covers at le
 What is known about it:
 
     few runs             Wide where runs differ: t is 12.7 for R = 2, 4.3 for 3, 2.8 for 5, 2.3 for
-                         10. A bootstrap over runs covers 0.50, 0.75, 0.84 and 0.91 there in place of
+                         10. A bootstrap over runs covers 0.50, 0.75, 0.84 and 0.91 there in place
+                             of
                          0.95 if nothing else varies.
     one run              Over problems only: another seed is not in it.
     noise of the answers Counted in both errors: too wide by up to sqrt(2) where nothing else varies.
@@ -86,10 +89,11 @@ def mean_interval(
 
 
 def seed_spread(values: ArrayLike) -> float:
-    """Give the standard deviation (R - 1) over runs of their means of [R, N] values; NaN for fewer than two runs.
+    """Give the standard deviation (R - 1) over runs of their means of [R, N] values; NaN for fewer
+    than two runs.
 
-    It is between runs on these very problems: what another seed may move the mean by. Runs without a scored problem are
-    left out.
+    It is between runs on these very problems: what another seed may move the mean by. Runs without
+    a scored problem are left out.
     """
     means = row_means(np.asarray(values, dtype=np.float64))
     return std(means[~np.isnan(means)])
@@ -98,9 +102,9 @@ def seed_spread(values: ArrayLike) -> float:
 def _error_between_problems(table: Array) -> float:
     """Compute the mean's standard error clustered by problem; NaN for one problem.
 
-    table: [R, N] without empty rows and columns. A problem's share in the mean's error is the sum of
-    its deviations from each run's mean, over R times the problems scored in that run. With nothing
-    missing that is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
+    table: [R, N] without empty rows and columns. A problem's share in the mean's error is the sum
+    of its deviations from each run's mean, over R times the problems scored in that run. With
+    nothing missing that is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
     """
     runs, problems = table.shape
     if problems < 2:
@@ -112,10 +116,12 @@ def _error_between_problems(table: Array) -> float:
 
 
 def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
-    """Give per-problem values [N] at a cost, on the straight line between the points of `costs` [K] beside it.
+    """Give per-problem values [N] at a cost, on the straight line between the points of `costs` [K]
+    beside it.
 
-    costs: finite, strictly ascending; values: [K, N]. At a point's own cost these are its values exactly; between
-    points NaN in either is NaN. None below the first cost and above the last: nothing is extrapolated.
+    costs: finite, strictly ascending; values: [K, N]. At a point's own cost these are its values
+    exactly; between points NaN in either is NaN. None below the first cost and above the last:
+    nothing is extrapolated.
     """
     if not costs[0] <= cost <= costs[-1]:
         return None

@@ -1,12 +1,14 @@
 """Informativeness of a policy's rollouts: by prompt, by policy and by preference pair.
 
-A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
-what cannot be scored has none and is left out. Correct and incorrect are as `Score.accuracy` has them: a response
-without an answer and a timeout are incorrect, and one of a reward that only ranks is neither.
+A group is the responses of one policy to one draw of a prompt. A response is scored if its reward
+is a finite number: what cannot be scored has none and is left out. Correct and incorrect are as
+`Score.accuracy` has them: a response without an answer and a timeout are incorrect, and one of a
+reward that only ranks is neither.
 
-Log-probabilities and entropies are in nats and those of the distribution sampled from: after temperature and filters.
-Greedy responses have log-prob 0 at every token, so confidence and calibration say nothing about them.
-NaN stands for what is not defined, as the mean of nothing. Spreads are population ones: divided by N, not N - 1.
+Log-probabilities and entropies are in nats and those of the distribution sampled from: after
+temperature and filters. Greedy responses have log-prob 0 at every token, so confidence and
+calibration say nothing about them. NaN stands for what is not defined, as the mean of nothing.
+Spreads are population ones: divided by N, not N - 1.
 """
 
 from __future__ import annotations
@@ -56,12 +58,14 @@ class _Responses:
 
     @property
     def token_logprob(self) -> NDArray[np.float64]:
-        """The mean log-prob of a token, the length-normalised log-prob; NaN for an empty response."""
+        """The mean log-prob of a token, the length-normalised log-prob; NaN for an empty
+        response."""
         return np.where(self.length > 0, self.logprob / np.maximum(self.length, 1), math.nan)
 
     @property
     def confidence(self) -> NDArray[np.float64]:
-        """The geometric mean of the tokens' probabilities, in [0, 1]: rounding may leave a log-prob just above 0."""
+        """The geometric mean of the tokens' probabilities, in [0, 1]: rounding may leave a log-prob
+        just above 0."""
         return np.exp(np.minimum(self.token_logprob, 0.0))
 
     @property
@@ -74,7 +78,9 @@ class _Responses:
 
 def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
     rollouts = [row.rollout for row in rows]
-    reward = np.array([math.nan if row.score.reward is None else row.score.reward for row in rows], np.float64)
+    reward = np.array(
+        [math.nan if row.score.reward is None else row.score.reward for row in rows], np.float64
+    )
     reward[~np.isfinite(reward)] = math.nan
     scored = ~np.isnan(reward)
     judged = np.array([row.score.accuracy for row in rows], np.float64)
@@ -83,8 +89,12 @@ def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
         correct=scored & (judged == 1),
         wrong=scored & (judged == 0),
         length=np.array([len(rollout.token_ids) for rollout in rollouts], np.int64),
-        logprob=np.array([rollout.logprobs.sum(dtype=np.float64) for rollout in rollouts], np.float64),
-        entropy=np.array([rollout.entropies.sum(dtype=np.float64) for rollout in rollouts], np.float64),
+        logprob=np.array(
+            [rollout.logprobs.sum(dtype=np.float64) for rollout in rollouts], np.float64
+        ),
+        entropy=np.array(
+            [rollout.entropies.sum(dtype=np.float64) for rollout in rollouts], np.float64
+        ),
         truncated=np.array([rollout.stop_reason == "length" for rollout in rollouts], np.bool_),
     )
 
@@ -118,12 +128,16 @@ def prompts(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, list[str] | 
         "reward_variance": _floats(_variance(r.reward[r.scored]) for r in parts),
         "mixed": np.array([r.gives_pairs for r in parts], np.bool_),
         "entropy": _floats(r.token_entropy for r in parts),
-        "distinct_answers": np.array([len({row.score.answer for row in group}) for group in groups], np.int64),
+        "distinct_answers": np.array(
+            [len({row.score.answer for row in group}) for group in groups], np.int64
+        ),
         "mean_length": _floats(mean(r.length) for r in parts),
         "mean_length_correct": _floats(mean(r.length[r.correct]) for r in parts),
         "mean_length_incorrect": _floats(mean(r.length[r.wrong]) for r in parts),
         "confidence": _floats(_mean_known(r.confidence) for r in parts),
-        "logprob_gap": _floats(mean(r.logprob[r.correct]) - mean(r.logprob[r.wrong]) for r in parts),
+        "logprob_gap": _floats(
+            mean(r.logprob[r.correct]) - mean(r.logprob[r.wrong]) for r in parts
+        ),
     }
 
 
@@ -132,13 +146,14 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
 
       prompts, responses, scored   counts
       pass_rate, reward_variance, frac_mixed, distinct_answers, confidence, logprob_gap
-                                   means of `prompts` over those that have the value, all weighing the same
+                                   means of `prompts` over those that have the value, all weighing
+                                   the same
       entropy                      mean over all tokens, nats
       mean_length, mean_length_correct, mean_length_incorrect   means over responses, tokens
       frac_truncated               share of responses cut by max_new_tokens
       ece, auroc                   does the policy's own confidence predict correctness? over right and wrong ones:
-                                   `expected_calibration_error` of exp(length-normalised log-prob), 10 bins, and
-                                   `auroc` of the length-normalised log-prob
+                                   `expected_calibration_error` of exp(length-normalised log-prob),
+                                   10 bins, and `auroc` of the length-normalised log-prob
 
     Raises ValueError as `prompts`.
     """
@@ -165,8 +180,8 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
 def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike) -> float:
     """Compute the mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
 
-    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Bins of equal width over
-    [0, 1] have their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1.
+    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Bins of
+    equal width over [0, 1] have their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1.
     """
     values, labels = np.asarray(confidence, np.float64), np.asarray(correct, np.float64)
     if not len(values):
@@ -177,10 +192,11 @@ def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike) -> flo
 
 
 def auroc(score: ArrayLike, label: ArrayLike) -> float:
-    """Compute the chance that a random answer of label 1 has a higher score than one of label 0, ties counting half.
+    """Compute the chance that a random answer of label 1 has a higher score than one of label 0,
+    ties counting half.
 
-    The area under the ROC curve, from the ranks (Mann and Whitney), exact. NaN if either label is missing.
-    score [N], any numbers but NaN; label [N], 0 or 1.
+    The area under the ROC curve, from the ranks (Mann and Whitney), exact. NaN if either label is
+    missing. score [N], any numbers but NaN; label [N], 0 or 1.
     """
     from scipy.stats import rankdata  # here: it takes a second to import
 
@@ -188,7 +204,9 @@ def auroc(score: ArrayLike, label: ArrayLike) -> float:
     positive, negative = int(labels.sum()), int((~labels).sum())
     if not positive or not negative:
         return math.nan
-    wins = float(rankdata(values)[labels].sum()) - positive * (positive + 1) / 2  # equal scores share their mean rank
+    wins = (
+        float(rankdata(values)[labels].sum()) - positive * (positive + 1) / 2
+    )  # equal scores share their mean rank
     return wins / (positive * negative)
 
 
@@ -197,7 +215,8 @@ def pair_summary(
 ) -> dict[str, float]:
     """Summarise the log-probs that one policy gives to N preference pairs.
 
-    chosen, rejected [N]: its summed log-probs of the responses, nats. chosen_lengths, rejected_lengths [N]: tokens.
+    chosen, rejected [N]: its summed log-probs of the responses, nats. chosen_lengths,
+    rejected_lengths [N]: tokens.
 
       pairs
       gap_mean, gap_std, gap_p10, gap_p50, gap_p90   chosen - rejected, nats
@@ -207,7 +226,10 @@ def pair_summary(
 
     NaN log-probs give NaN. Raises ValueError unless lengths are at least 1.
     """
-    arrays = (np.asarray(values, np.float64) for values in (chosen, rejected, chosen_lengths, rejected_lengths))
+    arrays = (
+        np.asarray(values, np.float64)
+        for values in (chosen, rejected, chosen_lengths, rejected_lengths)
+    )
     better, worse, better_lengths, worse_lengths = arrays
     if not (np.all(better_lengths >= 1) and np.all(worse_lengths >= 1)):
         raise ValueError("lengths count tokens: each response of a pair has at least 1")
@@ -222,7 +244,8 @@ def pair_summary(
 
 
 def prompts_of_pairs(table: Mapping[str, Any]) -> dict[str, float]:
-    """Summarise the prompts that N pairs are of. table: columns of `prompts`, and pairs, how many each of them gave.
+    """Summarise the prompts that N pairs are of. table: columns of `prompts`, and pairs, how many
+    each of them gave.
 
       prompts                                                   those that gave a pair
       pass_rate, reward_variance, entropy, distinct_answers     means over pairs, each counting as its prompt
@@ -238,8 +261,8 @@ def prompts_of_pairs(table: Mapping[str, Any]) -> dict[str, float]:
 
 
 def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, float]:
-    """Summarise DPO's implicit rewards of N pairs: beta * (policy - ref). After Rafailov et al. (arXiv 2305.18290,
-    section 4).
+    """Summarise DPO's implicit rewards of N pairs: beta * (policy - ref). After Rafailov et al.
+    (arXiv 2305.18290, section 4).
 
     ref, policy [N, 2]: summed log-probs (chosen, rejected), nats. beta: that of the loss, positive.
 
@@ -248,7 +271,8 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
       accuracy                         share of pairs with a margin above 0; a tie (`records.tie_nats`) counts one half
       loss                             mean of -log sigmoid(margin), nats
 
-    A policy that is its reference has rewards and margins 0, accuracy 0.5 and loss log 2. NaN log-probs give NaN.
+    A policy that is its reference has rewards and margins 0, accuracy 0.5 and loss log 2. NaN
+    log-probs give NaN.
     """
     before, after = np.asarray(ref, np.float64), np.asarray(policy, np.float64)
     rewards = beta * (after - before)
@@ -269,7 +293,10 @@ def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:
     owners = {(row.rollout.problem_id, row.rollout.visit, row.policy) for row in group}
     if len(owners) != 1:
         mixed = f"{len(group)} responses of {sorted(owners)[:3]}"
-        raise ValueError(f"a group is what one policy answered to one draw of a prompt, got {mixed}: group them first")
+        raise ValueError(
+            f"a group is what one policy answered to one draw of a prompt, got {mixed}: group "
+            "them first"
+        )
     return owners.pop()
 
 
@@ -279,7 +306,8 @@ def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
         quantiles = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
     figures = [mean(values), math.sqrt(_variance(values)), *quantiles]
     return {
-        f"{name}_{what}": figure for what, figure in zip(("mean", "std", "p10", "p50", "p90"), figures, strict=True)
+        f"{name}_{what}": figure
+        for what, figure in zip(("mean", "std", "p10", "p50", "p90"), figures, strict=True)
     }
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class Rates:
     """The speed of a recipe on a machine, by its plan.
 
-    seconds: kind of stage -> kind of token -> seconds of the whole machine for one, at `efficiency` of the roofline; ""
-    is all of the recipe's stages, for kinds that it lacks. chips: of the machine. response: mean tokens of a response
-    that the plan is for. scale: times all tokens. price: of one chip for an hour.
+    seconds: kind of stage -> kind of token -> seconds of the whole machine for one, at `efficiency`
+    of the roofline; "" is all of the recipe's stages, for kinds that it lacks. chips: of the
+    machine. response: mean tokens of a response that the plan is for. scale: times all tokens.
+    price: of one chip for an hour.
     """
 
     recipe: str
@@ -25,7 +26,8 @@ class Rates:
     price: float | None = None
 
     def hours(self, spent: Iterable[tuple[str, Mapping[str, float]]]) -> float:
-        """Return the hours that tokens take. spent: of each stage, its kind and its tokens of each kind.
+        """Return the hours that tokens take. spent: of each stage, its kind and its tokens of each
+        kind.
 
         Tokens of kinds that no stage of the recipe has count as nothing.
         """

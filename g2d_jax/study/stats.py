@@ -1,8 +1,9 @@
 """Accuracy of sampled answers, with its standard errors.
 
-N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 not right, NaN where the problem cannot be scored.
-NaN are left out of every figure, not counted as wrong. All means weigh problems equally, however many of their answers
-are scored; a problem without a scored answer is left out.
+N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 not right, NaN where the
+problem cannot be scored. NaN are left out of every figure, not counted as wrong. All means weigh
+problems equally, however many of their answers are scored; a problem without a scored answer is
+left out.
 
 Three measures of spread answer three questions:
 
@@ -10,9 +11,11 @@ Three measures of spread answer three questions:
     sem              standard error if all N * S answers were independent, which those to one problem are not
     sem_clustered    standard error over the draw of problems and of answers: the one to trust
 
-sem_clustered is sqrt(sum_i (m_i - m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers and m the mean of the
-m_i: for equally many answers each, the clustered standard error of Miller 2024 ("Adding Error Bars to Evals",
-arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual correction for few clusters.
+sem_clustered is sqrt(sum_i (m_i - m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers
+and m the mean of the
+m_i: for equally many answers each, the clustered standard error of Miller 2024 ("Adding Error Bars
+to Evals", arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual
+correction for few clusters.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Mean pass@1 with its spread, all as fractions of 1 (see the module's docstring). NaN where it is not defined.
+    """Mean pass@1 with its spread, all as fractions of 1 (see the module's docstring). NaN where it
+    is not defined.
 
-    problems: those with at least one scored answer, at most N. samples: S. scored: answers that are not NaN.
+    problems: those with at least one scored answer, at most N. samples: S. scored: answers that are
+    not NaN.
     """
 
     mean: float
@@ -45,8 +50,8 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A paired difference in mean pass@1, after - before, over the problems scored in both. sem: its standard error
-    clustered by problem."""
+    """A paired difference in mean pass@1, after - before, over the problems scored in both. sem:
+    its standard error clustered by problem."""
 
     difference: float
     sem: float
@@ -54,7 +59,8 @@ class Paired:
 
 
 def accuracy(correct: ArrayLike) -> Accuracy:
-    """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of fewer than two."""
+    """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of
+    fewer than two."""
     values = np.asarray(correct, dtype=np.float64)
     scored = values[~np.isnan(values)]
     problems = row_means(values)
@@ -72,27 +78,34 @@ def accuracy(correct: ArrayLike) -> Accuracy:
 
 
 def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]:
-    """Compute the accuracy of each subset, by name in sorted order. subsets: the subset of each of N problems."""
+    """Compute the accuracy of each subset, by name in sorted order. subsets: the subset of each of
+    N problems."""
     values, names = np.asarray(correct, dtype=np.float64), np.asarray(subsets, dtype=object)
     return {name: accuracy(values[names == name]) for name in sorted(set(subsets))}
 
 
 def paired(before: ArrayLike, after: ArrayLike) -> Paired:
-    """Compute the difference in mean pass@1 of two policies on the same problems, row i being the same problem in both.
+    """Compute the difference in mean pass@1 of two policies on the same problems, row i being the
+    same problem in both.
 
-    before [N, S1], after [N, S2]. With d_i the difference of problem i's means, the standard error is
-    sqrt(sum_i (d_i - d)^2 / (N * (N - 1))): what makes a problem hard for both cancels.
+    before [N, S1], after [N, S2]. With d_i the difference of problem i's means, the standard error
+    is sqrt(sum_i (d_i - d)^2 / (N * (N - 1))): what makes a problem hard for both cancels.
     """
-    differences = row_means(np.asarray(after, np.float64)) - row_means(np.asarray(before, np.float64))
+    differences = row_means(np.asarray(after, np.float64)) - row_means(
+        np.asarray(before, np.float64)
+    )
     differences = differences[~np.isnan(differences)]
     return Paired(mean(differences), _sem(differences), len(differences))
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Compute the chance that of k answers drawn without replacement from n, c of them right, at least one is right.
+    """Compute the chance that of k answers drawn without replacement from n, c of them right, at
+    least one is right.
 
-    1 - C(n - c, k) / C(n, k): the unbiased estimator of pass@k (Chen et al. 2021, "Codex", arXiv 2107.03374, eq. 1).
-    n, c: integers or arrays of them that broadcast, 0 <= c <= n and 1 <= k <= n everywhere; the result has their shape.
+    1 - C(n - c, k) / C(n, k): the unbiased estimator of pass@k (Chen et al. 2021, "Codex", arXiv
+    2107.03374, eq. 1).
+    n, c: integers or arrays of them that broadcast, 0 <= c <= n and 1 <= k <= n everywhere; the
+    result has their shape.
     """
     total, right = np.broadcast_arrays(np.asarray(n), np.asarray(c))
     wrong = (total - right).astype(np.float64)
@@ -103,7 +116,8 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
 
 
 def pass_at(correct: ArrayLike, k: int) -> float:
-    """Compute the mean pass@k of [N, S] answers over the problems with at least k scored ones, NaN if there is none.
+    """Compute the mean pass@k of [N, S] answers over the problems with at least k scored ones, NaN
+    if there is none.
 
     pass_at(correct, 1) is `accuracy(correct).mean`.
     """
@@ -121,9 +135,11 @@ def row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @functools.cache
 def t_quantile(count: float, level: float = 0.95) -> float:
-    """Compute Student's t for a two-sided interval from `count` values; NaN for fewer than two, and for NaN.
+    """Compute Student's t for a two-sided interval from `count` values; NaN for fewer than two, and
+    for NaN.
 
-    count: of what the standard error was taken over, runs or problems; there are count - 1 degrees of freedom.
+    count: of what the standard error was taken over, runs or problems; there are count - 1 degrees
+    of freedom.
     """
     from scipy.special import stdtrit  # here: `g2d status` need not wait for it
 

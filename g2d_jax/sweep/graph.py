@@ -1,14 +1,17 @@
 """The stages of all points as one graph, in which stages that would compute the same are one node.
 
-A node is named by a fingerprint of everything that decides its result: the settings outside the stages, its own, the
-nodes it reads, and the content of the files, models and other runs that these name (of the hub: name and revision). An
-online stage at a constant learning rate is the beginning of the same stage with more steps, so all points that differ
-in its number of steps alone share one trajectory and branch off it:
+A node is named by a fingerprint of everything that decides its result: the settings outside the
+stages, its own, the nodes it reads, and the content of the files, models and other runs that these
+name (of the hub: name and revision). An online stage at a constant learning rate is the beginning
+of the same stage with more steps, so all points that differ in its number of steps alone share one
+trajectory and branch off it:
 
-    steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
+    steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20,
+    and "warmup@20"
 
-A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses among these alone.
-An evaluation is one node a policy, shared by all points that evaluate this policy, and one that compares them.
+A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses among
+these alone. An evaluation is one node a policy, shared by all points that evaluate this policy, and
+one that compares them.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ Trajectories = Mapping[str, tuple[int, Sequence[int]]]
 class Node:
     """One stage to run. stages: name -> node id of all stages of the config, its own included.
 
-    config: the stage with all it is made from. evaluated: policy -> node where its evaluation lies. inputs: the nodes
-    that must be finished before this one.
+    config: the stage with all it is made from. evaluated: policy -> node where its evaluation lies.
+    inputs: the nodes that must be finished before this one.
     """
 
     id: str
@@ -53,8 +56,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The stages of a study. nodes: by id, each after those it reads. points: each with its config and its stages'
-    nodes. trajectories: those of its online stages that are shared.
+    """The stages of a study. nodes: by id, each after those it reads. points: each with its config
+    and its stages' nodes. trajectories: those of its online stages that are shared.
     """
 
     nodes: Mapping[str, Node]
@@ -68,7 +71,8 @@ def node_folder(root: epath.Path, name: str) -> epath.Path:
 
 
 def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({})) -> Graph:
-    """Build the graph of these points. Raises ValueError, naming the point, for a config that cannot work.
+    """Build the graph of these points. Raises ValueError, naming the point, for a config that
+    cannot work.
 
     requested: steps that other studies need of trajectories.
     """
@@ -110,14 +114,18 @@ def _explicit(config: Config) -> Config:
         stage = config.stages_of(Online).get(policy)
         if stage is None or not begins_more(values[policy]):
             return policy
-        return f"{policy}@{stage.steps}" if stage.steps else named(stage.policy)  # 0 steps change nothing
+        return (
+            f"{policy}@{stage.steps}" if stage.steps else named(stage.policy)
+        )  # 0 steps change nothing
 
     for name, stage in config.stages.items():
         stages[name] = stage.with_policies(named)
     for name, selection in config.stages_of(BestCheckpoint).items():
         if not selection.steps and begins_more(values[selection.policy]):
             # A trajectory keeps steps for all points; these are this point's.
-            stages[name] = replace(selection, steps=tuple(config.stages[selection.policy].kept_steps()))
+            stages[name] = replace(
+                selection, steps=tuple(config.stages[selection.policy].kept_steps())
+            )
     return replace(config, stages=stages)
 
 
@@ -126,25 +134,37 @@ def _ids(config: Config) -> dict[str, str]:
     shared = identity(config)
     stages = shared.pop("stages")
     read = contents(config)
-    outside = {setting: content for setting, content in read.items() if not setting.startswith("stages.")}
+    outside = {
+        setting: content for setting, content in read.items() if not setting.startswith("stages.")
+    }
     order = plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
-        own = {k: v for k, v in stages[name].items() if k not in ENDING or not begins_more(stages[name])}
+        own = {
+            k: v
+            for k, v in stages[name].items()
+            if k not in ENDING or not begins_more(stages[name])
+        }
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
-        mine = {setting: content for setting, content in read.items() if setting.startswith(f"stages.{name}.")}
+        mine = {
+            setting: content
+            for setting, content in read.items()
+            if setting.startswith(f"stages.{name}.")
+        }
         more = [part for part in (outside, mine) if part]
         ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
     return ids
 
 
 def contents(config: Config) -> dict[str, object]:
-    """Return by setting what a config reads from outside: digests, and of what is on the hub place and revision."""
+    """Return by setting what a config reads from outside: digests, and of what is on the hub place
+    and revision."""
     return {**digests(of_config(config)), **on_hub(config)}
 
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
-    """Return the node of a stage; before that of an evaluation of several policies, one for each policy."""
+    """Return the node of a stage; before that of an evaluation of several policies, one for each
+    policy."""
     stage = config.stages_of(Evaluate).get(name)
     if stage is None or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]
@@ -158,8 +178,12 @@ def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
 
 def _node(config: Config, ids: Mapping[str, str], name: str, evaluated: Mapping[str, str]) -> Node:
     alone = _restricted(config, name)
-    inputs = list(dict.fromkeys([*(ids[other] for other in plan(alone).inputs[name]), *evaluated.values()]))
-    return Node(ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated, inputs)
+    inputs = list(
+        dict.fromkeys([*(ids[other] for other in plan(alone).inputs[name]), *evaluated.values()])
+    )
+    return Node(
+        ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated, inputs
+    )
 
 
 def _restricted(config: Config, name: str) -> Config:
@@ -172,4 +196,6 @@ def _restricted(config: Config, name: str) -> Config:
         if stage not in needed:
             needed.add(stage)
             waiting += inputs[stage]
-    return replace(config, stages={stage: own for stage, own in config.stages.items() if stage in needed})
+    return replace(
+        config, stages={stage: own for stage, own in config.stages.items() if stage in needed}
+    )

@@ -1,6 +1,7 @@
 """The points of a study: a config, and overrides of it, multiplied out.
 
-config.sweep.arms.NAME ─► fixed, product, zip ─► overrides ─► one config for each seed and combination
+config.sweep.arms.NAME ─► fixed, product, zip ─► overrides ─► one config for each seed and
+combination
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MAIN = "main"  # the arm of a study given on the command line
 class Point:
     """One config of a study.
 
-    arm: the arm it belongs to. values: what varies within the arm, field -> text. config: without the study's section.
+    arm: the arm it belongs to. values: what varies within the arm, field -> text. config: without
+    the study's section.
     label: of the arm, the values and the seed; unique, and the name of the point's folder.
     """
 
@@ -40,8 +42,11 @@ class Point:
     label: str
 
 
-def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str], seeds: Sequence[int]) -> ConfigDict:
-    """Return the config with a study given by overrides in place of its own section; seeds replace the config's.
+def with_axes(
+    config: ConfigDict, product: Sequence[str], zipped: Sequence[str], seeds: Sequence[int]
+) -> ConfigDict:
+    """Return the config with a study given by overrides in place of its own section; seeds replace
+    the config's.
 
     Raises ValueError if both give arms, or neither does.
     """
@@ -52,7 +57,8 @@ def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str],
     if product or zipped:
         if len(study.sweep.arms):
             raise ValueError(
-                f"this config has arms of its own ({listed(study.sweep.arms)}): change them there, --product and --zip "
+                f"this config has arms of its own ({listed(study.sweep.arms)}): change them "
+                "there, --product and --zip "
                 "are for configs without"
             )
         study.sweep.arms[MAIN] = schema.arm(product=tuple(product), zip=tuple(zipped))
@@ -61,20 +67,27 @@ def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str],
         study.sweep.seeds = tuple(seeds)
     if not len(study.sweep.arms):
         if not study.sweep.seeds:
-            raise ValueError("nothing varies: give --product FIELD=VALUE,VALUE or --seeds, or a config with sweep.arms")
+            raise ValueError(
+                "nothing varies: give --product FIELD=VALUE,VALUE or --seeds, or a config with "
+                "sweep.arms"
+            )
         study.sweep.arms[MAIN] = schema.arm()
     return study.lock()
 
 
 def points(config: ConfigDict) -> list[Point]:
-    """List all points of a config with a sweep section: by seed, then arm (by name), then combination.
+    """List all points of a config with a sweep section: by seed, then arm (by name), then
+    combination.
 
-    Raises ValueError, naming arm and override, for overrides that do not fit the config and for equal points.
+    Raises ValueError, naming arm and override, for overrides that do not fit the config and for
+    equal points.
     """
     seeds = tuple(config.sweep.seeds) or (config.seed,)
     all_points: list[Point] = []
     for seed, (name, arm) in itertools.product(seeds, config.sweep.arms.items()):
-        all_points += [_point(config, name, int(seed), values) for values in _combinations(name, arm)]
+        all_points += [
+            _point(config, name, int(seed), values) for values in _combinations(name, arm)
+        ]
     counts = Counter(point.label for point in all_points)
     double = [label for label, count in counts.items() if count > 1]
     if double:
@@ -83,7 +96,8 @@ def points(config: ConfigDict) -> list[Point]:
 
 
 def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
-    """List the combinations of values within an arm: product's last field fastest, zip as one axis after it."""
+    """List the combinations of values within an arm: product's last field fastest, zip as one axis
+    after it."""
     axes: list[list[dict[str, str]]] = []
     for entry in arm.product:
         field, values = _values(name, entry)
@@ -92,8 +106,13 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
         columns = dict(_values(name, entry) for entry in arm.zip)
         lengths = {field: len(values) for field, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"sweep.arms.{name}.zip: fields that go together need equally many values, got {lengths}")
-        axes.append([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+            raise ValueError(
+                f"sweep.arms.{name}.zip: fields that go together need equally many values, got "
+                f"{lengths}"
+            )
+        axes.append(
+            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        )
     return [functools.reduce(operator.or_, parts, {}) for parts in itertools.product(*axes)]
 
 
@@ -102,7 +121,9 @@ def _values(name: str, entry: str) -> tuple[str, list[str]]:
     field, equals, text = entry.partition("=")
     field, arm = field.strip().removeprefix("config."), f"sweep.arms.{name}"
     if field in ("seed", "name"):
-        raise ValueError(f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here")
+        raise ValueError(
+            f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here"
+        )
     values = split_values(text)
     if not equals or not values:
         raise ValueError(f"{arm}: {entry!r} has no values: write FIELD=VALUE,VALUE")
@@ -119,7 +140,9 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
     if arm.stages:
         for stage in arm.stages:
             if stage not in changed.stages:
-                raise ValueError(f"sweep.arms.{name}.stages: no stage {stage!r}{suggest(stage, changed.stages)}")
+                raise ValueError(
+                    f"sweep.arms.{name}.stages: no stage {stage!r}{suggest(stage, changed.stages)}"
+                )
         for stage in list(changed.stages):
             if stage not in arm.stages:
                 del changed.stages[stage]
@@ -140,7 +163,20 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
 
 def _label(arm: str, values: Mapping[str, str], seed: int) -> str:
     """Name a point for readers: its arm, fields without "stages." and "optimizer.", and seed."""
-    short = {field.removeprefix("stages.").replace(".optimizer.", "."): value for field, value in values.items()}
-    text = ",".join([*filter(None, [arm]), *(f"{field}={value}" for field, value in short.items()), f"seed={seed}"])
+    short = {
+        field.removeprefix("stages.").replace(".optimizer.", "."): value
+        for field, value in values.items()
+    }
+    text = ",".join(
+        [
+            *filter(None, [arm]),
+            *(f"{field}={value}" for field, value in short.items()),
+            f"seed={seed}",
+        ]
+    )
     safe = re.sub(r"[^\w.,=+()-]", "_", text)
-    return safe if safe == text and len(safe) < 120 else f"{safe[:100]}-{storage.fingerprint(text)[:8]}"
+    return (
+        safe
+        if safe == text and len(safe) < 120
+        else f"{safe[:100]}-{storage.fingerprint(text)[:8]}"
+    )

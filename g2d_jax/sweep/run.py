@@ -1,4 +1,5 @@
-"""The run of a study: every node of the graph that is not finished and not being run elsewhere, inputs first.
+"""The run of a study: every node of the graph that is not finished and not being run elsewhere,
+inputs first.
 
     DIR/
       sweeps/NAME.json               a study of that name: its config, and its points by label
@@ -6,10 +7,11 @@
       stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
-Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
-node that is free. Nodes are locked as `lock.py` says: by the file system (`flock`, which network file systems pass on
-or not: see theirs), on an object store by leases.
-The command may be given again with more points, and other studies may use the directory: finished nodes are reused.
+Several processes, on one machine or on several that share the directory, may run the same command:
+each takes the next node that is free. Nodes are locked as `lock.py` says: by the file system
+(`flock`, which network file systems pass on
+or not: see theirs), on an object store by leases. The command may be given again with more points,
+and other studies may use the directory: finished nodes are reused.
 """
 
 from __future__ import annotations
@@ -45,13 +47,18 @@ PAUSE = 2.0  # seconds between two checks of nodes that other processes run
 
 
 def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
-    """Run, or continue, all points of a config with a sweep section; return the nodes that failed with the reason.
+    """Run, or continue, all points of a config with a sweep section; return the nodes that failed
+    with the reason.
 
-    A stage that cannot go on fails with all that is made from it; the rest of the study goes on. Raises ValueError for
-    a config that cannot work, and for a directory that holds something else; OSError for a full disk.
+    A stage that cannot go on fails with all that is made from it; the rest of the study goes on.
+    Raises ValueError for a config that cannot work, and for a directory that holds something else;
+    OSError for a full disk.
     """
     if jax.process_count() > 1:
-        raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
+        raise ValueError(
+            "a study of several processes: start each by itself, they share the work by the "
+            "directory"
+        )
     root = absolute(workdir)
     studied = points(config)
     # Both raise for what cannot work before anything is written.
@@ -85,15 +92,22 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
-            left = [name for name in plan(settings).order if storage.finished(node_folder(root, ids[name])) is None]
+            left = [
+                name
+                for name in plan(settings).order
+                if storage.finished(node_folder(root, ids[name])) is None
+            ]
             rows.append([point.label, ", ".join(left) or "done"])
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
-        done = sum(_state(node, node_folder(root, node.id)) == DONE for node in graph.nodes.values())
+        done = sum(
+            _state(node, node_folder(root, node.id)) == DONE for node in graph.nodes.values()
+        )
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
 def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
-    """Map trajectory to the most steps, and the steps to keep, that any study of the directory needs of it."""
+    """Map trajectory to the most steps, and the steps to keep, that any study of the directory
+    needs of it."""
     requested: dict[str, tuple[int, list[int]]] = {}
     if not (root / PLANS).exists():
         return requested
@@ -106,15 +120,24 @@ def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
 
 def _check_free(root: epath.Path) -> None:
     """Raise ValueError for a directory that holds something else than studies."""
-    begun = {LOCK, PLANS, "points"}  # the last by a process that came first and is not through with this yet
-    if root.exists() and not (root / PLANS).exists() and any(child.name not in begun for child in root.iterdir()):
+    begun = {
+        LOCK,
+        PLANS,
+        "points",
+    }  # the last by a process that came first and is not through with this yet
+    if (
+        root.exists()
+        and not (root / PLANS).exists()
+        and any(child.name not in begun for child in root.iterdir())
+    ):
         raise ValueError(f"{root} is not empty and holds no study: choose another --workdir")
 
 
 def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Graph:
     """Write this study's plan beside those of others; return its graph.
 
-    One process at a time: each reads the others' requests, and adds its own points to those of the same name.
+    One process at a time: each reads the others' requests, and adds its own points to those of the
+    same name.
     """
     with awaited(root / PLANS):
         graph = build(studied, _requested_steps(root))
@@ -126,21 +149,39 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             folder = root / "points" / config.name / point.label
             write_settings(settings, folder)
             kept_inputs.keep(folder, inputs.of_config(settings))
-            steps = {name: point.config.stages[name].steps for name in ids if ids[name] in graph.trajectories}
-            links = [[name, f"../../../stages/{ids[name]}", steps.get(name)] for name in plan(settings).order]
+            steps = {
+                name: point.config.stages[name].steps
+                for name in ids
+                if ids[name] in graph.trajectories
+            }
+            links = [
+                [name, f"../../../stages/{ids[name]}", steps.get(name)]
+                for name in plan(settings).order
+            ]
             storage.write_json(folder / LINKS, links)
             own = {"label": point.label, "arm": point.arm, "seed": point.seed}
             listed[point.label] = {**own, "values": dict(point.values), "stages": dict(ids)}
-        content = {"config": to_dict(config), "points": list(listed.values()), "trajectories": graph.trajectories}
+        content = {
+            "config": to_dict(config),
+            "points": list(listed.values()),
+            "trajectories": graph.trajectories,
+        }
         storage.write_json(file, {**content, "version": __version__})
     return graph
 
 
 class _Worker:
-    """One process's part in a study. failed: node -> reason, for nodes that stopped and all that read them."""
+    """One process's part in a study. failed: node -> reason, for nodes that stopped and all that
+    read them."""
 
-    def __init__(self, name: str, studied: Sequence[Point], graph: Graph, root: epath.Path, tracker: Tracker) -> None:
-        self.name, self.studied, self.graph, self.root, self.tracker = name, studied, graph, root, tracker
+    def __init__(
+        self, name: str, studied: Sequence[Point], graph: Graph, root: epath.Path, tracker: Tracker
+    ) -> None:
+        self.name = name
+        self.studied = studied
+        self.graph = graph
+        self.root = root
+        self.tracker = tracker
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
         self._session: Session | None = None
@@ -151,7 +192,9 @@ class _Worker:
         """Take nodes until all are done or failed."""
         try:
             waiting_for: list[str] = []
-            while open_nodes := [n for n in self.graph.nodes.values() if n.id not in self.done | self.failed.keys()]:
+            while open_nodes := [
+                n for n in self.graph.nodes.values() if n.id not in self.done | self.failed.keys()
+            ]:
                 processes.check_stop()
                 self._blame(open_nodes)
                 ready = [node for node in open_nodes if self.done.issuperset(node.inputs)]
@@ -180,7 +223,8 @@ class _Worker:
             with try_lock(folder) as got:
                 if not got:
                     return False
-                # Another process may have run it meanwhile, or a study begun since may need more of it.
+                # Another process may have run it meanwhile, or a study begun since may need more of
+                # it.
                 node = self._latest(node)
                 state = _state(node, folder)
                 if state == OPEN:
@@ -192,7 +236,8 @@ class _Worker:
         return True
 
     def _latest(self, node: Node) -> Node:
-        """Return the node with the steps now requested of its trajectory, also by studies begun since."""
+        """Return the node with the steps now requested of its trajectory, also by studies begun
+        since."""
         mine, requested = self.graph.trajectories.get(node.id), _requested_steps(self.root)
         if mine is not None and requested.get(node.id, mine) != mine:
             self.graph = build(self.studied, requested)
@@ -202,23 +247,37 @@ class _Worker:
         """Run the stage; return DONE, or why it cannot go on."""
         number = list(self.graph.nodes).index(node.id) + 1
         self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({self._users(node)})")
-        storage.write_json(folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)})
+        storage.write_json(
+            folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)}
+        )
         storage.write_json(folder / "environment.json", environment())
         folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
-        evaluated = {policy: node_folder(self.root, other) for policy, other in node.evaluated.items()}
+        evaluated = {
+            policy: node_folder(self.root, other) for policy, other in node.evaluated.items()
+        }
         logging = node.config.logging
         services = logging.services(name=node.id, group=self.name)
-        with Tracker(folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, **services) as tracker:
+        with Tracker(
+            folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, **services
+        ) as tracker:
             try:
                 contents = inputs.digests(inputs.of_config(node.config))
                 shared = self._common(node)
                 session = shared.at(
-                    node.config, folders, tracker, workdir=folder, evaluated=evaluated, contents=contents
+                    node.config,
+                    folders,
+                    tracker,
+                    workdir=folder,
+                    evaluated=evaluated,
+                    contents=contents,
                 )
                 kept_inputs.check_hub(self.root, session)
                 run_stages.compile_ahead(session, [node.name])
                 run_stages.run_stage(session, node.name, plan(node.config), again=True)
-            except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
+            except (
+                ValueError,
+                RuntimeError,
+            ) as error:  # RuntimeError: what XLA raises, out of memory for one
                 if os.environ.get("G2D_TRACEBACK"):
                     raise
                 return f"{error}"
@@ -236,17 +295,24 @@ class _Worker:
         return ", ".join(labels)
 
     def _common(self, node: Node) -> Session:
-        """Return the session that nodes of equal settings outside the stages share: problems, tokenizer, programs."""
+        """Return the session that nodes of equal settings outside the stages share: problems,
+        tokenizer, programs."""
         shared = to_dict(node.config)
         del shared["stages"], shared["name"]
         if self._session is None or shared != self._shared:
             self._close()
-            self._session = Session(node.config, self.root, self.tracker, {}, programs=self._programs)
+            self._session = Session(
+                node.config, self.root, self.tracker, {}, programs=self._programs
+            )
             self._shared = shared
             for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "scorer"):
-                getattr(self._session, name)  # loaded now, so that all contexts made from this one share it
+                getattr(
+                    self._session, name
+                )  # loaded now, so that all contexts made from this one share it
             # Workers must not write one journal; verdicts that were reached lie with the rollouts.
-            self._session.scorer.journal = self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
+            self._session.scorer.journal = (
+                self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
+            )
         return self._session
 
     def _close(self) -> None:
@@ -256,18 +322,22 @@ class _Worker:
 
 
 def _state(node: Node, folder: epath.Path) -> str:
-    """Return DONE if the node has all that is asked of it, OPEN if it has to be run, or why it cannot be had here."""
+    """Return DONE if the node has all that is asked of it, OPEN if it has to be run, or why it
+    cannot be had here."""
     manifest = storage.finished(folder)
     if manifest is None:
         return OPEN
     stage = node.config.stages_of(Online).get(node.name)
     if stage is None or stage.stop != "steps":
         return DONE
-    saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
+    saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {
+        int(step) for step in manifest["at"]
+    }
     reached = manifest["counts"]["steps"]
     missing = [step for step in stage.keep if step <= reached and step not in saved_steps]
     if missing:
         return (
-            f"{folder} went on to {reached} without keeping step {min(missing)}: take another --workdir for this step"
+            f"{folder} went on to {reached} without keeping step {min(missing)}: take another "
+            "--workdir for this step"
         )
     return DONE if reached >= stage.steps else OPEN

@@ -1,9 +1,11 @@
-"""Checkpoints of a stage through Orbax: FOLDER/STEP/, written in the background, each one whole or not there at all.
+"""Checkpoints of a stage through Orbax: FOLDER/STEP/, written in the background, each one whole or
+not there at all.
 
     FOLDER/STEP/NAME/     one folder a named tree: params, opt_state, reference …; an array is called by its path
     FOLDER/STEP/host/     JSON: counters, data position, statistics; and a checksum of every array's values
 
-The files do not depend on the mesh, on the number of devices or on the Python classes of the trees. There is no pickle.
+The files do not depend on the mesh, on the number of devices or on the Python classes of the trees.
+There is no pickle.
 """
 
 from __future__ import annotations
@@ -41,32 +43,42 @@ class DamagedCheckpoint(ValueError):
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder still in use.
+    """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder
+    still in use.
 
-    keep: how many of the newest stay; pinned: steps that stay for ever. Old ones go when a newer one is complete.
-    With several processes all of them make the same calls.
+    keep: how many of the newest stay; pinned: steps that stay for ever. Old ones go when a newer
+    one is complete. With several processes all of them make the same calls.
     """
 
-    def __init__(self, folder: storage.PathLike, *, keep: int = 2, pinned: Collection[int] = ()) -> None:
+    def __init__(
+        self, folder: storage.PathLike, *, keep: int = 2, pinned: Collection[int] = ()
+    ) -> None:
         """Touches no file."""
         self.folder = epath.Path(folder)
-        policies = [checkpoint_managers.LatestN(keep), checkpoint_managers.CustomSteps(frozenset(pinned))]
+        policies = [
+            checkpoint_managers.LatestN(keep),
+            checkpoint_managers.CustomSteps(frozenset(pinned)),
+        ]
         self._options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             cleanup_tmp_directories=True,  # what a killed run left half written
         )
-        self._manager: ocp.CheckpointManager | None = None  # made by the first save: it creates and cleans the folder
+        self._manager: ocp.CheckpointManager | None = (
+            None  # made by the first save: it creates and cleans the folder
+        )
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may donate them.
+        """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may
+        donate them.
 
-        state: name -> tree of arrays. host: anything `storage.plain` takes; it comes back in JSON's types, floats
-        exactly. Waits for the save before this one. Raises ValueError if the step is there already, and whatever
-        made the save before this one fail (OSError for a full disk).
+        state: name -> tree of arrays. host: anything `storage.plain` takes; it comes back in JSON's
+        types, floats exactly. Waits for the save before this one. Raises ValueError if the step is
+        there already, and whatever made the save before this one fail (OSError for a full disk).
         """
         trees = {name: flatten(tree) for name, tree in state.items()}
-        # What was written is told by what is written with it: arrays by checksums in the host's JSON, which therefore
-        # need not be read to be compared (`Checkpoints.checksums`), and that JSON by a fingerprint of itself.
+        # What was written is told by what is written with it: arrays by checksums in the host's
+        # JSON, which therefore need not be read to be compared (`Checkpoints.checksums`), and that
+        # JSON by a fingerprint of itself.
         record = {
             "content": storage.plain(host, spell=False),
             "checksums": {name: checksums(tree) for name, tree in trees.items()},
@@ -79,7 +91,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def steps(self) -> list[int]:
-        """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
+        """List the steps of all complete checkpoints on disk, ascending; a save still under way is
+        not among them."""
         if not self.folder.exists():
             return []
         return sorted(ocp.utils.checkpoint_steps(self.folder))
@@ -104,51 +117,66 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     @contextmanager
     def _naming_full_disks(self) -> Iterator[None]:
-        """Make an OSError with the folder of what Orbax and Tensorstore raise of a full disk, which may be any kind."""
+        """Make an OSError with the folder of what Orbax and Tensorstore raise of a full disk, which
+        may be any kind."""
         try:
             yield
         except Exception as error:
             if not failures.is_full(error):
                 raise
-            raise OSError(errno.ENOSPC, "No space left on device", os.fspath(self.folder)) from error
+            raise OSError(
+                errno.ENOSPC, "No space left on device", os.fspath(self.folder)
+            ) from error
 
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
 
     def restore(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the trees named in `like`, and the host's JSON. Trees that are not named are not read.
+        """Read the trees named in `like`, and the host's JSON. Trees that are not named are not
+        read.
 
-        like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `mesh.placed`), or an array, for every
-        array; the mesh may differ from the one that saved. The result has the same tree types.
-        Raises FileNotFoundError for a step that is not there; ValueError when names, shapes or dtypes differ from
-        `like`; DamagedCheckpoint when files are missing, cut off or changed; OSError when they cannot be read now.
+        like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `mesh.placed`), or
+        an array, for every array; the mesh may differ from the one that saved. The result has the
+        same tree types. Raises FileNotFoundError for a step that is not there; ValueError when
+        names, shapes or dtypes differ from `like`; DamagedCheckpoint when files are missing, cut
+        off or changed; OSError when they cannot be read now.
         """
         if step not in self.steps():
-            raise FileNotFoundError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}")
+            raise FileNotFoundError(
+                f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}"
+            )
         wanted = {name: flatten(tree) for name, tree in like.items()}
         folder = self.folder / str(step)
         record = self._reading(folder, lambda: _read_host(folder))
         self._compare(folder, wanted, record["checksums"])
         values = self._reading(folder, lambda: _read(folder, wanted, record["checksums"]))
-        trees = {name: jax.tree.unflatten(jax.tree.structure(like[name]), values[name].values()) for name in like}
+        trees = {
+            name: jax.tree.unflatten(jax.tree.structure(like[name]), values[name].values())
+            for name in like
+        }
         return trees, record["content"]
 
     def restore_params(self, step: int, like: Tree) -> Tree:
-        """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See `restore`."""
+        """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See
+        `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
     def checksums(self, step: int) -> dict[str, int]:
-        """Return the checksum of every array of "params", by name, as it was saved. For one process; reads no array."""
+        """Return the checksum of every array of "params", by name, as it was saved. For one
+        process; reads no array."""
         folder = self.folder / str(step)
-        saved: Checksums = self._reading(folder, lambda: _read_host(folder), alone=True)["checksums"]
+        saved: Checksums = self._reading(folder, lambda: _read_host(folder), alone=True)[
+            "checksums"
+        ]
         return dict(saved["params"])
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
-        """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone, without any device.
+        """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone,
+        without any device.
 
-        Arrays are read whole, one after the other, into host memory: of `parts` shares this process's. Raises OSError
-        when files cannot be read now.
+        Arrays are read whole, one after the other, into host memory: of `parts` shares this
+        process's. Raises OSError when files cannot be read now.
         """
         folder = self.folder / str(step)
         try:
@@ -158,15 +186,17 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return ""
 
     def set_aside(self, step: int) -> str:
-        """Move a damaged checkpoint beside the folder, to damaged/step-N; returns where it is now. For one process.
+        """Move a damaged checkpoint beside the folder, to damaged/step-N; returns where it is now.
+        For one process.
 
-        Nothing is deleted: what cannot be read may be a fault of what reads it. Raises OSError, and ValueError on an
-        object store, where a move is a copy of every file: there the user decides.
+        Nothing is deleted: what cannot be read may be a fault of what reads it. Raises OSError, and
+        ValueError on an object store, where a move is a copy of every file: there the user decides.
         """
         folder = self.folder / str(step)
         if not storage.is_local(folder):
             raise ValueError(
-                f"checkpoint {folder} is damaged, and nothing is deleted on an object store: if an older one is to be "
+                f"checkpoint {folder} is damaged, and nothing is deleted on an object store: if "
+                "an older one is to be "
                 "used, delete that folder and start again"
             )
         aside = self.folder.parent / "damaged"
@@ -181,16 +211,18 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return str(target)
 
     def _reading(self, folder: epath.Path, read: Callable[[], T], *, alone: bool = False) -> T:
-        """Return what `read` gives of a step in this folder. alone: without other processes; a second try would
-        confuse them.
+        """Return what `read` gives of a step in this folder. alone: without other processes; a
+        second try would confuse them.
 
-        Raises DamagedCheckpoint, from the error, where it fails again though every file can be read; OSError where one
-        cannot be read now; and as they are errors of the system, of memory and of the devices.
+        Raises DamagedCheckpoint, from the error, where it fails again though every file can be
+        read; OSError where one cannot be read now; and as they are errors of the system, of memory
+        and of the devices.
         """
-        # Orbax and Tensorstore raise anything for a file that is cut off, and the same for one that could not be read
-        # at that moment. `_read_files` tells them apart: it raises OSError for a file that cannot be read now. Where it
-        # can, the fault may still have been a passing one, so that a checkpoint counts as damaged when a second try
-        # fails too. With several processes there is none: they read together, and the others would not take part.
+        # Orbax and Tensorstore raise anything for a file that is cut off, and the same for one that
+        # could not be read at that moment. `_read_files` tells them apart: it raises OSError for a
+        # file that cannot be read now. Where it can, the fault may still have been a passing one,
+        # so that a checkpoint counts as damaged when a second try fails too. With several processes
+        # there is none: they read together, and the others would not take part.
         is_last = jax.process_count() > 1 and not alone
         while True:
             try:
@@ -217,10 +249,15 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if manifest.exists():  # a stage with a manifest is not run again
             also = f", and {manifest}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return DamagedCheckpoint(f"checkpoint {folder} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
+        return DamagedCheckpoint(
+            f"checkpoint {folder} is damaged: {reason:.300}. Delete that folder{also} to {then}."
+        )
 
-    def _compare(self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> None:
-        """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of what was."""
+    def _compare(
+        self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums
+    ) -> None:
+        """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of
+        what was."""
         for name, arrays in wanted.items():
             if name not in saved:
                 raise ValueError(f"checkpoint {folder} has no {name!r}")
@@ -260,7 +297,8 @@ def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:
-    """Read the host's JSON "content" and the "checksums" of the arrays by tree and name, checked. Raises anything."""
+    """Read the host's JSON "content" and the "checksums" of the arrays by tree and name, checked.
+    Raises anything."""
     restored = ocp.JsonCheckpointHandler().restore(folder / HOST)
     record = {key: restored[key] for key in ("content", "checksums")}
     if storage.fingerprint(record) != restored["fingerprint"]:
@@ -268,9 +306,13 @@ def _read_host(folder: epath.Path) -> dict[str, Any]:
     return record
 
 
-def _read(folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> dict[str, dict[str, Any]]:
+def _read(
+    folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums
+) -> dict[str, dict[str, Any]]:
     """Read arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
-    items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
+    items: dict[str, Any] = {
+        name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()
+    }
     if not items:
         return {}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
@@ -297,7 +339,9 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
         where = f"is in {folder} but not in the model"
         if saved is None:
             where = f"is in the model but not in {folder}"
-        raise ValueError(f"{name} {where}: that checkpoint was saved with another model or optimizer")
+        raise ValueError(
+            f"{name} {where}: that checkpoint was saved with another model or optimizer"
+        )
     if tuple(saved.shape) != tuple(wanted.shape) or saved.dtype != wanted.dtype:
         raise ValueError(
             f"{name} is {saved.dtype}{list(saved.shape)} in checkpoint {folder}, but the model has "
@@ -311,14 +355,17 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
-    """Compute a 32-bit number from all bits of every array, equal on every mesh. Waits for the arrays.
+    """Compute a 32-bit number from all bits of every array, equal on every mesh. Waits for the
+    arrays.
 
-    sum of bits_i * (2 i + 1) mod 2**32 over the elements i: integer sums do not depend on their order, and the weight
-    is odd, so that a change of one element is always seen.
+    sum of bits_i * (2 i + 1) mod 2**32 over the elements i: integer sums do not depend on their
+    order, and the weight is odd, so that a change of one element is always seen.
     """
     numbers = {}
     for key, array in arrays.items():
-        jax.block_until_ready(array)  # one program at a time: simulated CPU devices may deadlock with two in flight
+        jax.block_until_ready(
+            array
+        )  # one program at a time: simulated CPU devices may deadlock with two in flight
         numbers[key] = int(_checksum(meshes.fetched(array)))
     return numbers
 

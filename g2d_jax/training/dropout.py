@@ -1,4 +1,5 @@
-"""Keys for the dropout of a batch: one for each sequence, named by its place in the update's data, not by its row."""
+"""Keys for the dropout of a batch: one for each sequence, named by its place in the update's data,
+not by its row."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ KEYS = "dropout"
 
 
 def with_keys(packed: Packed, config: ModelConfig, seed: int, *names: keys.Name) -> Packed:
-    """Add the keys of its dropout to an update's batch; return it as it is where the model has none.
+    """Add the keys of its dropout to an update's batch; return it as it is where the model has
+    none.
 
-    names: of the update, such as stage and step. The array "dropout", uint32 [N, R, T, 2], holds at every token the key
-    (seed, "dropout", *names, group, response) of its response; -1 is the prompt, so that every copy of one prompt is
-    dropped alike. 0 at padding.
+    names: of the update, such as stage and step. The array "dropout", uint32 [N, R, T, 2], holds at
+    every token the key (seed, "dropout", *names, group, response) of its response; -1 is the
+    prompt, so that every copy of one prompt is dropped alike. 0 at padding.
     """
     if config.lora is None or not config.lora.dropout:
         return packed

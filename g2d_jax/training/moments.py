@@ -1,12 +1,15 @@
 """Adam with its moments in bfloat16: 4 bytes a parameter in place of 8.
 
-The second moment is rounded at random, up or down by how near each is, so that its mean is right. Rounded to the
-nearest it stands still: with b2 = 0.999 an update moves it by a thousandth of the distance to g², and neighbouring
-bfloat16 numbers are between 1/256 and 1/128 apart, so that it could never fall, and would rise only for gradients of
-about twice its root and more. (Measured on a regression whose gradients shrink, 3,000 updates, 3 seeds: its root is
-30 % too large at the end if rounded to the nearest, 0.3 % if at random.) The first moment moves by a tenth (b1 = 0.9)
-and is rounded to the nearest, as in optax: it stops within half a step of bfloat16 over that tenth, 2^-8 / 0.1 = 3.9 %
-of itself, from a steady gradient (at worst 3.8 % below one that it rises to); noise in the gradients moves it on.
+The second moment is rounded at random, up or down by how near each is, so that its mean is right.
+Rounded to the
+nearest it stands still: with b2 = 0.999 an update moves it by a thousandth of the distance to g²,
+and neighbouring bfloat16 numbers are between 1/256 and 1/128 apart, so that it could never fall,
+and would rise only for gradients of about twice its root and more. (Measured on a regression whose
+gradients shrink, 3,000 updates, 3 seeds: its root is 30 % too large at the end if rounded to the
+nearest, 0.3 % if at random.) The first moment moves by a tenth (b1 = 0.9) and is rounded to the
+nearest, as in optax: it stops within half a step of bfloat16 over that tenth, 2^-8 / 0.1 = 3.9 % of
+itself, from a steady gradient (at worst 3.8 % below one that it rises to); noise in the gradients
+moves it on.
 """
 
 from __future__ import annotations
@@ -20,25 +23,37 @@ import optax
 from g2d_jax import keys
 
 
-def scale_by_adam_bfloat16(*, b1: float, b2: float, eps: float | jax.Array) -> optax.GradientTransformation:
-    """Return `optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` in bfloat16 between updates.
+def scale_by_adam_bfloat16(
+    *, b1: float, b2: float, eps: float | jax.Array
+) -> optax.GradientTransformation:
+    """Return `optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` in bfloat16
+    between updates.
 
-    The arithmetic is float32, and an update is made from the moments before they are rounded. The random numbers come
-    from the count of updates and the array's place in the tree: a resumed run rounds alike. State: ScaleByAdamState.
+    The arithmetic is float32, and an update is made from the moments before they are rounded. The
+    random numbers come from the count of updates and the array's place in the tree: a resumed run
+    rounds alike. State: ScaleByAdamState.
     """
 
     def init(params: Any) -> optax.ScaleByAdamState:
-        mu, nu = (jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.bfloat16), params) for _ in range(2))
+        mu, nu = (
+            jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.bfloat16), params) for _ in range(2)
+        )
         return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
-    def update(updates: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(
+        updates: Any, state: optax.ScaleByAdamState, params: Any = None
+    ) -> tuple[Any, optax.ScaleByAdamState]:
         count = optax.safe_increment(state.count)
         mu = jax.tree.map(lambda g, m: b1 * m.astype(jnp.float32) + (1 - b1) * g, updates, state.mu)
-        nu = jax.tree.map(lambda g, v: b2 * v.astype(jnp.float32) + (1 - b2) * jnp.square(g), updates, state.nu)
+        nu = jax.tree.map(
+            lambda g, v: b2 * v.astype(jnp.float32) + (1 - b2) * jnp.square(g), updates, state.nu
+        )
         t = count.astype(jnp.float32)
         of_mu, of_nu = 1 - b1**t, 1 - b2**t
         scaled = jax.tree.map(lambda m, v: (m / of_mu) / (jnp.sqrt(v / of_nu) + eps), mu, nu)
-        saved = optax.ScaleByAdamState(count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count))
+        saved = optax.ScaleByAdamState(
+            count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count)
+        )
         return scaled, saved
 
     return optax.GradientTransformation(init, update)
@@ -48,14 +63,18 @@ def _rounded(tree: Any, count: jax.Array) -> Any:
     """Round the tree to bfloat16 at random."""
     key = jax.random.fold_in(keys.key(0, "second moment"), count)
     leaves, structure = jax.tree.flatten(tree)
-    rounded = [stochastic_round(x, jax.random.fold_in(key, place)) for place, x in enumerate(leaves)]
+    rounded = [
+        stochastic_round(x, jax.random.fold_in(key, place)) for place, x in enumerate(leaves)
+    ]
     return jax.tree.unflatten(structure, rounded)
 
 
 def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-    """Round float32 numbers to one of their two neighbours in bfloat16, with x as the mean; bfloat16 numbers stay.
+    """Round float32 numbers to one of their two neighbours in bfloat16, with x as the mean;
+    bfloat16 numbers stay.
 
-    The upper half of a float32 is a bfloat16: what is added to the lower half carries over as often as it should.
+    The upper half of a float32 is a bfloat16: what is added to the lower half carries over as often
+    as it should.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     moved = bits + jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)

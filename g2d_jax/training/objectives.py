@@ -1,12 +1,15 @@
-"""From parameters and one packed micro-batch to a loss: the losses of g2d_jax/losses on the model's log-probabilities.
+"""From parameters and one packed micro-batch to a loss: the losses of g2d_jax/losses on the model's
+log-probabilities.
 
-An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py without their first
-dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as training/dropout.py makes it, the
-adapters' inputs are dropped at the rate of the model's config.
+An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py
+without their first
+dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as training/dropout.py
+makes it, the adapters' inputs are dropped at the rate of the model's config.
 
-Equal settings give the same function, by which jitted programs are known again. The losses of this module are a
-function and numbers (`Loss`), which are arguments of the train step: a study over betas compiles once. A number that
-is 0 and so leaves a term out is no argument, for the program without the term is another one.
+Equal settings give the same function, by which jitted programs are known again. The losses of this
+module are a function and numbers (`Loss`), which are arguments of the train step: a study over
+betas compiles once. A number that is 0 and so leaves a term out is no argument, for the program
+without the term is another one.
 """
 
 from __future__ import annotations
@@ -34,13 +37,15 @@ Objective = Callable[[Decoder, MicroBatch], Result]
 LossNumbers = Mapping[str, losses.Number]
 """The numbers of a loss by name."""
 Structure = Callable[..., Result]
-"""An objective without its numbers: (params, micro, numbers) -> (loss, sums), or one that has none."""
+"""An objective without its numbers: (params, micro, numbers) -> (loss, sums), or one that has
+none."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """An objective in two parts: a function, which a program is made for, and its numbers by name, which are arguments
-    of the program. Any other objective is a constant of its program, with all that it holds."""
+    """An objective in two parts: a function, which a program is made for, and its numbers by name,
+    which are arguments of the program. Any other objective is a constant of its program, with all
+    that it holds."""
 
     structure: Structure
     numbers: LossNumbers = field(hash=False)
@@ -51,14 +56,16 @@ class Loss:
 
 
 def split(objective: Objective) -> tuple[Structure, LossNumbers]:
-    """Split an objective into what a program is made for and the numbers that it takes; {} for one without."""
+    """Split an objective into what a program is made for and the numbers that it takes; {} for one
+    without."""
     if isinstance(objective, Loss) and objective.numbers:
         return objective.structure, objective.numbers
     return objective, {}
 
 
 def join(structure: Structure, numbers: LossNumbers) -> Objective:
-    """Join what `split` has split, with other numbers of these names perhaps, such as traced ones."""
+    """Join what `split` has split, with other numbers of these names perhaps, such as traced
+    ones."""
     if numbers:
         return Loss(structure, numbers)
     return structure
@@ -75,9 +82,14 @@ class Compute:
 
 
 def response_logprobs(
-    compute: Compute, params: Decoder, micro: MicroBatch, temperature: losses.Number = 1.0, with_entropy: bool = False
+    compute: Compute,
+    params: Decoder,
+    micro: MicroBatch,
+    temperature: losses.Number = 1.0,
+    with_entropy: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
+    """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts
+    and padding."""
     hidden, _ = forward(
         params,
         micro["tokens"],
@@ -123,19 +135,24 @@ def grpo(
     entropy_coef: float = 0.0,
     **clipping: Any,
 ) -> Loss:
-    """Return GRPO's objective. micro: weight, advantage and, for beta > 0, ref_logprob, each [R, T]; old_logprob and
-    sampler_logprob if present.
+    """Return GRPO's objective. micro: weight, advantage and, for beta > 0, ref_logprob, each [R,
+    T]; old_logprob and sampler_logprob if present.
 
     Without old_logprob the update is the first on its rollouts, at ratio 1 (`losses.grpo_loss`).
-    importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef: if not 0, times the
-    mean entropy at this temperature, which is rewarded; micro then needs entropy_weight [R, T] (`losses.sft_weights`).
+    importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef:
+    if not 0, times the mean entropy at this temperature, which is rewarded; micro then needs
+    entropy_weight [R, T] (`losses.sft_weights`).
     cispo, and clipping: epsilon, epsilon_high and importance_cap, are those of `losses.grpo_loss`.
     Raises ValueError for a negative number, or a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     losses.check_not_negative(beta=beta)  # by its name here: among the numbers it is kl_beta
-    numbers = {"temperature": temperature, **_policy_numbers(beta, **clipping), **_on(entropy_coef=entropy_coef)}
+    numbers = {
+        "temperature": temperature,
+        **_policy_numbers(beta, **clipping),
+        **_on(entropy_coef=entropy_coef),
+    }
     return _loss(_grpo(compute, importance_sampling_level, cispo), numbers)
 
 
@@ -145,7 +162,9 @@ def _grpo(compute: Compute, level: ImportanceLevel, cispo: bool) -> Structure:
 
     def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
         with_entropy = "entropy_coef" in numbers
-        logprobs, entropies = response_logprobs(compute, params, micro, numbers["temperature"], with_entropy)
+        logprobs, entropies = response_logprobs(
+            compute, params, micro, numbers["temperature"], with_entropy
+        )
         result = _policy_term(logprobs, micro, level, cispo, numbers)
         return _with_entropy(result, entropies, micro, numbers)
 
@@ -153,11 +172,11 @@ def _grpo(compute: Compute, level: ImportanceLevel, cispo: bool) -> Structure:
 
 
 def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> Loss:
-    """Return DPO's objective. micro, [R, M]: weight and, unless the loss has none, reference (summed log-probability);
-    chosen in even places, rejected in odd ones.
+    """Return DPO's objective. micro, [R, M]: weight and, unless the loss has none, reference
+    (summed log-probability); chosen in even places, rejected in odd ones.
 
-    entropy_coef: if not 0, as in `grpo` but at temperature 1; micro then needs entropy_weight [R, T].
-    Raises ValueError for a negative one.
+    entropy_coef: if not 0, as in `grpo` but at temperature 1; micro then needs entropy_weight [R,
+    T]. Raises ValueError for a negative one.
     """
     structure, numbers = _split_dpo(settings)
     return _loss(_dpo(compute, structure), numbers | _on(entropy_coef=entropy_coef))
@@ -168,8 +187,11 @@ def _dpo(compute: Compute, settings: OnlineDPO) -> Structure:
     """Return the objective of `dpo` without its numbers."""
 
     def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
-        logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
-        sums, lengths = sum_per_response(logprobs, micro), sum_per_response(jnp.ones_like(logprobs), micro)
+        logprobs, entropies = response_logprobs(
+            compute, params, micro, with_entropy="entropy_coef" in numbers
+        )
+        sums = sum_per_response(logprobs, micro)
+        lengths = sum_per_response(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         result = losses.dpo_loss(
             sums[:, 0::2],
@@ -200,10 +222,10 @@ def group_dpo(
 ) -> Loss:
     """Return the objective GroupDPO + grpo_coef * GRPO, in one forward pass, at temperature 1.
 
-    micro, [R, M]: pair_weight, side, prompt (a number of its own within the row) and, unless the loss has none,
-    reference. A prompt's responses must share a row.
-    With grpo_coef also those of `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens".
-    With entropy_coef also entropy_weight [R, T]. Raises ValueError for a negative number.
+    micro, [R, M]: pair_weight, side, prompt (a number of its own within the row) and, unless the
+    loss has none, reference. A prompt's responses must share a row. With grpo_coef also those of
+    `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens". With
+    entropy_coef also entropy_weight [R, T]. Raises ValueError for a negative number.
     """
     structure, numbers = _split_dpo(settings)
     numbers |= _on(entropy_coef=entropy_coef, grpo_coef=grpo_coef)
@@ -213,12 +235,17 @@ def group_dpo(
 
 
 @cache
-def _group_dpo(compute: Compute, settings: OnlineDPO, level: ImportanceLevel, cispo: bool) -> Structure:
+def _group_dpo(
+    compute: Compute, settings: OnlineDPO, level: ImportanceLevel, cispo: bool
+) -> Structure:
     """Return the objective of `group_dpo` without its numbers."""
 
     def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
-        logprobs, entropies = response_logprobs(compute, params, micro, with_entropy="entropy_coef" in numbers)
-        policy, lengths = sum_per_response(logprobs, micro), sum_per_response(jnp.ones_like(logprobs), micro)
+        logprobs, entropies = response_logprobs(
+            compute, params, micro, with_entropy="entropy_coef" in numbers
+        )
+        policy = sum_per_response(logprobs, micro)
+        lengths = sum_per_response(jnp.ones_like(logprobs), micro)
         reference = micro["reference"] if settings.compares else None
         side, prompt, weight = (micro[name] for name in ("side", "prompt", "pair_weight"))
         loss, sums = losses.group_dpo_loss(
@@ -228,7 +255,11 @@ def _group_dpo(compute: Compute, settings: OnlineDPO, level: ImportanceLevel, ci
             other, more = _policy_term(logprobs, micro, level, cispo, numbers)
             tokens = more.pop("tokens")
             loss = loss + numbers["grpo_coef"] * other
-            sums = sums | {"tokens": tokens} | {f"{name}|tokens": value for name, value in more.items()}
+            sums = (
+                sums
+                | {"tokens": tokens}
+                | {f"{name}|tokens": value for name, value in more.items()}
+            )
         return _with_entropy((loss, sums), entropies, micro, numbers)
 
     return objective
@@ -240,20 +271,30 @@ def _loss(structure: Structure, numbers: dict[str, float]) -> Loss:
 
 
 def _on(**coefficients: float) -> dict[str, float]:
-    """Return the coefficients that are not 0, so that the term that each multiplies is in the program."""
+    """Return the coefficients that are not 0, so that the term that each multiplies is in the
+    program."""
     return {name: number for name, number in coefficients.items() if number}
 
 
 def _policy_numbers(
-    beta: float, *, epsilon: float = 0.2, epsilon_high: float | None = None, importance_cap: float = 0.0
+    beta: float,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    importance_cap: float = 0.0,
 ) -> dict[str, float]:
     """Return the numbers of `_policy_term`; beta, of the KL term, is called kl_beta among them."""
     high = epsilon if epsilon_high is None else epsilon_high
-    return {"epsilon": epsilon, "epsilon_high": high, **_on(kl_beta=beta, importance_cap=importance_cap)}
+    return {
+        "epsilon": epsilon,
+        "epsilon_high": high,
+        **_on(kl_beta=beta, importance_cap=importance_cap),
+    }
 
 
 def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
-    """Split DPO's settings into those that decide the program, with the numbers at their defaults, and the numbers."""
+    """Split DPO's settings into those that decide the program, with the numbers at their defaults,
+    and the numbers."""
     defaults = OnlineDPO()
     # The weights that come in hold the normaliser: of one and the other the program is the same.
     others = {name: getattr(defaults, name) for name in (*NUMBERS, "normalizer")}
@@ -263,23 +304,38 @@ def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
 
 
 def sum_per_response(values: jax.Array, micro: MicroBatch) -> jax.Array:
-    """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's weights."""
+    """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's
+    weights."""
     rows, places = micro["pair_weight" if "pair_weight" in micro else "weight"].shape
-    return losses.sequence_sums(values, _global_response_ids(micro["response_index"], places), rows * places).reshape(
-        rows, places
-    )
+    return losses.sequence_sums(
+        values, _global_response_ids(micro["response_index"], places), rows * places
+    ).reshape(rows, places)
 
 
 def _global_response_ids(response_index: jax.Array, places: int) -> jax.Array:
-    """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones stay."""
-    return jnp.where(response_index >= 0, response_index + places * jnp.arange(response_index.shape[0])[:, None], -1)
+    """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones
+    stay."""
+    return jnp.where(
+        response_index >= 0,
+        response_index + places * jnp.arange(response_index.shape[0])[:, None],
+        -1,
+    )
 
 
 def _policy_term(
-    logprobs: jax.Array, micro: MicroBatch, level: ImportanceLevel, cispo: bool, numbers: LossNumbers
+    logprobs: jax.Array,
+    micro: MicroBatch,
+    level: ImportanceLevel,
+    cispo: bool,
+    numbers: LossNumbers,
 ) -> Result:
-    # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
-    ids = _global_response_ids(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
+    # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its
+    # number of places.
+    ids = (
+        _global_response_ids(micro["response_index"], logprobs.shape[1])
+        if level == "sequence"
+        else None
+    )
     return losses.grpo_loss(
         logprobs,
         micro.get("old_logprob"),
@@ -296,7 +352,9 @@ def _policy_term(
     )
 
 
-def _with_entropy(result: Result, entropies: jax.Array | None, micro: MicroBatch, numbers: LossNumbers) -> Result:
+def _with_entropy(
+    result: Result, entropies: jax.Array | None, micro: MicroBatch, numbers: LossNumbers
+) -> Result:
     if entropies is None:
         return result
     loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], numbers["entropy_coef"])

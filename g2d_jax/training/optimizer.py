@@ -1,4 +1,5 @@
-"""AdamW or Adafactor with a schedule, global-norm clipping and a decay mask; and where their state lies on a mesh."""
+"""AdamW or Adafactor with a schedule, global-norm clipping and a decay mask; and where their state
+lies on a mesh."""
 
 from __future__ import annotations
 
@@ -18,33 +19,40 @@ from g2d_jax.config import Optimizer
 from g2d_jax.training.moments import scale_by_adam_bfloat16
 
 OptimizerNumbers = Mapping[str, Any]
-"""The numbers of an optimiser that are arguments of its programs: float32 scalars by the names of their settings."""
+"""The numbers of an optimiser that are arguments of its programs: float32 scalars by the names of
+their settings."""
 
 _OTHERS = ("eps", "max_grad_norm", "weight_decay")  # beside those of the schedule
 
 
 def make_schedule(settings: Optimizer, total_steps: int) -> Callable[[int | jax.Array], Any]:
-    """Return the learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy for an int.
+    """Return the learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy
+    for an int.
 
     An int is computed on the host: a device would answer only after the updates before.
 
-    Warm-up rises by learning_rate / (warmup_steps + 1) an update and reaches the full rate at step warmup_steps, so
-    that no update has rate 0. From there "linear" and "cosine" fall to min_lr_ratio * learning_rate at total_steps: the
-    last update, number total_steps - 1, still moves. Raises ValueError for steps that leave no update after warm-up.
+    Warm-up rises by learning_rate / (warmup_steps + 1) an update and reaches the full rate at step
+    warmup_steps, so that no update has rate 0. From there "linear" and "cosine" fall to
+    min_lr_ratio * learning_rate at total_steps: the last update, number total_steps - 1, still
+    moves. Raises ValueError for steps that leave no update after warm-up.
     """
     return partial(_rate, settings.schedule, _schedule_numbers(settings, total_steps))
 
 
 def _schedule_numbers(settings: Optimizer, total_steps: int) -> dict[str, np.float32]:
-    """Return the numbers of a schedule. Raises ValueError for steps that leave no update after warm-up."""
+    """Return the numbers of a schedule. Raises ValueError for steps that leave no update after
+    warm-up."""
     if total_steps <= settings.warmup_steps:
         raise ValueError(
-            f"optimizer.warmup_steps ({settings.warmup_steps}) must be less than the number of updates "
+            f"optimizer.warmup_steps ({settings.warmup_steps}) must be less than the number of "
+            "updates "
             f"({total_steps}): lower warmup_steps or train longer"
         )
     names = ("learning_rate", "warmup_steps", "min_lr_ratio")
     chosen = {name: getattr(settings, name) for name in names}
-    return {name: np.float32(number) for name, number in (chosen | {"total_steps": total_steps}).items()}
+    return {
+        name: np.float32(number) for name, number in (chosen | {"total_steps": total_steps}).items()
+    }
 
 
 def _rate(schedule: str, numbers: OptimizerNumbers, step: int | jax.Array) -> Any:
@@ -65,24 +73,28 @@ def _rate(schedule: str, numbers: OptimizerNumbers, step: int | jax.Array) -> An
 def make_optimizer(
     settings: Optimizer, total_steps: int
 ) -> tuple[optax.GradientTransformationExtraArgs, dict[str, np.float32]]:
-    """Return an optimiser, and the numbers that its updates take: update(grads, state, params, numbers=numbers).
+    """Return an optimiser, and the numbers that its updates take: update(grads, state, params,
+    numbers=numbers).
 
         g ← g * min(1, max_grad_norm / |g|)            |g|: L2 norm over all parameters; max_grad_norm <= 0: off
         p ← p - rate(t) * (u + weight_decay * p)       no decay on norms and biases
 
-    kind: "adamw" (Loshchilov and Hutter 2019, algorithm 2) has u = m̂ / (√v̂ + eps), with m and v in moment_dtype (see
-    moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm 4 without its relative step size, in the
-    steps of optax) has u = g / √v with the decay 1 - t^-0.8, v of a matrix factored where both sides are at least 128,
-    and u at most 1 in root mean square over each array, all layers together; b1, b2 and eps are AdamW's alone.
-    total_steps: updates of the whole stage, not of what is left after a resume: the count lives in the state, and from
-    it an update has its rate. State in float32 has the parameters' dtype: keep them so.
-    numbers: of `make_schedule`, eps, max_grad_norm and weight_decay, as float32. Settings that differ in these alone
-    give the same optimiser, by which programs are known again; whether it clips and decays is not a number.
-    Raises as `make_schedule`.
+    kind: "adamw" (Loshchilov and Hutter 2019, algorithm 2) has u = m̂ / (√v̂ + eps), with m and v
+    in moment_dtype (see moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm
+    4 without its relative step size, in the steps of optax) has u = g / √v with the decay 1 -
+    t^-0.8, v of a matrix factored where both sides are at least 128, and u at most 1 in root mean
+    square over each array, all layers together; b1, b2 and eps are AdamW's alone.
+    total_steps: updates of the whole stage, not of what is left after a resume: the count lives in
+    the state, and from it an update has its rate. State in float32 has the parameters' dtype: keep
+    them so.
+    numbers: of `make_schedule`, eps, max_grad_norm and weight_decay, as float32. Settings that
+    differ in these alone give the same optimiser, by which programs are known again; whether it
+    clips and decays is not a number. Raises as `make_schedule`.
     """
     numbers = _schedule_numbers(settings, total_steps)
     numbers |= {name: np.float32(getattr(settings, name)) for name in _OTHERS}
-    # b1 and b2 stay constants of the program: in float32 1 - b2 is off by 1e-5 of itself for the usual 0.999.
+    # b1 and b2 stay constants of the program: in float32 1 - b2 is off by 1e-5 of itself for the
+    # usual 0.999.
     structure = (settings.kind, settings.moment_dtype, settings.b1, settings.b2, settings.schedule)
     return _optimizer(*structure, settings.max_grad_norm > 0, settings.weight_decay != 0), numbers
 
@@ -95,7 +107,11 @@ def _optimizer(
 
     def chain(numbers: OptimizerNumbers) -> optax.GradientTransformation:
         clip = optax.clip_by_global_norm(numbers["max_grad_norm"]) if clips else optax.identity()
-        decay = optax.add_decayed_weights(numbers["weight_decay"], mask=decay_mask) if decays else optax.identity()
+        decay = (
+            optax.add_decayed_weights(numbers["weight_decay"], mask=decay_mask)
+            if decays
+            else optax.identity()
+        )
         if kind == "adafactor":
             scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
@@ -105,25 +121,29 @@ def _optimizer(
         return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate))
 
     def init(params: Any) -> Any:
-        # No number is in the state: its tree, by which checkpoints are restored, is that of constants.
+        # No number is in the state: its tree, by which checkpoints are restored, is that of
+        # constants.
         return chain(dict.fromkeys(_OTHERS, 0.0)).init(params)
 
-    def update(updates: Any, state: Any, params: Any = None, *, numbers: OptimizerNumbers) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, numbers: OptimizerNumbers
+    ) -> tuple[Any, Any]:
         return chain(numbers).update(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def state_bytes(kind: str, moment_dtype: str) -> int:
-    """Count the bytes of state a trained parameter: AdamW's two moments; Adafactor's factors are too small to count."""
+    """Count the bytes of state a trained parameter: AdamW's two moments; Adafactor's factors are
+    too small to count."""
     if kind != "adamw":
         return 0
     return {"float32": 8, "bfloat16": 4}[moment_dtype]
 
 
 def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Let a transform promote dtypes. Optax raises a float to an int32 count, which jax_numpy_dtype_promotion="strict"
-    (our tests) forbids."""
+    """Let a transform promote dtypes. Optax raises a float to an int32 count, which
+    jax_numpy_dtype_promotion="strict" (our tests) forbids."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
@@ -133,7 +153,8 @@ def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def decay_mask(params: Any) -> Any:
-    """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`) and biases (`*bias`)."""
+    """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`) and
+    biases (`*bias`)."""
 
     def decays(path: Any, _: Any) -> bool:
         return not leaf_name(path).endswith(("norm", "bias"))
@@ -147,14 +168,18 @@ def leaf_name(path: Any) -> str:
 
 
 def abstract_opt_state(optimizer: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
-    """Return the optimiser state's tree with a ShapeDtypeStruct and its sharding in place of every array.
+    """Return the optimiser state's tree with a ShapeDtypeStruct and its sharding in place of every
+    array.
 
-    What has a parameter's shape lies like it, what has one dimension less, as Adafactor's factors, like the rest of it;
-    counts and the like are on every device. params: the parameters' tree of ShapeDtypeStructs with shardings.
+    What has a parameter's shape lies like it, what has one dimension less, as Adafactor's factors,
+    like the rest of it; counts and the like are on every device. params: the parameters' tree of
+    ShapeDtypeStructs with shardings.
     """
 
     def describe(x: Any, parameter: Any = None) -> jax.ShapeDtypeStruct:
-        where = meshes.replicated(mesh) if parameter is None else _like_parameter(x.shape, parameter)
+        where = (
+            meshes.replicated(mesh) if parameter is None else _like_parameter(x.shape, parameter)
+        )
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
     state = jax.eval_shape(optimizer.init, params)

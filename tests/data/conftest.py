@@ -14,19 +14,24 @@ SPECIAL = [BOS, END, IM_START, IM_END]
 
 # A default system prompt unless one is given, as Qwen2.5.
 CHATML_WITH_DEFAULT = (
-    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are a toy.<|im_end|>\n' }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are a toy.<|im_end|>\n' "
+    "}}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# No default; an empty thought before the last assistant turn and, on request, in the generation prompt, as Qwen3.
+# No default; an empty thought before the last assistant turn and, on request, in the generation
+# prompt, as Qwen3.
 CHATML_THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
     "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' "
+    "}}{% endif %}{% endif %}"
 )
-# BOS in the template, a system block with the date in every conversation, content trimmed, as Llama 3.2.
+# BOS in the template, a system block with the date in every conversation, content trimmed, as Llama
+# 3.2.
 DATED = (
     "{{ bos_token }}"
     "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
@@ -68,8 +73,12 @@ class Toys:
         backend = Tokenizer.from_str(self._serialized)
         if adds_bos:
             special = [(BOS, backend.token_to_id(BOS))]
-            backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=special)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **{"eos_token": END, **tokens})
+            backend.post_processor = processors.TemplateProcessing(
+                single=f"{BOS} $A", special_tokens=special
+            )
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend, **{"eos_token": END, **tokens}
+        )
         tokenizer.chat_template = chat_template
         return tokenizer
 
@@ -86,7 +95,9 @@ def jsonl(tmp_path: Path) -> Callable[..., str]:
 
     def write(*rows: Any) -> str:
         path = tmp_path / "rows.jsonl"
-        path.write_bytes(b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows))
+        path.write_bytes(
+            b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+        )
         return str(path)
 
     return write

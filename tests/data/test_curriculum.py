@@ -32,7 +32,9 @@ def update(history, index, rewards, step):
 
 def draw(*arguments, retire_after=0, revisit=0, window=(0.0, 1.0), outside=1.0, seed=0):
     difficulty = Difficulty(min_pass_rate=window[0], max_pass_rate=window[1], outside=outside)
-    return curriculum.draw(*arguments, DropSolved(after=retire_after, revisit=revisit), difficulty, seed)
+    return curriculum.draw(
+        *arguments, DropSolved(after=retire_after, revisit=revisit), difficulty, seed
+    )
 
 
 def indices(drawn):
@@ -42,7 +44,9 @@ def indices(drawn):
 def test_a_group_with_one_reward_counts_up_and_any_other_starts_anew():
     history = History()
     states = []
-    for step, rewards in enumerate([[0, 0], [0, NAN, 0], [1, 1], [1, 0], [0, 0], [NAN, 0], [NAN, NAN], [0, 0]]):
+    for step, rewards in enumerate(
+        [[0, 0], [0, NAN, 0], [1, 1], [1, 0], [0, 0], [NAN, 0], [NAN, NAN], [0, 0]]
+    ):
         update(history, 5, rewards, step)
         seen = history.seen[5]
         states.append((seen.groups, seen.pass_rate, seen.same, seen.times, seen.step))
@@ -62,7 +66,11 @@ def test_prompts_retire_are_revisited_and_retire_again():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 1), (4, [1, 1], 2), (0, [1, 1], 2))
     options = {"retire_after": 2, "revisit": 10}
     drawn = draw(ORDER, 0, 3, history, 5, **options)
-    assert (indices(drawn), drawn.cursor, drawn.skipped_retired) == ([3, 0, 2], 4, 1)  # 0 got two different ones
+    assert (indices(drawn), drawn.cursor, drawn.skipped_retired) == (
+        [3, 0, 2],
+        4,
+        1,
+    )  # 0 got two different ones
     assert indices(draw(ORDER, 0, 3, history, 11, **options)) == [3, 0, 2]
     assert indices(draw(ORDER, 0, 3, history, 12, **options)) == [3, 0, 4]
     assert indices(draw(ORDER, 0, 3, history, 10**6, retire_after=2)) == [3, 0, 2]  # for ever
@@ -76,7 +84,12 @@ def test_prompts_retire_are_revisited_and_retire_again():
 
 def test_share_retired_is_of_all_records():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 2), (5, [1, 0], 2))
-    for step, after, revisit, share in ((3, 1, 2, 0.125), (2, 1, 2, 0.25), (9, 1, 0, 0.25), (9, 0, 0, 0.0)):
+    for step, after, revisit, share in (
+        (3, 1, 2, 0.125),
+        (2, 1, 2, 0.25),
+        (9, 1, 0, 0.25),
+        (9, 0, 0, 0.0),
+    ):
         assert history.share_retired(step, DropSolved(after=after, revisit=revisit), 8) == share
 
 
@@ -105,7 +118,14 @@ def test_prompts_outside_are_drawn_at_the_rate_asked_for_and_by_visit():
 
 
 def test_skipped_prompts_make_up_for_missing_ones():
-    groups = [(3, [1, 1]), (4, [1, 1]), (0, [1, 1, 0, 1, 1]), (2, [0, 0]), (7, [0, 0]), (6, [1, 1, 1, 1, 0])]
+    groups = [
+        (3, [1, 1]),
+        (4, [1, 1]),
+        (0, [1, 1, 0, 1, 1]),
+        (2, [0, 0]),
+        (7, [0, 0]),
+        (6, [1, 1, 1, 1, 0]),
+    ]
     options = {"retire_after": 1, "window": (0.0, 0.7), "outside": 0.0}
     drawn = draw(ORDER, 0, 6, history_of(*groups), 1, **options)
     assert (indices(drawn), drawn.cursor) == ([5, 1, 0, 6, 3, 4], 8)
@@ -131,7 +151,9 @@ ORDERS = st.sampled_from([Order(1, 0), ORDER, Order(60, 2), Mixture((8, 60), (1,
 
 def reward(index, step, member):
     """What a response gets: prompts of every kind, some of which change."""
-    return float((index % 4 >= 2 and member % 2) or (index % 4 == 1) or (index % 4 == 3 and step > 4))
+    return float(
+        (index % 4 >= 2 and member % 2) or (index % 4 == 1) or (index % 4 == 3 and step > 4)
+    )
 
 
 def run(order, history, cursor, steps, wanted, options):
@@ -139,7 +161,10 @@ def run(order, history, cursor, steps, wanted, options):
     draws = []
     for step in steps:
         drawn = draw(order, cursor, wanted, history, step, **options)
-        assert drawn.cursor - cursor == len(drawn.draws) + drawn.skipped_retired + drawn.skipped_outside
+        assert (
+            drawn.cursor - cursor
+            == len(drawn.draws) + drawn.skipped_retired + drawn.skipped_outside
+        )
         cursor = drawn.cursor
         draws.append(drawn.draws)
         for index, _ in drawn.draws:

@@ -24,8 +24,20 @@ NEMO_RL = {
     "generation_logprobs": [[0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0]],
     "idx": 0,
 }
-VERL = {"input": "user\n1+1=?\nassistant\n", "output": "", "gts": "2", "score": -1.0, "step": 3, "uid": "0_1_2"}
-TRL = {"step": 5, "prompt": MESSAGES, "completion": [{"role": "assistant", "content": "2"}], "advantage": 0.7}
+VERL = {
+    "input": "user\n1+1=?\nassistant\n",
+    "output": "",
+    "gts": "2",
+    "score": -1.0,
+    "step": 3,
+    "uid": "0_1_2",
+}
+TRL = {
+    "step": 5,
+    "prompt": MESSAGES,
+    "completion": [{"role": "assistant", "content": "2"}],
+    "advantage": 0.7,
+}
 
 
 def lines(path: Path, *rows: Any) -> str:
@@ -45,9 +57,16 @@ def values(row: DumpRow) -> dict[str, Any]:
 
 
 def test_rows_of_any_program(tmp_path):
-    exact = {"prompt_ids": [7, 8], "completion_ids": [4, 2], "logprobs": [-0.5, -0.25], "finish_reason": "length"}
+    exact = {
+        "prompt_ids": [7, 8],
+        "completion_ids": [4, 2],
+        "logprobs": [-0.5, -0.25],
+        "finish_reason": "length",
+    }
     text = {"prompt": "1+1=?", "completion": "2", "answer": 2, "step": 9}
-    path = lines(tmp_path / "mine.jsonl", exact, {**text, "reward": None}, text, {**exact, "quality": 0.5})
+    path = lines(
+        tmp_path / "mine.jsonl", exact, {**text, "reward": None}, text, {**exact, "quality": 0.5}
+    )
     rows = list(read_dump(path))
     assert values(rows[0]) == {**exact, "reward": None} and rows[0].where == f"{path}, line 1"
     assert rows[0].completion_ids is not None and rows[0].completion_ids.dtype == np.int32
@@ -57,7 +76,10 @@ def test_rows_of_any_program(tmp_path):
     with pytest.raises(ValueError, match="line 1: it has no field 'quality' with the reward"):
         list(read_dump(path, reward="quality"))
     named = lines(tmp_path / "mine_step12.jsonl", exact, text)
-    assert [row.step for row in read_dump(named)] == [12, 9]  # its own before that of the file's name
+    assert [row.step for row in read_dump(named)] == [
+        12,
+        9,
+    ]  # its own before that of the file's name
 
 
 def test_our_own_rollouts(tmp_path):
@@ -66,7 +88,12 @@ def test_our_own_rollouts(tmp_path):
     score = Score(None, Verdict.UNSCORABLE, "the response's answer")
     write_rollouts(tmp_path / "step-000012.parquet", [ScoredRollout(rollout, "It is 2", score)])
     (row,) = read_dump(str(tmp_path))
-    ours = {"prompt_ids": [7], "completion_ids": [4, 2], "completion": "It is 2", "finish_reason": "stop"}
+    ours = {
+        "prompt_ids": [7],
+        "completion_ids": [4, 2],
+        "completion": "It is 2",
+        "finish_reason": "stop",
+    }
     assert values(row) == {**ours, "step": 12, "reward": None, "has_reward": True}
 
 
@@ -78,7 +105,10 @@ def test_tables_of_trl(tmp_path):
     read = {"step": 5, "prompt": tuple(MESSAGES), "completion": "2", "has_reward": True}
     assert [values(row) for row in rows] == [{**read, "reward": 1.0}, {**read, "reward": None}]
     two = lines(tmp_path / "two.jsonl", {**TRL, "accuracy": 1.0, "format": 0.5, "note": "a text"})
-    with pytest.raises(ValueError, match=r"line 1: a completions table .* this has 'accuracy', 'format': name the col"):
+    with pytest.raises(
+        ValueError,
+        match=r"line 1: a completions table .* this has 'accuracy', 'format': name the col",
+    ):
         list(read_dump(two))
     assert [row.reward for row in read_dump(two, reward="format")] == [0.5]
 
@@ -88,9 +118,20 @@ def test_dumps_of_verl_in_the_order_of_their_steps(tmp_path):
         lines(tmp_path / "dump" / f"{step}.jsonl", {**VERL, "step": step})
     (tmp_path / "dump" / "_cost.json").write_text("{}")
     rows = list(read_dump(str(tmp_path / "dump")))
-    read = {"prompt": VERL["input"], "completion": "", "reward": -1.0, "has_reward": True, "answer": "2"}
-    assert [values(row) for row in rows] == [{**read, "step": step, "rendered": True} for step in (9, 10)]
-    assert [row.step for row in read_dump([str(tmp_path / "d*/10.jsonl"), str(tmp_path / "dump/9.jsonl")])] == [10, 9]
+    read = {
+        "prompt": VERL["input"],
+        "completion": "",
+        "reward": -1.0,
+        "has_reward": True,
+        "answer": "2",
+    }
+    assert [values(row) for row in rows] == [
+        {**read, "step": step, "rendered": True} for step in (9, 10)
+    ]
+    assert [
+        row.step
+        for row in read_dump([str(tmp_path / "d*/10.jsonl"), str(tmp_path / "dump/9.jsonl")])
+    ] == [10, 9]
     for gts, answer in (
         (["2"], '["2"]'),
         ([2, 3], '["2", "3"]'),
@@ -106,8 +147,18 @@ def test_dumps_of_nemo_rl(tmp_path):
     (row,) = read_dump(lines(tmp_path / "train_data_step7.jsonl", NEMO_RL))
     ids = {"prompt_ids": [7, 8, 9], "completion_ids": [4, 2], "logprobs": [-0.5, -0.25]}
     text = {"prompt": "<|user|>1+1=?<|assistant|>", "completion": "It is 2"}
-    assert values(row) == {**ids, **text, "step": 7, "reward": 1.0, "has_reward": True, "rendered": True}
-    old = {name: NEMO_RL[name] for name in ("content", "rewards", "input_lengths", "generation_logprobs")}
+    assert values(row) == {
+        **ids,
+        **text,
+        "step": 7,
+        "reward": 1.0,
+        "has_reward": True,
+        "rendered": True,
+    }
+    old = {
+        name: NEMO_RL[name]
+        for name in ("content", "rewards", "input_lengths", "generation_logprobs")
+    }
     (row,) = read_dump(lines(tmp_path / "train_data_step8.jsonl", old))
     assert values(row) == {**text, "step": 8, "reward": 0.0, "has_reward": True, "rendered": True}
 
@@ -115,25 +166,70 @@ def test_dumps_of_nemo_rl(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "1+1=?", "response": "2"}, "it has the fields 'question', 'response'; a rollout has prompt or"),
-        ({"prompt": "1", "completion_ids": [1.5]}, "'completion_ids' must be a list of whole numbers"),
-        ({"prompt": "1", "completion_ids": [True]}, "'completion_ids' must be a list of whole numbers"),
-        ({"prompt": "1", "completion_ids": [[1], [1, 2]]}, "'completion_ids' must be a list of whole numbers"),
-        ({"prompt": "1", "completion_ids": [2**70]}, "'completion_ids' must be a list of whole numbers"),
-        ({"prompt": "1", "completion_ids": []}, "'completion_ids' must hold token ids from 0 on, at least one"),
+        (
+            {"question": "1+1=?", "response": "2"},
+            "it has the fields 'question', 'response'; a rollout has prompt or",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [1.5]},
+            "'completion_ids' must be a list of whole numbers",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [True]},
+            "'completion_ids' must be a list of whole numbers",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [[1], [1, 2]]},
+            "'completion_ids' must be a list of whole numbers",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [2**70]},
+            "'completion_ids' must be a list of whole numbers",
+        ),
+        (
+            {"prompt": "1", "completion_ids": []},
+            "'completion_ids' must hold token ids from 0 on, at least one",
+        ),
         ({"prompt": "1", "completion_ids": [-1]}, "'completion_ids' must hold token ids from 0 on"),
-        ({"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1]}, "1 logprobs, but 2 completion_ids"),
-        ({"prompt": "1", "completion": "1", "logprobs": [-1]}, "1 logprobs, but none completion_ids"),
-        ({"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, float("nan")]}, "values that are not finite"),
-        ({"prompt": "1", "completion": "1", "finish_reason": "abort"}, "'finish_reason' must be 'stop', 'length' or"),
+        (
+            {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1]},
+            "1 logprobs, but 2 completion_ids",
+        ),
+        (
+            {"prompt": "1", "completion": "1", "logprobs": [-1]},
+            "1 logprobs, but none completion_ids",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, float("nan")]},
+            "values that are not finite",
+        ),
+        (
+            {"prompt": "1", "completion": "1", "finish_reason": "abort"},
+            "'finish_reason' must be 'stop', 'length' or",
+        ),
         ({"prompt": "1", "completion": "1", "step": "3"}, "'step' must be a whole number"),
-        ({"prompt": "1", "completion": "1", "reward": float("inf")}, "its reward inf is not finite"),
+        (
+            {"prompt": "1", "completion": "1", "reward": float("inf")},
+            "its reward inf is not finite",
+        ),
         ({"prompt": None, "completion": "1"}, "its prompt is null, and it has no prompt_ids"),
-        ({"prompt": "1", "completion": None}, "its completion is null, and it has no completion_ids"),
-        ({**TRL, "right": 1.0, "completion": 2 * MESSAGES}, "'completion' must be one assistant message"),
+        (
+            {"prompt": "1", "completion": None},
+            "its completion is null, and it has no completion_ids",
+        ),
+        (
+            {**TRL, "right": 1.0, "completion": 2 * MESSAGES},
+            "'completion' must be one assistant message",
+        ),
         ({**VERL, "score": "good"}, "its score 'good' is not a number or null"),
-        ({**NEMO_RL, "content": [["a", "b", "c", "d"]]}, "'content' must be a prompt and a completion, has 4"),
-        ({**NEMO_RL, "token_loss_mask": [[0, 1, 0, 1, 1, 0, 0]]}, "token_loss_mask marks more than one stretch"),
+        (
+            {**NEMO_RL, "content": [["a", "b", "c", "d"]]},
+            "'content' must be a prompt and a completion, has 4",
+        ),
+        (
+            {**NEMO_RL, "token_loss_mask": [[0, 1, 0, 1, 1, 0, 0]]},
+            "token_loss_mask marks more than one stretch",
+        ),
         ({**NEMO_RL, "token_ids": [[7, 8]]}, "must be lists of input_lengths or more"),
     ],
 )

@@ -31,7 +31,9 @@ def test_mapped_fields(jsonl):
     row = {"messages": "unused", "question": "1+1?", "answer": "2"}
     (example,), _ = load_examples(jsonl(row), fields={"prompt": "question", "completion": "answer"})
     assert (example.prompt, example.completion) == ("1+1?", "2")
-    (example,), _ = load_examples(jsonl({"chat": {"turns": [USER, ASSISTANT]}}), fields={"messages": "chat.turns"})
+    (example,), _ = load_examples(
+        jsonl({"chat": {"turns": [USER, ASSISTANT]}}), fields={"messages": "chat.turns"}
+    )
     assert example.prompt == (USER,)
     with pytest.raises(ValueError, match="did you mean completion"):
         load_examples(jsonl(row), fields={"completions": "answer"})

@@ -16,7 +16,11 @@ def test_numinamath_row(load):
     row = {**GOOD, "messages": [{"role": "user", "content": "x"}], "level": 3}
     (problem,), report = load("numinamath", row)
     assert (problem.prompt, problem.answer, problem.subset) == ("What is 1 + 1?", "2", "aops_forum")
-    assert (problem.source, problem.solution, problem.columns) == ("numinamath", GOOD["solution"], {"level": 3})
+    assert (problem.source, problem.solution, problem.columns) == (
+        "numinamath",
+        GOOD["solution"],
+        {"level": 3},
+    )
     assert (report.rows, report.kept, report.filtered) == (1, 1, {})
 
 
@@ -29,8 +33,14 @@ REASONS = [
     ({"problem": "Prove or disprove: all $n$ are even."}, "proof"),
     ({"problem": "Is it so? Give a proof."}, "proof"),
     ({"problem": "All rows are equal.", "solution": r"\boxed{\text{Proof completed}}"}, "proof"),
-    ({"problem": r"It is: $\textbf{(A)}\ 3 \qquad \textbf{(B)}\ 4 \qquad \textbf{(C)}\ 5$"}, "multiple choice"),
-    ({"problem": r"It is $(\mathrm{A}) 1, (\mathrm{B}) 2, (\mathrm{C}) 3, (\mathrm{D}) 4$"}, "multiple choice"),
+    (
+        {"problem": r"It is: $\textbf{(A)}\ 3 \qquad \textbf{(B)}\ 4 \qquad \textbf{(C)}\ 5$"},
+        "multiple choice",
+    ),
+    (
+        {"problem": r"It is $(\mathrm{A}) 1, (\mathrm{B}) 2, (\mathrm{C}) 3, (\mathrm{D}) 4$"},
+        "multiple choice",
+    ),
     ({"problem": "It is\n(A) -3\n(B) 4\n(C) 5\n(D) 6"}, "multiple choice"),
     ({"problem": "It is\nA: 3\nB: 4\nC: 5"}, "multiple choice"),
     ({"problem": "It is (  ) A. $3$ B. $4$ C. $5$ D. $6$"}, "multiple choice"),
@@ -61,9 +71,16 @@ def test_reasons_are_counted(load):
     listed = [reason for _, reason in REASONS]
     assert report.filtered == {reason: listed.count(reason) for reason in dict.fromkeys(listed)}
     assert (report.kept, report.duplicates, report.broken) == (1, 1, 1)
-    assert report.rows == report.kept + report.duplicates + report.broken + sum(report.filtered.values())
-    with pytest.raises(ValueError, match=r"holds nothing usable: 3 rows, 0 of them broken, 3 synthetic"):
-        load("numinamath", *({**GOOD, "source": "orca_math", "problem": f"no. {n}"} for n in range(3)))
+    assert report.rows == report.kept + report.duplicates + report.broken + sum(
+        report.filtered.values()
+    )
+    with pytest.raises(
+        ValueError, match=r"holds nothing usable: 3 rows, 0 of them broken, 3 synthetic"
+    ):
+        load(
+            "numinamath",
+            *({**GOOD, "source": "orca_math", "problem": f"no. {n}"} for n in range(3)),
+        )
 
 
 OWN = {"question": "What is 1 + 1?", "gold": "2", "from": "olympiads"}
@@ -95,21 +112,38 @@ def test_rows_that_only_look_filtered_are_kept(load, row, answer, fields):
 
 def talk(*contents, **flags):
     roles = ("user", "assistant")
-    turns = [{"role": roles[i % 2], "content": text, "toxic": False, **flags} for i, text in enumerate(contents)]
-    return {"conversation": turns, "model": "gpt-4", "language": "English", "toxic": False, "redacted": False}
+    turns = [
+        {"role": roles[i % 2], "content": text, "toxic": False, **flags}
+        for i, text in enumerate(contents)
+    ]
+    return {
+        "conversation": turns,
+        "model": "gpt-4",
+        "language": "English",
+        "toxic": False,
+        "redacted": False,
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("numinamath", {"problem": "What is 1 + 1?", "solution": r"\boxed{2}"}, "no field 'source'"),
+        (
+            "numinamath",
+            {"problem": "What is 1 + 1?", "solution": r"\boxed{2}"},
+            "no field 'source'",
+        ),
         ("numinamath", {**GOOD, "problem": "  "}, "blank"),
         ("numinamath", {**GOOD, "problem": " 7 "}, "'problem' is too short for a prompt: '7'"),
         ("wildchat", talk(" "), "blank"),
         ("wildchat", talk("?"), "too short"),
         ("wildchat", talk(5), "must be a text, got int"),
         ("wildchat", {"conversation": []}, "no message of the user"),
-        ("wildchat", {"conversation": [{"role": "assistant", "content": "Hi"}, "x"]}, "no message of the user"),
+        (
+            "wildchat",
+            {"conversation": [{"role": "assistant", "content": "Hi"}, "x"]},
+            "no message of the user",
+        ),
         ("wildchat", {"conversation": "Hi"}, "must be a list of messages, got str"),
         ("wildchat", {"prompt": "Hi"}, "must be a list of messages, got NoneType"),
     ],
@@ -119,17 +153,29 @@ def test_broken_rows(load, name, row, message):
         load(name, row)
 
 
-@pytest.mark.parametrize("text", ["(" * 100_000, "A " * 100_000, "\n" * 100_000, "A" + " " * 100_000, "(A)" * 50_000])
+@pytest.mark.parametrize(
+    "text", ["(" * 100_000, "A " * 100_000, "\n" * 100_000, "A" + " " * 100_000, "(A)" * 50_000]
+)
 def test_hostile_problems_take_no_time(text):
     assert has_options(text) is False
 
 
 def test_wildchat_row(load):
-    row = {**talk("Write a poem.", "No.", "Please!"), "hashed_ip": "f0", "header": {}, "openai_moderation": [{}]}
+    row = {
+        **talk("Write a poem.", "No.", "Please!"),
+        "hashed_ip": "f0",
+        "header": {},
+        "openai_moderation": [{}],
+    }
     (problem,), report = load("wildchat", row)
     assert problem.prompt == ({"role": "user", "content": "Write a poem."},)
     assert (problem.answer, problem.source, report.without_answer) == (None, "wildchat", 1)
-    assert problem.columns == {"model": "gpt-4", "language": "English", "toxic": False, "redacted": False}
+    assert problem.columns == {
+        "model": "gpt-4",
+        "language": "English",
+        "toxic": False,
+        "redacted": False,
+    }
 
 
 def test_wildchat_keeps_every_language_and_drops_flagged_rows(load):

@@ -1,4 +1,5 @@
-"""The files of AlpacaEval and Arena-Hard: what those tools write and read, and files that are neither."""
+"""The files of AlpacaEval and Arena-Hard: what those tools write and read, and files that are
+neither."""
 
 from __future__ import annotations
 
@@ -11,15 +12,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.open_ended import Question, alpaca_json, arena_jsonl, markdown_counts, read_questions
+from g2d_jax.data.open_ended import (
+    Question,
+    alpaca_json,
+    arena_jsonl,
+    markdown_counts,
+    read_questions,
+)
 
 ALPACA = [
-    {"dataset": "helpful_base", "datasplit": "eval", "instruction": "Say hi.", "output": "Hi", "generator": "davinci"},
-    {"dataset": "koala", "datasplit": "eval", "instruction": "Say {x}.", "output": "x", "generator": "davinci"},
+    {
+        "dataset": "helpful_base",
+        "datasplit": "eval",
+        "instruction": "Say hi.",
+        "output": "Hi",
+        "generator": "davinci",
+    },
+    {
+        "dataset": "koala",
+        "datasplit": "eval",
+        "instruction": "Say {x}.",
+        "output": "x",
+        "generator": "davinci",
+    },
 ]
 ARENA = [
     {"uid": "u1", "category": "hard_prompt", "subcategory": "coding", "prompt": "Say hi."},
-    {"question_id": "u2", "category": "arena-hard-v0.1", "cluster": "c", "turns": [{"content": "Say {x}."}]},
+    {
+        "question_id": "u2",
+        "category": "arena-hard-v0.1",
+        "cluster": "c",
+        "turns": [{"content": "Say {x}."}],
+    },
 ]
 
 
@@ -53,9 +77,17 @@ def test_arena_answers_are_what_the_tool_reads(tmp_path: Path) -> None:
     (row,) = map(json.loads, (tmp_path / "m.jsonl").read_text().splitlines())
     assert list(row) == ["uid", "ans_id", "model", "messages", "tstamp", "metadata"]
     assert (row["uid"], row["model"]) == ("u1", "m") and isinstance(row["tstamp"], float)
-    assert row["messages"][-1]["content"]["answer"] == text and row["messages"][0]["content"] == "Say hi."
+    assert (
+        row["messages"][-1]["content"]["answer"] == text
+        and row["messages"][0]["content"] == "Say hi."
+    )
     # show_result.py takes the values by position: tokens, headers, list items, bold passages
-    assert [v if isinstance(v, int) else sum(v.values()) for v in row["metadata"].values()] == [12, 1, 3, 1]
+    assert [v if isinstance(v, int) else sum(v.values()) for v in row["metadata"].values()] == [
+        12,
+        1,
+        3,
+        1,
+    ]
     assert list(row["metadata"]) == ["token_len", "header_count", "list_count", "bold_count"]
 
 
@@ -92,12 +124,18 @@ def test_counting_is_quick_on_text_made_to_be_slow() -> None:
         ("alpaca_eval", [{"instruction": "a", "dataset": 3}], "'dataset' must be a text"),
         ("arena_hard", [{"prompt": "a"}], "line 1: no field 'uid' or 'question_id'"),
         ("arena_hard", [ARENA[0], ARENA[0]], "uid 'u1' stands there twice"),
-        ("arena_hard", [{"uid": "u", "turns": [{"content": "a"}, {"content": "b"}]}], "must be a list of one turn"),
+        (
+            "arena_hard",
+            [{"uid": "u", "turns": [{"content": "a"}, {"content": "b"}]}],
+            "must be a list of one turn",
+        ),
         ("arena_hard", [{"uid": "u", "turns": [3]}], "must be a list of one turn"),
         ("arena_hard", [{"uid": 3, "prompt": "a"}], "'uid' must be a text"),
     ],
 )
-def test_prompts_that_cannot_be_read(tmp_path: Path, form: Any, rows: list[Any], message: str) -> None:
+def test_prompts_that_cannot_be_read(
+    tmp_path: Path, form: Any, rows: list[Any], message: str
+) -> None:
     path = written(tmp_path, "q.json" if form == "alpaca_eval" else "q.jsonl", rows)
     with pytest.raises(ValueError, match=message):
         read_questions(path, form)

@@ -37,12 +37,33 @@ def test_any_division_of_the_work_draws_the_same(count, seed, chunks, processes)
 
 def test_the_order_is_fixed():
     """A resumed run must continue the order it began, with whatever version it is resumed."""
-    assert [index for index, _ in draw(Order(8, 0), 0, 16)] == [3, 0, 4, 2, 7, 5, 6, 1, 3, 7, 4, 0, 2, 1, 5, 6]
+    assert [index for index, _ in draw(Order(8, 0), 0, 16)] == [
+        3,
+        0,
+        4,
+        2,
+        7,
+        5,
+        6,
+        1,
+        3,
+        7,
+        4,
+        0,
+        2,
+        1,
+        5,
+        6,
+    ]
     assert draw(Order(2, None), 1, 4) == [(1, 0), (0, 1), (1, 1), (0, 2)]  # as they come
 
 
 def test_epochs_and_neighbouring_seeds_differ():
-    epochs = {(seed, epoch): draw(Order(50, seed), 50 * epoch, 50) for seed in range(3) for epoch in range(3)}
+    epochs = {
+        (seed, epoch): draw(Order(50, seed), 50 * epoch, 50)
+        for seed in range(3)
+        for epoch in range(3)
+    }
     assert len({tuple(index for index, _ in draws) for draws in epochs.values()}) == 9
 
 
@@ -86,14 +107,18 @@ def test_every_window_of_a_mixture_has_the_shares(weights, start, size):
 @examples(8)
 def test_a_mixture_of_one_task_is_its_order(count, seed, start):
     assert draw(Mixture([count], [0.3], seed), start, 10) == draw(Order(count, seed), start, 10)
-    assert draw(Mixture([count, 0], [2.0, 0.0], seed), start, 10) == draw(Order(count, seed), start, 10)
+    assert draw(Mixture([count, 0], [2.0, 0.0], seed), start, 10) == draw(
+        Order(count, seed), start, 10
+    )
 
 
 def test_every_task_of_a_mixture_runs_through_its_own_epochs():
     mixture = Mixture((6, 3), (2, 1), 4)
     assert (mixture.count, mixture.seed) == (9, 4)
     drawn = draw(mixture, 0, 36)
-    first, second = ([(i, visit) for i, visit in drawn if (i >= 6) == late] for late in (False, True))
+    first, second = (
+        [(i, visit) for i, visit in drawn if (i >= 6) == late] for late in (False, True)
+    )
     assert first == draw(Order(6, 4), 0, 24)  # as without the second task
     for epoch in range(4):
         assert sorted(second[3 * epoch : 3 * epoch + 3]) == [(6, epoch), (7, epoch), (8, epoch)]
@@ -117,5 +142,7 @@ def test_mixtures_and_orders_that_cannot_be(weights):
 
 
 def test_importing_the_loader_does_not_import_grain():
-    code = "import sys, g2d_jax.data.order; sys.exit('grain' in sys.modules or 'jax' in sys.modules)"
+    code = (
+        "import sys, g2d_jax.data.order; sys.exit('grain' in sys.modules or 'jax' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,7 +15,8 @@ LENGTH = 24
 
 
 def make(prompts: list[tuple[int, list[int]]], keep_together: bool = False) -> list[Group]:
-    """Groups of a prompt's and its responses' lengths; no token occurs twice, and the weight is its number."""
+    """Groups of a prompt's and its responses' lengths; no token occurs twice, and the weight is its
+    number."""
     counter = iter(range(1, 100_000))
 
     def ids(length: int) -> np.ndarray:
@@ -25,13 +26,18 @@ def make(prompts: list[tuple[int, list[int]]], keep_together: bool = False) -> l
         tokens = ids(length)
         return Response(tokens, {"weight": tokens / 2, "same": 3.0}, {"score": float(tokens.sum())})
 
-    return [Group(ids(prompt), [response(length) for length in lengths], keep_together) for prompt, lengths in prompts]
+    return [
+        Group(ids(prompt), [response(length) for length in lengths], keep_together)
+        for prompt, lengths in prompts
+    ]
 
 
-GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 15), max_size=7)), max_size=9).map(make)
-PAIRS = st.lists(st.tuples(st.integers(1, 8), st.lists(st.integers(1, 8), min_size=2, max_size=2)), max_size=9).map(
-    lambda prompts: make(prompts, keep_together=True)
-)
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(1, 15), max_size=7)), max_size=9
+).map(make)
+PAIRS = st.lists(
+    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 8), min_size=2, max_size=2)), max_size=9
+).map(lambda prompts: make(prompts, keep_together=True))
 
 
 def check(groups: list[Group], packed: Packed, places: int) -> None:
@@ -41,19 +47,25 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
     for group, where in zip(groups, packed.places, strict=True):
         size = len(group.prompt_ids)
         for response, (row, column, length) in zip(group.responses, where, strict=True):
-            span, sources = slice(column, column + length), arrays["logit_index"][row, column : column + length]
+            span = slice(column, column + length)
+            sources = arrays["logit_index"][row, column : column + length]
             last = sources[0]
             prompt = slice(last - size + 1, last + 1)
             np.testing.assert_array_equal(arrays["tokens"][row, span], response.token_ids)
             np.testing.assert_array_equal(arrays["tokens"][row, prompt], group.prompt_ids)
             np.testing.assert_array_equal(arrays["positions"][row, prompt], range(size))
-            np.testing.assert_array_equal(arrays["positions"][row, span], range(size, size + length))
+            np.testing.assert_array_equal(
+                arrays["positions"][row, span], range(size, size + length)
+            )
             np.testing.assert_array_equal(sources[1:], range(column, column + length - 1))
-            segment, of_prompt = np.unique(arrays["segment_ids"][row, span]), arrays["segment_ids"][row, prompt]
+            segment = np.unique(arrays["segment_ids"][row, span])
+            of_prompt = arrays["segment_ids"][row, prompt]
             assert segment.size == 1 and segment[0] % SEGMENT_STRIDE > 0
             np.testing.assert_array_equal(of_prompt, segment[0] // SEGMENT_STRIDE * SEGMENT_STRIDE)
             assert last < column and segment[0] >= SEGMENT_STRIDE
-            np.testing.assert_array_equal(arrays["weight"][row, span], response.token_ids.astype(np.float32) / 2)
+            np.testing.assert_array_equal(
+                arrays["weight"][row, span], response.token_ids.astype(np.float32) / 2
+            )
             np.testing.assert_array_equal(arrays["same"][row, span], 3.0)
             (place,) = np.unique(arrays["response_index"][row, span])
             assert 0 <= place < places and arrays["score"][row, place] == response.token_ids.sum()
@@ -64,16 +76,24 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
             np.testing.assert_array_equal(value, response.token_ids)
     outside = ~seen
     assert packed.used == seen.sum()
-    assert packed.attended == (arrays["positions"][seen] + 1).sum()  # the token at position p reads p + 1
+    assert (
+        packed.attended == (arrays["positions"][seen] + 1).sum()
+    )  # the token at position p reads p + 1
     assert not arrays["tokens"][outside].any() and not arrays["segment_ids"][outside].any()
-    assert (arrays["response_index"] >= 0).sum() == sum(len(r.token_ids) for g in groups for r in g.responses)
+    assert (arrays["response_index"] >= 0).sum() == sum(
+        len(r.token_ids) for g in groups for r in g.responses
+    )
 
 
 @examples(60)
 @given(GROUPS, st.integers(1, 6), st.sampled_from([1, 2, 4]), st.sampled_from([2, 4, 16]))
 def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multiple, places):
     packed = pack(
-        groups, row_length=LENGTH, microbatch_rows=microbatch_rows, rows_multiple=multiple, max_responses_per_row=places
+        groups,
+        row_length=LENGTH,
+        microbatch_rows=microbatch_rows,
+        rows_multiple=multiple,
+        max_responses_per_row=places,
     )
     if any(group.responses for group in groups):
         check(groups, packed, places)
@@ -134,7 +154,9 @@ def test_literal_row():
     floats = {name for name, x in packed.arrays.items() if x.dtype == np.float32}
     assert floats == {"weight", "same", "score"} and packed.arrays["tokens"].dtype == np.int32
     ids = np.array([5, 6])
-    packed = pack([Group(ids, [Response(ids, {"a": 1.0}), Response(ids)])], row_length=8, microbatch_rows=1)
+    packed = pack(
+        [Group(ids, [Response(ids, {"a": 1.0}), Response(ids)])], row_length=8, microbatch_rows=1
+    )
     assert packed.arrays["a"][0, 0].tolist() == [0, 0, 1, 1, 0, 0, 0, 0]  # missing values are zero
 
 
@@ -142,16 +164,26 @@ def test_literal_row():
 def test_pairs_of_varying_length_fill_micro_batches(row_length, multiple):
     """64 pairs behind prompts of 64 tokens, responses of 16 to 128."""
     rng = np.random.default_rng(0)
-    groups = make([(64, [int(n) for n in rng.integers(16, 129, 2)]) for _ in range(64)], keep_together=True)
+    groups = make(
+        [(64, [int(n) for n in rng.integers(16, 129, 2)]) for _ in range(64)], keep_together=True
+    )
     for rows, most_rows in ((16_384 // row_length, 1), (max(512 // row_length, 1), 64)):
-        packed = pack(groups, row_length=row_length, microbatch_rows=rows, rows_multiple=multiple, most_rows=most_rows)
+        packed = pack(
+            groups,
+            row_length=row_length,
+            microbatch_rows=rows,
+            rows_multiple=multiple,
+            most_rows=most_rows,
+        )
         assert packed.used / (packed.count * packed.arrays["tokens"][0].size) > 0.9
 
 
 @pytest.mark.parametrize("row_length", [64, 100, 130])
 def test_positions_are_those_that_pack_fills(row_length):
     rng = np.random.default_rng(0)
-    groups = make([(int(rng.integers(1, 20)), [int(n) for n in rng.integers(1, 40, 4)]) for _ in range(30)])
+    groups = make(
+        [(int(rng.integers(1, 20)), [int(n) for n in rng.integers(1, 40, 4)]) for _ in range(30)]
+    )
     how = {
         "row_length": row_length,
         "microbatch_rows": 6,
@@ -166,7 +198,10 @@ def test_positions_are_those_that_pack_fills(row_length):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (make([(10, [15])]), "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_"),
+        (
+            make([(10, [15])]),
+            "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_",
+        ),
         (
             make([(10, [8, 8])], keep_together=True),
             "prompt of 10 tokens and its 2 responses must share a row of 24 tokens",

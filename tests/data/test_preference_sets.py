@@ -1,4 +1,5 @@
-"""Preference sets of others: every form gives the same pair, and what is no pair is named or counted."""
+"""Preference sets of others: every form gives the same pair, and what is no pair is named or
+counted."""
 
 import json
 from pathlib import Path
@@ -30,7 +31,12 @@ FORMS = {
     "TRL, explicit messages": {"prompt": turns(ASK), "chosen": says(GOOD), "rejected": says(BAD)},
     "TRL, implicit messages": {"chosen": turns(ASK, GOOD), "rejected": turns(ASK, BAD)},
     "UltraFeedback": {
-        **{"prompt": ASK, "prompt_id": "a", "chosen": turns(ASK, GOOD), "rejected": turns(ASK, BAD)},
+        **{
+            "prompt": ASK,
+            "prompt_id": "a",
+            "chosen": turns(ASK, GOOD),
+            "rejected": turns(ASK, BAD),
+        },
         **{"messages": turns(ASK, GOOD), "score_chosen": 9.0, "score_rejected": 2.0},
     },
     "prompt beside whole conversations": {
@@ -56,20 +62,31 @@ def test_every_form_is_the_same_pair(form: str) -> None:
         {"system_prompt": TOLD, "prompt": turns(ASK), "chosen": says(GOOD), "rejected": says(BAD)},
         {"chosen": turns(ASK, GOOD, system=TOLD), "rejected": turns(ASK, BAD, system=TOLD)},
         {"system": TOLD, "prompt": ASK, "chosen": turns(ASK, GOOD), "rejected": turns(ASK, BAD)},
-        {"system": f"{TOLD}\n", "prompt": turns(ASK, system=TOLD), "chosen": says(GOOD), "rejected": says(BAD)},
+        {
+            "system": f"{TOLD}\n",
+            "prompt": turns(ASK, system=TOLD),
+            "chosen": says(GOOD),
+            "rejected": says(BAD),
+        },
     ],
 )
 def test_a_system_text_stands_before_the_prompt(row: dict[str, Any]) -> None:
     pair = to_pair(row)
     assert [message["role"] for message in pair.prompt] == ["system", "user"]
-    assert (pair.prompt[0]["content"].strip(), pair.prompt[1]["content"], pair.chosen) == (TOLD, ASK, GOOD)
+    assert (pair.prompt[0]["content"].strip(), pair.prompt[1]["content"], pair.chosen) == (
+        TOLD,
+        ASK,
+        GOOD,
+    )
 
 
 def test_several_turns_and_texts_that_begin_alike() -> None:
     long = turns("Hi", "Hello!", ASK)
     pair = to_pair({"chosen": [*long, *says(GOOD)], "rejected": [*long, *says(BAD)]})
     assert (pair.prompt, pair.chosen) == (tuple(long), GOOD)
-    text = to_pair({"chosen": "The sky is blue.", "rejected": "The sky is black."})  # words stay whole
+    text = to_pair(
+        {"chosen": "The sky is blue.", "rejected": "The sky is black."}
+    )  # words stay whole
     assert (text.prompt, text.chosen, text.rejected) == ("The sky is", " blue.", " black.")
     alpaca = to_pair({"instruction": "Add them.", "input": "2, 2", "chosen": "4", "rejected": "5"})
     assert alpaca.prompt == "Add them.\n2, 2"
@@ -102,20 +119,40 @@ def test_empty_and_equal_pairs_are_left_out(row: dict[str, Any], reason: str) ->
             r"no field 'rejected' or .*has 'prompt', 'chosen'\. A preference set has prompt",
         ),
         ({"text": "x"}, "no field 'chosen'"),
-        ({"prompt": ASK, "chosen": GOOD, "rejected": says(BAD)}, "one of 'chosen' and 'rejected' is a text, the other"),
+        (
+            {"prompt": ASK, "chosen": GOOD, "rejected": says(BAD)},
+            "one of 'chosen' and 'rejected' is a text, the other",
+        ),
         ({"chosen": "Yes.", "rejected": "No."}, "no beginning in common"),
         ({"chosen": says(GOOD), "rejected": says(BAD)}, "no message in common"),
-        ({"chosen": turns(ASK, GOOD), "rejected": turns("What is 3+3?", BAD)}, "no message in common"),
+        (
+            {"chosen": turns(ASK, GOOD), "rejected": turns("What is 3+3?", BAD)},
+            "no message in common",
+        ),
         (
             {"chosen": turns(ASK, "a", "More", GOOD), "rejected": turns(ASK, "b", "More", BAD)},
             "share their prompt, and differ in the last message alone",
         ),
-        ({"prompt": "Hi?", "chosen": turns(ASK, GOOD), "rejected": turns(ASK, BAD)}, "do not begin with the row's own"),
-        ({"prompt": ASK, "chosen": 4, "rejected": 5}, "'chosen' must be a list of messages, got int"),
-        ({"prompt": ASK, "chosen": [{"from": "gpt", "value": GOOD}], "rejected": says(BAD)}, "role must be one of"),
+        (
+            {"prompt": "Hi?", "chosen": turns(ASK, GOOD), "rejected": turns(ASK, BAD)},
+            "do not begin with the row's own",
+        ),
+        (
+            {"prompt": ASK, "chosen": 4, "rejected": 5},
+            "'chosen' must be a list of messages, got int",
+        ),
+        (
+            {"prompt": ASK, "chosen": [{"from": "gpt", "value": GOOD}], "rejected": says(BAD)},
+            "role must be one of",
+        ),
         ({"prompt": 7, "chosen": GOOD, "rejected": BAD}, "'prompt' must be a text"),
         (
-            {"system": "Other.", "prompt": turns(ASK, system=TOLD), "chosen": says(GOOD), "rejected": says(BAD)},
+            {
+                "system": "Other.",
+                "prompt": turns(ASK, system=TOLD),
+                "chosen": says(GOOD),
+                "rejected": says(BAD),
+            },
             "not the system message",
         ),
         (
@@ -137,14 +174,19 @@ def test_rows_of_no_form_are_broken(row: dict[str, Any], message: str) -> None:
 
 
 def test_files_of_every_kind_hold_the_same_rows(tmp_path: Path) -> None:
-    rows = [FORMS["TRL, implicit messages"], {"chosen": turns("Hi", "Hello"), "rejected": turns("Hi", "Go")}]
+    rows = [
+        FORMS["TRL, implicit messages"],
+        {"chosen": turns("Hi", "Hello"), "rejected": turns("Hi", "Go")},
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "b.json").write_text(json.dumps(rows))
     (tmp_path / "set").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "set" / "train.parquet")
     for place in ("a.jsonl", "b.json", "set", "set/*.parquet"):
         pairs = [row.read(to_pair) for row in pair_rows(str(tmp_path / place))]
-        assert [(pair.chosen, pair.rejected) for pair in pairs] == [(GOOD, BAD), ("Hello", "Go")], place
+        assert [(pair.chosen, pair.rejected) for pair in pairs] == [(GOOD, BAD), ("Hello", "Go")], (
+            place
+        )
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     with pytest.raises(BrokenRow, match=r"a\.jsonl, line 1: no field 'chosen'"):
         next(pair_rows(str(tmp_path / "a.jsonl"))).read(to_pair)

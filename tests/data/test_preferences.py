@@ -59,8 +59,11 @@ def test_every_pair_is_equally_likely():
 
 
 def kept(prompts, select, most, seed=0):
-    """{(problem, visit): indices kept}, without prompts of which none is. prompts: (problem, visit, score, offered)."""
-    found = select_pairs(seed, [prompt[:3] for prompt in prompts], [prompt[3] for prompt in prompts], select, most)
+    """{(problem, visit): indices kept}, without prompts of which none is. prompts: (problem, visit,
+    score, offered)."""
+    found = select_pairs(
+        seed, [prompt[:3] for prompt in prompts], [prompt[3] for prompt in prompts], select, most
+    )
     return {prompt[:2]: indices for prompt, indices in zip(prompts, found, strict=True) if indices}
 
 
@@ -89,11 +92,20 @@ def test_equally_uncertain_prompts_come_in_a_random_order_that_the_seed_names():
     prompts = [(name, 0, 1.0, 2) for name in "abcdefgh"]
     firsts = [next(iter(kept(prompts, "uncertain", 2, seed))) for seed in range(20)]
     assert len(set(firsts)) > 3
-    assert all(kept(prompts, "uncertain", 2, seed) == {first: [0, 1]} for seed, first in enumerate(firsts))
-    assert all(kept(prompts, "confident", 2, seed) == {first: [0, 1]} for seed, first in enumerate(firsts))
+    assert all(
+        kept(prompts, "uncertain", 2, seed) == {first: [0, 1]} for seed, first in enumerate(firsts)
+    )
+    assert all(
+        kept(prompts, "confident", 2, seed) == {first: [0, 1]} for seed, first in enumerate(firsts)
+    )
 
 
-@given(PROMPTS, SELECTS, st.tuples(st.integers(0, 12), st.integers(0, 12)), st.randoms(use_true_random=False))
+@given(
+    PROMPTS,
+    SELECTS,
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.randoms(use_true_random=False),
+)
 def test_as_many_pairs_as_asked_for_by_rank_whatever_the_order(prompts, select, limits, random):
     shuffled = random.sample(prompts, len(prompts))
     fewer, more = kept(prompts, select, min(limits)), kept(shuffled, select, max(limits))
@@ -104,7 +116,9 @@ def test_as_many_pairs_as_asked_for_by_rank_whatever_the_order(prompts, select, 
         assert indices == sorted(set(indices)) and indices[0] >= 0 and indices[-1] < offered[name]
     sign = {"uncertain": 1, "confident": -1}.get(select, 0)
     taken = [sign * score for *name, score, _ in prompts if tuple(name) in more]
-    left = [sign * score for *name, score, count in prompts if len(more.get(tuple(name), ())) < count]
+    left = [
+        sign * score for *name, score, count in prompts if len(more.get(tuple(name), ())) < count
+    ]
     assert not taken or not left or min(taken) >= max(left)
 
 
@@ -112,14 +126,18 @@ def test_every_pair_is_equally_likely_to_be_kept():
     counts = dict.fromkeys(range(10), 0)
     for seed in range(1000):
         found = select_pairs(seed, [prompt[:3] for prompt in FOUR], [2, 3, 1, 4], "random", 4)
-        for pair in [start + index for start, some in zip((0, 2, 5, 6), found, strict=True) for index in some]:
+        for pair in [
+            start + index for start, some in zip((0, 2, 5, 6), found, strict=True) for index in some
+        ]:
             counts[pair] += 1
     assert sum(counts.values()) == 4000
     assert max(abs(count - 400) for count in counts.values()) < 5 * np.sqrt(1000 * 0.4 * 0.6)
 
 
 def test_what_cannot_be_selected():
-    with pytest.raises(ValueError, match="problem a has no uncertainty to choose by: select all or random"):
+    with pytest.raises(
+        ValueError, match="problem a has no uncertainty to choose by: select all or random"
+    ):
         select_pairs(0, [("a", 0, NAN)], [1], "uncertain", 1)
     assert select_pairs(0, [("a", 0, NAN)], [1], "random", 1) == [[0]]
     with pytest.raises(ValueError, match="must not be negative, got -1"):
@@ -130,8 +148,15 @@ def test_the_record():
     group = scored((0.0, "incorrect", "bad"), (1.0, "correct", "good"))
     record = to_preference(({"role": "user", "content": "?"},), group, (1, 0))
     assert (record.problem_id, record.prompt) == ("p", ({"role": "user", "content": "?"},))
-    assert (record.chosen, record.rejected, record.chosen_reward, record.rejected_reward) == ("good", "bad", 1.0, 0.0)
-    assert [ids.tolist() for ids in (record.prompt_ids, record.chosen_ids, record.rejected_ids)] == [[0], [1], [0]]
+    assert (record.chosen, record.rejected, record.chosen_reward, record.rejected_reward) == (
+        "good",
+        "bad",
+        1.0,
+        0.0,
+    )
+    assert [
+        ids.tolist() for ids in (record.prompt_ids, record.chosen_ids, record.rejected_ids)
+    ] == [[0], [1], [0]]
     assert (record.chosen_truncated, record.rejected_truncated) == (False, True)
 
 
@@ -143,7 +168,9 @@ def test_best_against_worst_literal() -> None:
     assert best_worst(np.array([np.nan, 3.0]), 1) == []
 
 
-@given(st.lists(st.one_of(st.just(NAN), st.integers(-3, 3).map(float)), max_size=9), st.integers(1, 5))
+@given(
+    st.lists(st.one_of(st.just(NAN), st.integers(-3, 3).map(float)), max_size=9), st.integers(1, 5)
+)
 def test_best_against_worst_uses_no_response_twice(values: list[float], limit: int) -> None:
     rewards = np.array(values)
     pairs = best_worst(rewards, limit)
@@ -164,7 +191,9 @@ def test_the_pair_rule_goes_by_what_the_reward_knows() -> None:
 
 @pytest.mark.parametrize("verifiable", [True, False])
 def test_a_timeout_is_rejected_like_a_wrong_answer_and_never_chosen(verifiable: bool) -> None:
-    late, right, wrong = (0.0, "timeout", "late"), (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
+    late = (0.0, "timeout", "late")
+    right = (1.0, "correct", "right")
+    wrong = (0.0, "incorrect", "wrong")
     assert pairs_of(0, "p", 0, scored(late, right), 4, verifiable=verifiable) == [(1, 0)]
     assert pairs_of(0, "p", 0, scored(late, wrong), 4, verifiable=verifiable) == []
     lost = (None, "unscorable", "lost")  # its worker was ended by the machine
@@ -175,10 +204,14 @@ def test_a_timeout_is_rejected_like_a_wrong_answer_and_never_chosen(verifiable: 
 def test_responses_of_equal_text_make_one_pair(verifiable: bool) -> None:
     """Their tokens differ: one text in several tokenisations."""
     right, wrong = (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
-    assert len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4), 4, verifiable=verifiable)) == 1
+    assert (
+        len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4), 4, verifiable=verifiable)) == 1
+    )
     other = (0.0, "incorrect", "other")
     group = scored(right, wrong, right, other, wrong)
-    texts = [(group[i].text, group[j].text) for i, j in pairs_of(0, "p", 0, group, 4, verifiable=True)]
+    texts = [
+        (group[i].text, group[j].text) for i, j in pairs_of(0, "p", 0, group, 4, verifiable=True)
+    ]
     assert sorted(texts) == [("right", "other"), ("right", "wrong")]
 
 
@@ -191,8 +224,12 @@ def test_what_is_called_right_and_wrong_is_in_no_pair() -> None:
 
 
 def test_a_frequent_response_is_chosen_as_often_as_it_was_drawn() -> None:
-    group = scored(*[(1.0, "correct", "often")] * 3, (1.0, "correct", "seldom"), (0.0, "incorrect", "wrong"))
-    firsts = [group[pairs_of(0, "p", visit, group, 1, verifiable=True)[0][0]].text for visit in range(400)]
+    group = scored(
+        *[(1.0, "correct", "often")] * 3, (1.0, "correct", "seldom"), (0.0, "incorrect", "wrong")
+    )
+    firsts = [
+        group[pairs_of(0, "p", visit, group, 1, verifiable=True)[0][0]].text for visit in range(400)
+    ]
     assert abs(firsts.count("often") - 300) < 5 * np.sqrt(400 * 3 / 16)
 
 

@@ -33,7 +33,12 @@ VERL = {
 )  # fmt: skip
 def test_usual_field_names(jsonl, row, prompt, answer, subset, columns):
     (problem,), report = load_problems(jsonl(row))
-    assert (problem.prompt, problem.answer, problem.subset, problem.columns) == (prompt, answer, subset, columns)
+    assert (problem.prompt, problem.answer, problem.subset, problem.columns) == (
+        prompt,
+        answer,
+        subset,
+        columns,
+    )
     assert problem.id == problem_id("1+1?") and problem.source == "rows.jsonl"
     assert (report.rows, report.kept) == (1, 1)
 
@@ -41,10 +46,17 @@ def test_usual_field_names(jsonl, row, prompt, answer, subset, columns):
 def test_what_became_of_the_rows_is_counted(jsonl):
     answers = [("x", "1"), ("y", ""), ("x\n", "1"), (" x", "3"), ("z", None)]
     problems, report = load_problems(jsonl(*({"problem": p, "answer": a} for p, a in answers)))
-    assert [(problem.prompt, problem.answer) for problem in problems] == [("x", "1"), ("y", None), ("z", None)]
+    assert [(problem.prompt, problem.answer) for problem in problems] == [
+        ("x", "1"),
+        ("y", None),
+        ("z", None),
+    ]
     counts = (report.rows, report.kept, report.duplicates, report.conflicts, report.without_answer)
     assert counts == (5, 3, 2, 1, 2)
-    for content, message in ((b"", "nothing usable: 0 rows"), (b"x\ny", r"2 rows, 2 of them broken; the first: .*1")):
+    for content, message in (
+        (b"", "nothing usable: 0 rows"),
+        (b"x\ny", r"2 rows, 2 of them broken; the first: .*1"),
+    ):
         with pytest.raises(ValueError, match=message):
             load_problems(jsonl(content), on_error="skip")
 
@@ -71,7 +83,9 @@ def test_mapped_fields(jsonl):
     assert (problem.prompt, problem.answer, problem.subset) == ("1+1?", "2", "3")
     with pytest.raises(ValueError, match="did you mean answer"):
         load_problems(jsonl(row), fields={"answr": "a.b"})
-    with pytest.raises(ValueError, match=r"line 1: no field 'gold'; the row has 'problem', 'q', 'a.b', 'kind'"):
+    with pytest.raises(
+        ValueError, match=r"line 1: no field 'gold'; the row has 'problem', 'q', 'a.b', 'kind'"
+    ):
         load_problems(jsonl(row), fields={"answer": "gold"})
 
 
@@ -89,7 +103,11 @@ def test_answers_as_text(value, text):
     [
         ({"answer": "She has 3.\n#### 1,600"}, "1,600", "She has 3.\n#### 1,600"),
         ({"solution": r"So \boxed{1} or \boxed{1/2}."}, "1, 1/2", r"So \boxed{1} or \boxed{1/2}."),
-        ({"solution": r"So \boxed{1}, and then \boxed{1/2}."}, "1/2", r"So \boxed{1}, and then \boxed{1/2}."),
+        (
+            {"solution": r"So \boxed{1}, and then \boxed{1/2}."},
+            "1/2",
+            r"So \boxed{1}, and then \boxed{1/2}.",
+        ),
         ({"solution": r"So \boxed{1}.", "answer": "one"}, "one", r"So \boxed{1}."),
         ({"solution": "34"}, "34", None),
         ({"solution": "First this.\nThen that."}, None, "First this.\nThen that."),
@@ -149,8 +167,12 @@ def test_lines_of_all_kinds(jsonl, monkeypatch):
 
 
 def test_json_and_parquet_read_alike(tmp_path, jsonl):
-    values = [{"question": q, "answer": x, "reward_model": {"x": x}} for q, x in (("a", 1.0), ("b", 2.0))]
-    listed, wrapped, table = (tmp_path / name for name in ("rows.json", "wrapped.json", "rows.parquet"))
+    values = [
+        {"question": q, "answer": x, "reward_model": {"x": x}} for q, x in (("a", 1.0), ("b", 2.0))
+    ]
+    listed, wrapped, table = (
+        tmp_path / name for name in ("rows.json", "wrapped.json", "rows.parquet")
+    )
     listed.write_text(json.dumps(values))
     wrapped.write_text(json.dumps({"data": values}))
     pq.write_table(pa.Table.from_pylist(values), table)
@@ -158,7 +180,9 @@ def test_json_and_parquet_read_alike(tmp_path, jsonl):
     for path in (listed, wrapped, table):
         problems = load_problems(str(path))[0]
         assert [p.answer for p in problems] == ["1", "2"]
-        assert [(p.id, p.prompt, p.columns) for p in problems] == [(p.id, p.prompt, p.columns) for p in expected]
+        assert [(p.id, p.prompt, p.columns) for p in problems] == [
+            (p.id, p.prompt, p.columns) for p in expected
+        ]
     column = pa.array([b"good", b"\xff", b"fine"]).cast(pa.binary()).view(pa.string())
     pq.write_table(pa.table({"problem": column}), table)
     problems, report = load_problems(str(table), on_error="skip")
@@ -181,14 +205,20 @@ def test_equal_long_texts_of_parquet_are_expanded_a_few_at_a_time(tmp_path, monk
         count += 1
     assert count == 1000
     monkeypatch.setattr(rows, "MAX_ROW_BYTES", 199_999)
-    with pytest.raises(ValueError, match=r"1000 of them broken; .*row 1: the row is longer than 199,999 bytes"):
+    with pytest.raises(
+        ValueError, match=r"1000 of them broken; .*row 1: the row is longer than 199,999 bytes"
+    ):
         load_problems(str(path), on_error="skip")
 
 
 LONG = "x" * 2**16
 HOSTILE = {
-    "a list of one row that says a text often": {"n": pa.array([[LONG] * 100], pa.list_(pa.string()))},
-    "a map of one row": {"n": pa.array([[(str(i), LONG) for i in range(100)]], pa.map_(pa.string(), pa.string()))},
+    "a list of one row that says a text often": {
+        "n": pa.array([[LONG] * 100], pa.list_(pa.string()))
+    },
+    "a map of one row": {
+        "n": pa.array([[(str(i), LONG) for i in range(100)]], pa.map_(pa.string(), pa.string()))
+    },
     "lists in lists": {"n": pa.array([[[LONG] * 10] * 10])},
     "messages": {"n": pa.array([[{"role": "user", "content": LONG}] * 100])},
     "bytes": {"n": pa.array([[LONG.encode()] * 100])},
@@ -196,11 +226,18 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("columns", HOSTILE.values(), ids=HOSTILE)
-def test_a_row_of_a_small_parquet_file_that_says_a_text_often_is_refused_unexpanded(tmp_path, columns, monkeypatch):
+def test_a_row_of_a_small_parquet_file_that_says_a_text_often_is_refused_unexpanded(
+    tmp_path, columns, monkeypatch
+):
     for limit in ("MAX_ROW_BYTES", "BATCH_BYTES"):
         monkeypatch.setattr(rows, limit, 2**20)
-    rest = {name: pa.concat_arrays([values, pa.array([None], values.type)]) for name, values in columns.items()}
-    pq.write_table(pa.table({"problem": ["1+1=", "2+2="], **rest}), tmp_path / "a.parquet", compression="zstd")
+    rest = {
+        name: pa.concat_arrays([values, pa.array([None], values.type)])
+        for name, values in columns.items()
+    }
+    pq.write_table(
+        pa.table({"problem": ["1+1=", "2+2="], **rest}), tmp_path / "a.parquet", compression="zstd"
+    )
     assert (tmp_path / "a.parquet").stat().st_size < 30_000
     before = pa.default_memory_pool().bytes_allocated()
     seen = []
@@ -222,11 +259,21 @@ def test_parquet_that_grows_too_far_when_it_is_read_is_refused(tmp_path, monkeyp
     }
     for what, table in tables.items():
         pq.write_table(table, path, compression="zstd")
-        with pytest.raises(ValueError, match=r"a\.parquet, group 1 of its rows: .* Write it in smaller groups"):
+        with pytest.raises(
+            ValueError, match=r"a\.parquet, group 1 of its rows: .* Write it in smaller groups"
+        ):
             list(rows.file_rows(str(path)))
         assert path.stat().st_size < 100_000, what
-    prefixes = {"use_dictionary": False, "column_encoding": {"n.list.element": "DELTA_BYTE_ARRAY", "problem": "PLAIN"}}
-    pq.write_table(pa.table({"problem": ["1"], "n": [["x" * 2**20] * 11]}), path, compression="zstd", **prefixes)
+    prefixes = {
+        "use_dictionary": False,
+        "column_encoding": {"n.list.element": "DELTA_BYTE_ARRAY", "problem": "PLAIN"},
+    }
+    pq.write_table(
+        pa.table({"problem": ["1"], "n": [["x" * 2**20] * 11]}),
+        path,
+        compression="zstd",
+        **prefixes,
+    )
     with pytest.raises(ValueError, match="group 1 of its rows"):
         list(rows.file_rows(str(path)))
 
@@ -254,8 +301,11 @@ def test_all_that_parquet_holds_is_read_in_pieces_as_it_was_written(tmp_path, mo
         {
             "problem": [f"1+{i}=" for i in range(60)],
             "texts": pa.array([["y" * 100, None], None, []] * 20, pa.list_(pa.string())),
-            "messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": None}]] * 30,
-            "map": pa.array([[("k", "v")], [("q", "w"), ("r", None)]] * 30, pa.map_(pa.string(), pa.string())),
+            "messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": None}]]
+            * 30,
+            "map": pa.array(
+                [[("k", "v")], [("q", "w"), ("r", None)]] * 30, pa.map_(pa.string(), pa.string())
+            ),
             "category": pa.array(["a", None] * 30).dictionary_encode(),
             "numbers": pa.array([1, 2] * 30).dictionary_encode(),
             "large": pa.array([["a"], []] * 30, pa.large_list(pa.large_string())),
@@ -279,7 +329,12 @@ def test_texts_conversations_and_files_have_bounds(jsonl, tmp_path, monkeypatch)
     )
     problems, report = load_problems(path, on_error="skip")
     assert (len(problems), report.broken) == (2, 4)
-    said = ("1,048,577 characters", "1,048,577 characters", "1,048,577 characters", "4,097 messages")
+    said = (
+        "1,048,577 characters",
+        "1,048,577 characters",
+        "1,048,577 characters",
+        "4,097 messages",
+    )
     for number, (error, what) in enumerate(zip(report.errors, said, strict=True), 1):
         assert f"line {number}: " in error and what in error
     listed = tmp_path / "rows.json"
@@ -312,7 +367,9 @@ def test_files_that_cannot_be_read(tmp_path, name, content, message):
 def test_files_on_an_object_store(bucket):
     (bucket / "rows.jsonl").write_bytes(b'{"problem": "a"}\n{"problem": "b"}\n')
     problems, _ = load_problems(str(bucket / "rows.jsonl"))
-    assert [problem.prompt for problem in problems] == ["a", "b"] and problems[0].source == "rows.jsonl"
+    assert [problem.prompt for problem in problems] == ["a", "b"] and problems[
+        0
+    ].source == "rows.jsonl"
     with pytest.raises(ValueError, match=r"s3://bucket/data/none.jsonl cannot be read"):
         load_problems(str(bucket / "none.jsonl"))
 
@@ -346,7 +403,9 @@ def test_a_suite_when_the_hub_cannot_be_reached(name, monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     suite = name.partition(":")[0]
-    with pytest.raises(ValueError, match=rf"hub:\S+/\S+: split .* cannot be loaded: .* write {suite}:FILE\.jsonl"):
+    with pytest.raises(
+        ValueError, match=rf"hub:\S+/\S+: split .* cannot be loaded: .* write {suite}:FILE\.jsonl"
+    ):
         load_problems(name)
 
 
@@ -370,11 +429,20 @@ def test_a_revision_pins_hub_data(tmp_path):
     folders = {revision: tmp_path / revision for revision in ("main", "v1")}
     for answer, folder in enumerate(folders.values(), 2):
         folder.mkdir()
-        (folder / "train.jsonl").write_text(json.dumps({"question": "1+1?", "answer": f"#### {answer}"}))
+        (folder / "train.jsonl").write_text(
+            json.dumps({"question": "1+1?", "answer": f"#### {answer}"})
+        )
     with hub_server("org/data", folders, [], kind="datasets") as url:
-        env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+        env = {
+            **os.environ,
+            "HF_ENDPOINT": url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "cache"),
+        }
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
-        run = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, cwd=tmp_path, capture_output=True, text=True)
+        run = subprocess.run(
+            [sys.executable, "-c", FROM_HUB], env=env, cwd=tmp_path, capture_output=True, text=True
+        )
     assert (run.returncode, run.stdout) == (0, "2 #### 2\n3 #### 3\n"), run.stderr
 
 
@@ -407,7 +475,9 @@ def test_answers_in_a_list_are_read_as_the_graders_have_several(tmp_path, text, 
     path.write_text("".join(json.dumps(row) + "\n" for row in problem_rows))
     loaded, report = load_problems(path)
     assert loaded[0].answer == answer and report.without_answer == (answer is None)
-    raw, _ = reading.load_problems(Source(path=str(path)), verified=False)  # a user's function reads its own
+    raw, _ = reading.load_problems(
+        Source(path=str(path)), verified=False
+    )  # a user's function reads its own
     assert raw[0].answer == text
 
 
@@ -434,7 +504,9 @@ def test_list_columns_of_answers(tmp_path, items, answer):
     for place in places:
         assert load_problems(place)[0][0].answer == answer
     (tmp_path / "a.jsonl").write_text(json.dumps({"problem": "p", "answer": [{"a": 1}]}) + "\n")
-    with pytest.raises(ValueError, match=r"'answer\[0\]' must be a text or a finite number, got dict"):
+    with pytest.raises(
+        ValueError, match=r"'answer\[0\]' must be a text or a finite number, got dict"
+    ):
         load_problems(tmp_path / "a.jsonl")
 
 
@@ -446,23 +518,33 @@ def test_several_answers_are_graded_complete_and_in_any_order():
         assert quick_verdict(gold, wrong) is False, wrong
 
 
-@pytest.mark.parametrize("source", ["openai/gsm8k", "openai/gsm8k@main:test", "open-r1/OpenR1-Math-220k", "me/set-1.5"])
+@pytest.mark.parametrize(
+    "source", ["openai/gsm8k", "openai/gsm8k@main:test", "open-r1/OpenR1-Math-220k", "me/set-1.5"]
+)
 def test_a_hub_id_is_told_how_it_is_written(source):
-    with pytest.raises(ValueError, match=f"a data set on the Hugging Face hub is written hub:{source}, and a file"):
+    with pytest.raises(
+        ValueError, match=f"a data set on the Hugging Face hub is written hub:{source}, and a file"
+    ):
         load_problems(source)
 
 
 @pytest.mark.parametrize("source", ["data/mine.csv", "gsm9k", "/data/set"])
 def test_what_is_no_hub_id_is_told_all_forms(source):
-    with pytest.raises(ValueError, match=r"give a \.jsonl, \.json, \.parquet file, hub:owner/name, or one of"):
+    with pytest.raises(
+        ValueError, match=r"give a \.jsonl, \.json, \.parquet file, hub:owner/name, or one of"
+    ):
         load_problems(source)
 
 
 @pytest.mark.parametrize("name", ["problem", "prompt"])
 def test_a_problems_text_is_mapped_by_either_name(tmp_path, name):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"q": "What is 1+1?", "a": "2", "problem": "no"}) + "\n")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"q": "What is 1+1?", "a": "2", "problem": "no"}) + "\n"
+    )
     source = Source(path=str(tmp_path / "a.jsonl"), fields={name: "q", "answer": "a"})
-    assert [(p.prompt, p.answer) for p in reading.load_problems(source)[0]] == [("What is 1+1?", "2")]
+    assert [(p.prompt, p.answer) for p in reading.load_problems(source)[0]] == [
+        ("What is 1+1?", "2")
+    ]
     both = Source(path=str(tmp_path / "a.jsonl"), fields={"prompt": "q", "problem": "q"})
     with pytest.raises(ValueError, match="maps both 'prompt' and 'problem'"):
         reading.load_problems(both)
@@ -471,6 +553,10 @@ def test_a_problems_text_is_mapped_by_either_name(tmp_path, name):
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_a_pointer_of_git_lfs_is_named_as_one(suffix, tmp_path):
     file = tmp_path / f"problems{suffix}"
-    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n")
-    with pytest.raises(ValueError, match=r"is not the file itself but Git LFS's pointer to it: run `git lfs pull`"):
+    file.write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"is not the file itself but Git LFS's pointer to it: run `git lfs pull`"
+    ):
         load_problems(str(file))

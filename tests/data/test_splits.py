@@ -38,7 +38,12 @@ def test_splits_are_eight_one_and_one_in_ten():
     ids = [problem_id(str(n)) for n in range(4000)]
     for split, share in (("train", 0.8), ("dev", 0.1), ("test", 0.1)):
         assert abs(sum(split_of(i) == split for i in ids) / 4000 - share) < 0.03
-    ends = {"0" * 16: "train", "cccccccccccc0000": "train", "cccccccccccd0000": "dev", "f" * 16: "test"}
+    ends = {
+        "0" * 16: "train",
+        "cccccccccccc0000": "train",
+        "cccccccccccd0000": "dev",
+        "f" * 16: "test",
+    }
     assert {identifier: split_of(identifier) for identifier in ends} == ends
 
 

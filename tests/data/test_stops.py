@@ -1,4 +1,5 @@
-"""Stop strings in tokens that come in parts: by the definition, whatever the parts and the tokenizer."""
+"""Stop strings in tokens that come in parts: by the definition, whatever the parts and the
+tokenizer."""
 
 import itertools
 
@@ -10,13 +11,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from g2d_jax.data.stops import Watch, cut
 from g2d_jax.records import SamplingParams
 
-TEXTS = ["Problem: 2 + 2 = ?\nAnswer: 4\n\n", "naïve café – 東京 🙂🙃\n", "#### 12\nProblem:", "aaaaabaaab " * 4]
+TEXTS = [
+    "Problem: 2 + 2 = ?\nAnswer: 4\n\n",
+    "naïve café – 東京 🙂🙃\n",
+    "#### 12\nProblem:",
+    "aaaaabaaab " * 4,
+]
 
 
 def byte_level():
     """Bytes with merges, as of GPT-2 and its like: a character may take four tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -29,11 +36,32 @@ def byte_level():
 
 def with_fallback():
     """Pieces that begin with their space, and bytes for what they lack: as of Llama 2 and Gemma."""
-    words = ["▁", "▁a", "a", "b", "▁Problem", "Prob", "lem", ":", "\n", "\n\n", "#", "####", "1", "2", "é"]
-    pieces = {piece: i for i, piece in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    words = [
+        "▁",
+        "▁a",
+        "a",
+        "b",
+        "▁Problem",
+        "Prob",
+        "lem",
+        ":",
+        "\n",
+        "\n\n",
+        "#",
+        "####",
+        "1",
+        "2",
+        "é",
+    ]
+    pieces = {
+        piece: i
+        for i, piece in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])
+    }
     tokenizer = Tokenizer(models.BPE(pieces, [], unk_token="<unk>", byte_fallback=True))
     replace, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
-    tokenizer.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), strip])
+    tokenizer.decoder = decoders.Sequence(
+        [replace, decoders.ByteFallback(), decoders.Fuse(), strip]
+    )
     return tokenizer
 
 
@@ -43,7 +71,9 @@ ALPHABET = ["\n", "\n\n", "Problem:", "aab", "é", "京", "🙂", " a", "####", 
 
 def first_end(decode, ids, stop):
     """The definition: the least number of tokens whose text has a stop string."""
-    ends = (end for end in range(1, len(ids) + 1) if any(string in decode(ids[:end]) for string in stop))
+    ends = (
+        end for end in range(1, len(ids) + 1) if any(string in decode(ids[:end]) for string in stop)
+    )
     return next(ends, None)
 
 
@@ -79,18 +109,24 @@ def test_by_hand():
     def decode(ids):
         return "".join(pieces[i] for i in ids)
 
-    assert watched(decode, range(7), ("\nProblem:",), [16]) == 5  # it ends inside the token "blem: 3", which stays
+    assert (
+        watched(decode, range(7), ("\nProblem:",), [16]) == 5
+    )  # it ends inside the token "blem: 3", which stays
     assert cut(decode(range(5)), ("\nProblem:",)) == "The answer\n"
     assert watched(decode, range(7), ("\nProblem:", "\n\n"), [16]) == 4
     assert cut(decode(range(4)), ("\nProblem:", "\n\n")) == "The answer"
-    assert watched(decode, range(7), ("none",), [3]) is None and cut("text", ("none",)) == cut("text", ()) == "text"
+    assert (
+        watched(decode, range(7), ("none",), [3]) is None
+        and cut("text", ("none",)) == cut("text", ()) == "text"
+    )
     assert cut("a b c", ("c", "b")) == "a "  # the one that begins first, whatever their order
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["word ", "🙂", "<s>"])
 def test_the_work_grows_with_the_length_alone(kind, text):
-    """Tokens decoded, of 4 and of 16 thousand; special tokens have no text, and the parts before them are few."""
+    """Tokens decoded, of 4 and of 16 thousand; special tokens have no text, and the parts before
+    them are few."""
     tokenizer, counts = KINDS[kind], []
     for length in (4000, 16_000):
         decoded = 0

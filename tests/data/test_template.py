@@ -15,8 +15,10 @@ def render(tokenizer, prompt=QUESTION, **settings):
 
 
 PAPER = (
-    "Given the following problem, reason and give a final answer to the problem. Problem: What is {1+1}?\n"
-    "Your response should end with 'The final answer is $\\boxed{[answer]}$. I hope it is correct.' "
+    "Given the following problem, reason and give a final answer to the problem. Problem: What "
+    "is {1+1}?\n"
+    "Your response should end with 'The final answer is $\\boxed{[answer]}$. I hope it is "
+    "correct.' "
     "where [answer] is the response to the problem."
 )
 SYSTEM = "<|im_start|>system\n{}<|im_end|>\n"
@@ -24,18 +26,24 @@ USER, ASSISTANT = ({"role": role, "content": role} for role in ("user", "assista
 MINE = ({"role": "system", "content": "Mine."}, {"role": "user", "content": QUESTION})
 TURNS = "<|im_start|>user\nuser<|im_end|>\n<|im_start|>assistant\nassistant<|im_end|>\n"
 WORDS = (
-    "{{ 'A chat with a toy.\n' }}{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{{ 'A chat with a toy.\n' }}{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 # No system role: its text begins the first user's, and roles must alternate, as Gemma 3.
 FOLDED = (
     "{{ bos_token }}{% set ns = namespace(before='') %}{% for m in messages %}"
     "{% if m.role == 'system' %}{% set ns.before = m.content + '\n\n' %}{% else %}"
-    "{{ '<turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + ns.before + m.content + '<end>\n' }}"
-    "{% set ns.before = '' %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<turn>model\n' }}{% endif %}"
+    "{{ '<turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + ns.before + m.content "
+    "+ '<end>\n' }}"
+    "{% set ns.before = '' %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<turn>model\n' }}{% endif %}"
 )
 ASKED = "<end>\n<turn>model\n"
-CLOCK = "{% for m in messages %}{{ strftime_now('%A %d %B %Y, %Y-%m-%d %H:%M ') + m.content }}{% endfor %}"
+CLOCK = (
+    "{% for m in messages %}{{ strftime_now('%A %d %B %Y, %Y-%m-%d %H:%M ') + m.content }}{% "
+    "endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -83,16 +91,22 @@ def test_settings_that_cannot_be(settings, hint):
 @given(st.text())
 @examples(50)
 def test_no_text_of_a_problem_breaks_the_prompt_template(make, problem):
-    assert render(make(), problem, prompt_template="Solve {x}: {problem} {}") == "Solve {x}: " + problem + " {}"
+    assert (
+        render(make(), problem, prompt_template="Solve {x}: {problem} {}")
+        == "Solve {x}: " + problem + " {}"
+    )
 
 
 @pytest.mark.parametrize("text", [r"Q: {problem}\nA:", r"{problem}\n\nanswer:", r"{problem} \n"])
 def test_line_breaks_that_a_shell_handed_over_as_two_characters_are_told(text):
-    assert "tokenizer.prompt_template has a backslash and an n" in check_typed("tokenizer.prompt_template", text)
+    assert "tokenizer.prompt_template has a backslash and an n" in check_typed(
+        "tokenizer.prompt_template", text
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["{problem}\nA:", r"{problem} with $a \neq 0$, $\nabla f$, $\nu$, $x \not\in A$", "plain"]
+    "text",
+    ["{problem}\nA:", r"{problem} with $a \neq 0$, $\nabla f$, $\nu$, $x \not\in A$", "plain"],
 )
 def test_line_breaks_and_latex_are_not_told(text):
     assert check_typed("tokenizer.prompt_template", text) == ""
@@ -145,9 +159,17 @@ def test_chat_settings_that_need_a_template(make):
 
 
 def test_conversations(make):
-    template = Template(make(make.chatml_with_default), TemplateSettings(system="S", prompt_template="Q: {problem}"))
-    assert template.conversation("x") == ({"role": "system", "content": "S"}, {"role": "user", "content": "Q: x"})
-    assert template.turn_end() == "<|im_end|>\n" and Template(make(), TemplateSettings()).turn_end() == ""
+    template = Template(
+        make(make.chatml_with_default), TemplateSettings(system="S", prompt_template="Q: {problem}")
+    )
+    assert template.conversation("x") == (
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "Q: x"},
+    )
+    assert (
+        template.turn_end() == "<|im_end|>\n"
+        and Template(make(), TemplateSettings()).turn_end() == ""
+    )
     with pytest.raises(ValueError, match=r"\(system, user\) needs a chat template"):
         render(make(), MINE)
     with pytest.raises(ValueError, match="end with a user message"):

@@ -20,7 +20,9 @@ BOS_ID, END_ID, IM_START_ID, IM_END_ID = 0, 1, 2, 3
 @pytest.mark.parametrize("adds_bos", [False, True])
 @pytest.mark.parametrize("name", [None, "chatml_with_default", "dated", "dated twice"])
 def test_at_most_one_bos(make, name, adds_bos):
-    template = "{{ bos_token }}" + make.dated if name == "dated twice" else getattr(make, str(name), None)
+    template = (
+        "{{ bos_token }}" + make.dated if name == "dated twice" else getattr(make, str(name), None)
+    )
     ids = PromptTokenizer(make(template, adds_bos, bos_token=BOS)).encode_prompt("What is 1+1?")
     expected = adds_bos if template is None else "bos_token" in template
     assert (ids == BOS_ID).sum() == (ids[0] == BOS_ID) == int(expected)
@@ -31,10 +33,17 @@ def test_prompts_agree_with_transformers(make):
     chat = [{"role": "user", "content": "the answer"}]
     for template in (make.chatml_thinking, make.chatml_with_default):
         tokenizer = make(template)
-        ours = PromptTokenizer(tokenizer, TemplateSettings(system="default")).encode_prompt("the answer")
-        assert ours.tolist() == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        ours = PromptTokenizer(tokenizer, TemplateSettings(system="default")).encode_prompt(
+            "the answer"
+        )
+        assert ours.tolist() == tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False
+        )
     plain = make(adds_bos=True, bos_token=BOS)
-    assert PromptTokenizer(plain).encode_prompt("the answer").tolist() == plain("the answer")["input_ids"]
+    assert (
+        PromptTokenizer(plain).encode_prompt("the answer").tolist()
+        == plain("the answer")["input_ids"]
+    )
 
 
 def test_training_ids_agree_with_transformers_up_to_the_stop_token(make):
@@ -42,14 +51,22 @@ def test_training_ids_agree_with_transformers_up_to_the_stop_token(make):
     turns = {"system": "S", "user": "the question", "assistant": "the answer"}
     messages = [{"role": role, "content": content} for role, content in turns.items()]
     ours = PromptTokenizer(tokenizer)
-    prompt, completion = ours.encode_prompt(tuple(messages[:-1])), ours.encode_completion(messages[-1]["content"])
+    prompt, completion = (
+        ours.encode_prompt(tuple(messages[:-1])),
+        ours.encode_completion(messages[-1]["content"]),
+    )
     whole = tokenizer.apply_chat_template(messages, return_dict=False)
     assert [*prompt, *completion] == whole[: len(prompt) + len(completion)]
-    assert completion[-1] == IM_END_ID and tokenizer.decode(whole[len(prompt) + len(completion) :]) == "\n"
+    assert (
+        completion[-1] == IM_END_ID
+        and tokenizer.decode(whole[len(prompt) + len(completion) :]) == "\n"
+    )
 
 
 def test_an_example_has_the_prompt_of_sampling(make):
-    tokenizer = PromptTokenizer(make(make.chatml_thinking), TemplateSettings(prompt_template="paper"))
+    tokenizer = PromptTokenizer(
+        make(make.chatml_thinking), TemplateSettings(prompt_template="paper")
+    )
     prompt, completion = tokenizer.encode_example(Example(id="", prompt="1+1", completion="2"))
     problem = Problem(id="0", prompt="1+1")
     np.testing.assert_array_equal(prompt, tokenizer.encode_prompt(problem))
@@ -62,7 +79,10 @@ def test_stop_tokens_are_the_tokenizers_the_chat_templates_and_those_given(make)
     chat = PromptTokenizer(make(make.chatml_with_default), eos_ids=[7])
     assert chat.eos_ids == (END_ID, IM_END_ID, 7)
     assert chat.stop_id == IM_END_ID
-    assert PromptTokenizer(make(make.chatml_with_default), TemplateSettings(chat=False)).stop_id == END_ID
+    assert (
+        PromptTokenizer(make(make.chatml_with_default), TemplateSettings(chat=False)).stop_id
+        == END_ID
+    )
 
 
 def test_completion_ends_with_one_stop_token(make):
@@ -73,8 +93,13 @@ def test_completion_ends_with_one_stop_token(make):
     assert tokenizer.encode_completion("2<|end|>").tolist() == [*plain[:-1], END_ID]
     assert tokenizer.encode_completion("").tolist() == [IM_END_ID]
     same = PromptTokenizer(make(pad_token=END))
-    assert same.pad_id == END_ID == same.stop_id == same.encode_completion("2")[-1]  # padding may be the stop token
-    assert PromptTokenizer(make()).pad_id == END_ID and PromptTokenizer(make(pad_token=IM_END)).pad_id == IM_END_ID
+    assert (
+        same.pad_id == END_ID == same.stop_id == same.encode_completion("2")[-1]
+    )  # padding may be the stop token
+    assert (
+        PromptTokenizer(make()).pad_id == END_ID
+        and PromptTokenizer(make(pad_token=IM_END)).pad_id == IM_END_ID
+    )
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
@@ -86,7 +111,9 @@ def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
         pretrained = make(template, adds_bos, bos_token=BOS)
         pretrained.add_tokens(["<image>", "<|im_start|>"])
         pretrained.add_special_tokens({role: token for role, token in tokens.items()})
-        return PromptTokenizer(pretrained, TemplateSettings(prompt_template="Q: {problem}"), rows=rows)
+        return PromptTokenizer(
+            pretrained, TemplateSettings(prompt_template="Q: {problem}"), rows=rows
+        )
 
     size = build(None).vocab_size
     image = size - 1
@@ -96,7 +123,8 @@ def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
     assert tokenizer.encode_prompt("one").max() < image == tokenizer.id_limit
     for encode in (tokenizer.encode_prompt, tokenizer.encode_completion):
         with pytest.raises(
-            ValueError, match=f"'<image>', has the id {image}, .* has {image} rows.*stands in '.*an <im"
+            ValueError,
+            match=f"'<image>', has the id {image}, .* has {image} rows.*stands in '.*an <im",
         ):
             encode("an <image>")
     for role, kind in (
@@ -104,7 +132,9 @@ def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
         ("bos_token", "the BOS token"),
         ("eos_token", "a stop token"),
     ):
-        with pytest.raises(ValueError, match=f"{kind}, '<new>', has the id {size}.*resize_token_embeddings"):
+        with pytest.raises(
+            ValueError, match=f"{kind}, '<new>', has the id {size}.*resize_token_embeddings"
+        ):
             build(size, **{role: "<new>"})
     framed = make.chatml_with_default.replace("<|im_start|>assistant", "<image>assistant")
     with pytest.raises(ValueError, match="a token, '<image>', has the id"):
@@ -132,7 +162,9 @@ def test_stop_tokens_from_files_are_checked(make, bad):
 
 
 def test_what_is_no_tokenizer_for_prompts():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    )
     with pytest.raises(ValueError, match="no end-of-sequence token"):
         PromptTokenizer(tokenizer)
     with pytest.raises(ValueError, match="fast tokenizer"):
@@ -143,7 +175,11 @@ def test_what_is_no_tokenizer_for_prompts():
 def test_special_tokens_inside_data_are_refused(make, text):
     tokenizer = PromptTokenizer(make(make.chatml_with_default))
     conversation = ({"role": "user", "content": text},)
-    for encode, content in (("encode_prompt", text), ("encode_prompt", conversation), ("encode_completion", text)):
+    for encode, content in (
+        ("encode_prompt", text),
+        ("encode_prompt", conversation),
+        ("encode_completion", text),
+    ):
         with pytest.raises(ValueError, match="special token"):
             getattr(tokenizer, encode)(content)
 
@@ -154,9 +190,14 @@ def test_decode_hides_special_tokens_and_the_stop_token(make):
     assert tokenizer.decode(ids) == "the answer"
     assert tokenizer.decode_raw(ids) == "the answer<|end|>"
     assert tokenizer.decode([*ids[:-1], 40]) == "the answer"
-    assert tokenizer.decode([]) == "" and tokenizer.decode([*ids[:-1], tokenizer.vocab_size + 5]) == "the answer"
+    assert (
+        tokenizer.decode([]) == ""
+        and tokenizer.decode([*ids[:-1], tokenizer.vocab_size + 5]) == "the answer"
+    )
     letters = np.concatenate([tokenizer.encode_completion(letter)[:-1] for letter in "the"])
-    assert len(letters) == 3 and tokenizer.decode(letters) == "the"  # not the ids that the text encodes to
+    assert (
+        len(letters) == 3 and tokenizer.decode(letters) == "the"
+    )  # not the ids that the text encodes to
 
 
 @pytest.mark.parametrize(
@@ -178,9 +219,13 @@ def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string
     said = tokenizer.check_stop_string("stages.a.sampling.stop", string)
     assert bool(said) == (way is not None)
     if way is not None:
-        assert said.startswith(f"warning: stages.a.sampling.stop has {string!r}, and") and way in said
+        assert (
+            said.startswith(f"warning: stages.a.sampling.stop has {string!r}, and") and way in said
+        )
     ids = tokenizer.encode_text(string)
-    assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (way is None)  # the warning is true
+    assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (
+        way is None
+    )  # the warning is true
 
 
 def test_a_thought_stays_in_the_text_where_its_tags_are_special_tokens(make):
@@ -191,7 +236,9 @@ def test_a_thought_stays_in_the_text_where_its_tags_are_special_tokens(make):
     ids = tokenizer.encode_completion(text)
     assert sum(i in tokenizer.thinking.values() for i in ids) == 2
     assert tokenizer.decode(ids) == text and final_answer(tokenizer.decode(ids)) == "6"
-    assert tokenizer.decode([*ids[:-1], IM_END_ID, END_ID]) == text  # other special tokens are hidden as ever
+    assert (
+        tokenizer.decode([*ids[:-1], IM_END_ID, END_ID]) == text
+    )  # other special tokens are hidden as ever
     cut = ids[: np.flatnonzero(ids == tokenizer.thinking["</think>"])[0]]
     assert final_answer(tokenizer.decode(cut)) is None
     with pytest.raises(ValueError, match="special token '<think>'"):
@@ -240,7 +287,10 @@ def test_fingerprint_names_everything_that_decides_ids(make):
         (make.chatml_with_default, {"pad_token": END}, None, ()),
         (make.chatml_with_default, {"adds_bos": True, "bos_token": BOS}, None, ()),
     )
-    others = [PromptTokenizer(make(t, **tokens), settings, eos_ids=stops) for t, tokens, settings, stops in variants]
+    others = [
+        PromptTokenizer(make(t, **tokens), settings, eos_ids=stops)
+        for t, tokens, settings, stops in variants
+    ]
     assert len({base, *(other.fingerprint for other in others)}) == len(others) + 1
 
 
@@ -250,7 +300,10 @@ def test_save_and_load(make, tmp_path, bucket):
         tokenizer.save(folder)
         again = load_tokenizer(folder)
         assert (again.eos_ids, again.pad_id) == (tokenizer.eos_ids, tokenizer.pad_id)
-        assert again.encode_prompt("the answer").tolist() == tokenizer.encode_prompt("the answer").tolist()
+        assert (
+            again.encode_prompt("the answer").tolist()
+            == tokenizer.encode_prompt("the answer").tolist()
+        )
         # A second one has nothing left to write into the template.
         again.save(folder)
         assert load_tokenizer(folder).fingerprint == again.fingerprint
@@ -277,7 +330,9 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load_tokenizer(tmp_path / "missing")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "eos_token_id": 2}))
-    with pytest.raises(ValueError, match=r"the folder holds no tokenizer .*put the files of the one the model was"):
+    with pytest.raises(
+        ValueError, match=r"the folder holds no tokenizer .*put the files of the one the model was"
+    ):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="cannot be loaded"):
@@ -300,13 +355,17 @@ def test_the_embedded_tokenizer_by_name():
 @pytest.mark.parametrize("name", ["procedural:slips", "procedural:chains", "procedural:digits"])
 @pytest.mark.parametrize("text", ["What is three plus four?", "∑", "1+1=?\nGive a number"])
 def test_text_that_the_embedded_tokenizer_does_not_know_leads_to_model_path(name, text):
-    with pytest.raises(ValueError, match=r"a part of it is in no token.*: set model\.path to a model") as raised:
+    with pytest.raises(
+        ValueError, match=r"a part of it is in no token.*: set model\.path to a model"
+    ) as raised:
         load_tokenizer(name).encode_prompt(text)
     assert "WordLevel" not in str(raised.value)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
 def test_a_pointer_of_git_lfs_is_named_as_one(file, tmp_path):
-    (tmp_path / file).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n")
+    (tmp_path / file).write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+    )
     with pytest.raises(ValueError, match=rf"{file} is not the file itself but Git LFS's pointer"):
         load_tokenizer(tmp_path)

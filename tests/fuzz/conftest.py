@@ -11,7 +11,8 @@ GIBIBYTES = 2
 
 @pytest.fixture(scope="module")
 def bounded_memory() -> Iterator[None]:
-    """At most 2 GiB more address space than at the start, also for processes started: beyond, allocations fail."""
+    """At most 2 GiB more address space than at the start, also for processes started: beyond,
+    allocations fail."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + GIBIBYTES * 2**30, before[1]))

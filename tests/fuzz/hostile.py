@@ -1,4 +1,5 @@
-"""Hostile files for hypothesis, and the one rule for all: a result, or an error of a known kind that names the file."""
+"""Hostile files for hypothesis, and the one rule for all: a result, or an error of a known kind
+that names the file."""
 
 import datetime
 import decimal
@@ -14,18 +15,23 @@ from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-SECONDS = 10.0  # of processor time that reading a small file may take at most; far more than it does
+SECONDS = (
+    10.0  # of processor time that reading a small file may take at most; far more than it does
+)
 
 _Result = TypeVar("_Result")
 
 
 def tries(count: int) -> settings:
     """Settings for so many examples."""
-    return settings(examples(count), suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+    return settings(
+        examples(count), suppress_health_check=list(HealthCheck), report_multiple_bugs=False
+    )
 
 
 def accepted(call: Callable[[], _Result], name: str) -> _Result | None:
-    """The result of a call, or None when it is refused with a message that names the file, in bounded time."""
+    """The result of a call, or None when it is refused with a message that names the file, in
+    bounded time."""
     started = time.process_time()
     try:
         return call()
@@ -38,27 +44,74 @@ def accepted(call: Callable[[], _Result], name: str) -> _Result | None:
 
 
 TEXTS = st.text(st.characters(), max_size=8) | st.sampled_from(
-    ["", " ", "\0", "\ud800", "\udfff\ud800", "\ufeff", "\r\n", "\x1b[2J", "e\u0301", "\U0010ffff", "NaN", "None", "-0"]
+    [
+        "",
+        " ",
+        "\0",
+        "\ud800",
+        "\udfff\ud800",
+        "\ufeff",
+        "\r\n",
+        "\x1b[2J",
+        "e\u0301",
+        "\U0010ffff",
+        "NaN",
+        "None",
+        "-0",
+    ]
 )
-NAMES = st.sampled_from(["items", "keys", "update", "lock", "a.b", "", "__class__", "_fields", "answer"]) | TEXTS
+NAMES = (
+    st.sampled_from(
+        ["items", "keys", "update", "lock", "a.b", "", "__class__", "_fields", "answer"]
+    )
+    | TEXTS
+)
 """Keys, some of which are methods of a dictionary or of a config."""
 NUMBERS = (
     st.integers()
     | st.floats()
-    | st.sampled_from([0, -1, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e308, float("inf"), float("nan")])
+    | st.sampled_from(
+        [0, -1, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e308, float("inf"), float("nan")]
+    )
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
-"""What JSON can hold, and Python's writer of it: NaN, infinities, lone surrogates and integers of any size."""
+"""What JSON can hold, and Python's writer of it: NaN, infinities, lone surrogates and integers of
+any size."""
 
-DEEP = [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000 + b"1" + b"}" * 5000]
+DEEP = [
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"[" * 5000 + b"]" * 5000,
+    b'{"a":' * 5000 + b"1" + b"}" * 5000,
+]
 ODD = [
     *DEEP,
-    *(b"", b"\n", b"\0", b"\xef\xbb\xbf", b"\xff\xfe{\0}\0", b"null", b"[]", b"{}", b'"', b"NaN", b"1e999", b"\x80"),
-    *(b"-" + b"9" * 5000, b'{"a": 1, "a": 2}', b'{"\\ud800": "\\udfff"}', b"PAR1", b"PAR1" * 3, b"\x1f\x8b\x08\0"),
+    *(
+        b"",
+        b"\n",
+        b"\0",
+        b"\xef\xbb\xbf",
+        b"\xff\xfe{\0}\0",
+        b"null",
+        b"[]",
+        b"{}",
+        b'"',
+        b"NaN",
+        b"1e999",
+        b"\x80",
+    ),
+    *(
+        b"-" + b"9" * 5000,
+        b'{"a": 1, "a": 2}',
+        b'{"\\ud800": "\\udfff"}',
+        b"PAR1",
+        b"PAR1" * 3,
+        b"\x1f\x8b\x08\0",
+    ),
 ]
 """Whole files or lines that a reader may not expect."""
 
@@ -95,10 +148,14 @@ COLUMNS = {
     "null roles": pa.array([[{"role": None, "content": "a"}]] * 3, _MESSAGES),
     "other messages": pa.array([[{"from": "user", "value": "a"}]] * 3),
     "a message": pa.array([{"role": "user", "content": "a"}] * 3),
-    "structs of null": pa.array([{"ground_truth": None}] * 3, pa.struct({"ground_truth": pa.string()})),
+    "structs of null": pa.array(
+        [{"ground_truth": None}] * 3, pa.struct({"ground_truth": pa.string()})
+    ),
     "structs with a name twice": pa.StructArray.from_arrays([pa.array(["1"] * 3)] * 2, ["a", "a"]),
     "maps": pa.array([[("ground_truth", "7")]] * 3, pa.map_(pa.string(), pa.string())),
-    "maps with a key twice": pa.array([[("a", "1"), ("a", "2")]] * 3, pa.map_(pa.string(), pa.string())),
+    "maps with a key twice": pa.array(
+        [[("a", "1"), ("a", "2")]] * 3, pa.map_(pa.string(), pa.string())
+    ),
     "times beyond the calendar": pa.array([2**62] * 3, pa.timestamp("s")),
     "times of a zone that is none": pa.array([1] * 3, _STAMP),
     "nested times of a zone that is none": pa.array([[1]] * 3, pa.list_(_STAMP)),
@@ -127,12 +184,17 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A copy that is cut off, has bits flipped, a piece doubled, lost, zeroed or exchanged, or other line ends."""
+    """A copy that is cut off, has bits flipped, a piece doubled, lost, zeroed or exchanged, or
+    other line ends."""
     data = bytearray(whole)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(len(data) - 1, 0)))
         size = draw(st.integers(1, 16))
-        match draw(st.sampled_from(["cut", "flip", "double", "lose", "zero", "noise", "insert", "lines", "mark"])):
+        match draw(
+            st.sampled_from(
+                ["cut", "flip", "double", "lose", "zero", "noise", "insert", "lines", "mark"]
+            )
+        ):
             case "cut":
                 del data[at:]
             case "flip" if data:
@@ -169,7 +231,11 @@ def _changed(draw: st.DrawFn, good: Any, count: int) -> Any:
 
 def _change(draw: st.DrawFn, value: Any) -> Any:
     keys: list[Any] = (
-        list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+        list(value)
+        if isinstance(value, dict)
+        else list(range(len(value)))
+        if isinstance(value, list)
+        else []
     )
     if not keys or draw(st.integers(0, 4)) == 0:
         return draw(VALUES)

@@ -1,4 +1,5 @@
-"""Run the short config again and again in a folder where something happens to it: see test_disks.py.
+"""Run the short config again and again in a folder where something happens to it: see
+test_disks.py.
 
 python on_disk.py WORKDIR OUTPUT CASES        WORKDIR lies on a file system of its own; CASES: JSON, [[WHAT, WHERE], …]
 
@@ -7,8 +8,8 @@ python on_disk.py WORKDIR OUTPUT CASES        WORKDIR lies on a file system of i
     readonly   the file system is, from before the start
     file       a file lies where the folder WHERE belongs
 
-After each case all is as before. At last it runs undisturbed, and WORKDIR is copied to OUTPUT. Prints JSON: the exit
-status and what was written to standard error, for every run.
+After each case all is as before. At last it runs undisturbed, and WORKDIR is copied to OUTPUT.
+Prints JSON: the exit status and what was written to standard error, for every run.
 """
 
 import contextlib
@@ -48,7 +49,9 @@ def fill(ballast: Path) -> None:
                     pass
 
 
-_waiting: list[tuple[Path, str, Callable[[], None]]] = []  # work directory, pattern, what is to happen once
+_waiting: list[
+    tuple[Path, str, Callable[[], None]]
+] = []  # work directory, pattern, what is to happen once
 
 
 def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -58,7 +61,9 @@ def audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     workdir, pattern, happen = _waiting[0]
     path = Path(os.fspath(arguments[0]))
-    name = re.sub(r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", path.name)  # storage writes beside the target
+    name = re.sub(
+        r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", path.name
+    )  # storage writes beside the target
     if path.is_relative_to(workdir) and path.with_name(name).match(f"{workdir}/{pattern}"):
         _waiting.clear()
         happen()

@@ -1,4 +1,5 @@
-"""The tiny config, shorter: four steps of sft with two checkpoints, and pairs from what it samples."""
+"""The tiny config, shorter: four steps of sft with two checkpoints, and pairs from what it
+samples."""
 
 import tiny
 from ml_collections import ConfigDict

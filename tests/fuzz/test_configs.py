@@ -1,4 +1,5 @@
-"""Settings of any type and spelling: a checked config, or an error that names the field or the file."""
+"""Settings of any type and spelling: a checked config, or an error that names the field or the
+file."""
 
 import json
 import math
@@ -6,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz.hostile import NAMES, NUMBERS, ODD, TEXTS, VALUES, accepted, as_json, changed, damaged, tries
+from fuzz.hostile import (
+    NAMES,
+    NUMBERS,
+    ODD,
+    TEXTS,
+    VALUES,
+    accepted,
+    as_json,
+    changed,
+    damaged,
+    tries,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,19 +72,26 @@ SPELLINGS = (
     | TEXTS
     | VALUES.map(str)
     | st.sampled_from([*WORDS.split(), "' "])
-    | st.sampled_from(["(" * 10_000, "-" * 100_000 + "1", "9" * 5000, "[" * 300 + "]" * 300, "1," * 5000, "1\x00"])
+    | st.sampled_from(
+        ["(" * 10_000, "-" * 100_000 + "1", "9" * 5000, "[" * 300 + "]" * 300, "1," * 5000, "1\x00"]
+    )
 )
 
 
 @given(
-    st.sampled_from([*PATHS, *(f"config.{path}" for path in PATHS), "data.train.fields.items", "stages.x.y"]), SPELLINGS
+    st.sampled_from(
+        [*PATHS, *(f"config.{path}" for path in PATHS), "data.train.fields.items", "stages.x.y"]
+    ),
+    SPELLINGS,
 )
 @tries(200)
 def test_overrides(path: str, text: str) -> None:
     config = config_io.from_dict(VALUES_OF_WHOLE)
     field = path.removeprefix("config.")
     if accepted(lambda: config_load.apply(config, f"{path}={text}") or config, field) is not None:
-        assert config_io.to_dict(config_io.from_dict(config_io.to_dict(config))) == config_io.to_dict(config)
+        assert config_io.to_dict(
+            config_io.from_dict(config_io.to_dict(config))
+        ) == config_io.to_dict(config)
         accepted(lambda: pipeline.check(Config.of(config)), "")
 
 
@@ -99,8 +118,13 @@ def test_names_of_configs(spec: str) -> None:
 def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
     """A work directory whose config.json is damaged is refused, and left as it is."""
     path = folder / "config.json"
-    good = {"config": config_io.to_dict(config_io.from_dict({"stages": {"sft": {"kind": "sft"}}})), "own": {}}
-    odd = changed(good["config"]).map(lambda config: as_json({**good, "config": config})) | st.sampled_from(ODD[4:])
+    good = {
+        "config": config_io.to_dict(config_io.from_dict({"stages": {"sft": {"kind": "sft"}}})),
+        "own": {},
+    }
+    odd = changed(good["config"]).map(
+        lambda config: as_json({**good, "config": config})
+    ) | st.sampled_from(ODD[4:])
     path.write_bytes(data.draw(damaged(as_json(good)) | odd))
     before = path.read_bytes()
     (folder / "01-sft").mkdir(exist_ok=True)
@@ -111,6 +135,8 @@ def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
 
 def test_numbers_that_no_float_holds() -> None:
     with pytest.raises(ValueError, match=r"stages\.sft\.optimizer\.learning_rate must be a number"):
-        config_io.from_dict({"stages": {"sft": {"kind": "sft", "optimizer": {"learning_rate": 10**400}}}})
+        config_io.from_dict(
+            {"stages": {"sft": {"kind": "sft", "optimizer": {"learning_rate": 10**400}}}}
+        )
     config = config_io.from_dict({"faults": {"hang_timeout": "Infinity"}})
     assert math.isinf(config.faults.hang_timeout)

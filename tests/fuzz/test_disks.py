@@ -1,5 +1,6 @@
-"""Full and read-only disks, files where folders belong, a work directory taken away, two runs in one: each ends with a
-message and exit status 1, and with the cause gone the same command ends like a run that nothing happened to.
+"""Full and read-only disks, files where folders belong, a work directory taken away, two runs in
+one: each ends with a message and exit status 1, and with the cause gone the same command ends like
+a run that nothing happened to.
 """
 
 import json
@@ -20,13 +21,24 @@ from g2d_jax.runtime.tracking import read_metrics
 
 HERE = Path(__file__).parent
 RUN = ["run", "--config", str(HERE / "short.py"), "--workdir"]
-MOUNT = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "$1" && shift && exec "$@"', "sh"]
-"""Runs a command in a namespace of its own, where a small file system of its own lies on a folder."""
+MOUNT = [
+    "unshare",
+    "-rm",
+    "sh",
+    "-c",
+    'mount -t tmpfs -o size=8m none "$1" && shift && exec "$@"',
+    "sh",
+]
+"""Runs a command in a namespace of its own, where a small file system of its own lies on a
+folder."""
 
 
 def can_mount(folder: Path) -> bool:
     try:
-        return subprocess.run([*MOUNT, folder, "true"], capture_output=True, timeout=20).returncode == 0
+        return (
+            subprocess.run([*MOUNT, folder, "true"], capture_output=True, timeout=20).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -35,8 +47,16 @@ def on_disk(folder: Path, env: dict[str, str], *cases: tuple[str, str]) -> dict[
     """What on_disk.py prints; the work directory it leaves is `folder`/left."""
     disk = folder / "disk"
     disk.mkdir()
-    command = [sys.executable, HERE / "on_disk.py", disk / "work", folder / "left", json.dumps(cases)]
-    done = subprocess.run([*MOUNT, disk, *command], env=env, capture_output=True, text=True, timeout=240)
+    command = [
+        sys.executable,
+        HERE / "on_disk.py",
+        disk / "work",
+        folder / "left",
+        json.dumps(cases),
+    ]
+    done = subprocess.run(
+        [*MOUNT, disk, *command], env=env, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.partition("RESULT ")[2])
 
@@ -54,7 +74,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
         second = forks.run(*RUN, workdir, timeout=120)
         first.send_signal(signal.SIGCONT)
         assert second.returncode == 1
-        assert f"g2d: {workdir} is in use by another process: it is locked by process {first.pid} on" in second.stderr
+        assert (
+            f"g2d: {workdir} is in use by another process: it is locked by process {first.pid} on"
+            in second.stderr
+        )
         assert first.wait() == 0, first.stderr
     return workdir
 
@@ -63,11 +86,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
 def test_a_second_run_is_told_at_once_and_the_first_goes_on(whole: Path) -> None:
     assert all(storage.finished(whole / name) for name in ("01-sft", "02-collect"))
     assert (whole / "report.html").exists()
-    assert [record["step"] for record in read_metrics(whole) if record["stage"] == "sft"] == [1, 2, 3, 4]
+    assert [record["step"] for record in read_metrics(whole) if record["stage"] == "sft"] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_device: dict[str, str]) -> None:
+def test_a_disk_that_is_full_or_read_only(
+    tmp_path: Path, whole: Path, one_device: dict[str, str]
+) -> None:
     if not can_mount(tmp_path):
         pytest.skip("this machine lets us mount nothing")
     cases = {
@@ -80,7 +110,10 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
         ("full", "01-sft/checkpoints/2*"): "",  # Orbax names no file
         ("full", "01-sft/checkpoints/4*"): "",
         ("full", "01-sft/manifest.json"): "01-sft/manifest.json",
-        ("full", "02-collect/rollouts/part-00001.parquet"): "02-collect/rollouts/part-00001.parquet",
+        (
+            "full",
+            "02-collect/rollouts/part-00001.parquet",
+        ): "02-collect/rollouts/part-00001.parquet",
         ("full", "02-collect/preferences/*.parquet"): "02-collect/preferences/part-00000.parquet",
         ("full", "02-collect/manifest.json"): "02-collect/manifest.json",
         ("full", "report.html"): "",
@@ -94,17 +127,24 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
         message = [line for line in errors.splitlines() if line.startswith("g2d: ")]
         assert status == 1 and len(message) == 1, (what, where, errors)
         assert cases[what, where] in message[0], (what, where, message)
-        reason = {"full": "No space left on device", "readonly": "Read-only file system", "file": ""}[what]
+        reason = {
+            "full": "No space left on device",
+            "readonly": "Read-only file system",
+            "file": "",
+        }[what]
         assert reason in message[0], (what, where, message)
     assert result["last"][0] == 0, result["last"]
-    assert len([*whole.rglob("*.parquet")]) == 2 + 1 + 1  # parts of rollouts, preferences, informativeness
+    assert (
+        len([*whole.rglob("*.parquet")]) == 2 + 1 + 1
+    )  # parts of rollouts, preferences, informativeness
     assert differences(whole, tmp_path / "left") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["deleted", "moved"])
 def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> None:
-    """The run ends by itself within seconds, and what it left there, if anything, is taken for no run."""
+    """The run ends by itself within seconds, and what it left there, if anything, is taken for no
+    run."""
     workdir, away = tmp_path / "work", tmp_path / "away"
     with forks.start(*RUN, workdir, "--config.stages.sft.steps=100000") as run:
         deadline = time.monotonic() + 120
@@ -116,7 +156,10 @@ def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> 
             shutil.rmtree(away)
         assert run.wait(60) == 1
     errors = run.stderr
-    assert f"{workdir} was deleted or moved while this process worked in it" in errors or f"{workdir}/" in errors
+    assert (
+        f"{workdir} was deleted or moved while this process worked in it" in errors
+        or f"{workdir}/" in errors
+    )
     assert not (workdir / "config.json").exists()
     if how == "moved":
         assert (away / "config.json").exists()

@@ -1,4 +1,5 @@
-"""Hostile environment variables, locales and standard streams: the command works, or says what is wrong."""
+"""Hostile environment variables, locales and standard streams: the command works, or says what is
+wrong."""
 
 import io
 import os
@@ -25,8 +26,12 @@ COMMAND = [sys.executable, "-m", "g2d_jax"]
 @pytest.fixture(scope="module")
 def workdir(folder: Path) -> Path:
     """That of a run which was claimed and did no more."""
-    config = config_io.from_dict({"name": "début \u2190 \U0001f600", "stages": {"sft": {"kind": "sft"}}})
-    storage.write_json(folder / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"})
+    config = config_io.from_dict(
+        {"name": "début \u2190 \U0001f600", "stages": {"sft": {"kind": "sft"}}}
+    )
+    storage.write_json(
+        folder / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"}
+    )
     return folder
 
 
@@ -45,11 +50,15 @@ def test_a_terminal_of_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(NAMES.split()), VALUES, max_size=4).filter(lambda v: v.get("COLUMNS") != "0"),
+    st.dictionaries(st.sampled_from(NAMES.split()), VALUES, max_size=4).filter(
+        lambda v: v.get("COLUMNS") != "0"
+    ),
     st.booleans(),
 )
 @tries(60)
-def test_what_the_screen_and_the_commands_read(workdir: Path, values: dict[str, str], terminal: bool) -> None:
+def test_what_the_screen_and_the_commands_read(
+    workdir: Path, values: dict[str, str], terminal: bool
+) -> None:
     class Stream(io.StringIO):
         def isatty(self) -> bool:
             return terminal
@@ -72,9 +81,19 @@ def test_what_the_screen_and_the_commands_read(workdir: Path, values: dict[str, 
 def test_all_at_once_in_a_process_of_its_own(one_device: dict[str, str]) -> None:
     """No home, no folder for temporary files, an ASCII locale, and names that mean nothing."""
     env = {
-        **{name: value for name, value in one_device.items() if name not in ("HOME", "LANG", "LC_CTYPE")},
+        **{
+            name: value
+            for name, value in one_device.items()
+            if name not in ("HOME", "LANG", "LC_CTYPE")
+        },
         **{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TMPDIR": "/nonexistent"},
-        **{"TERM": "nonsense", "COLUMNS": "-5", "LINES": "x", "HF_HUB_OFFLINE": "nonsense", "PYTHONOPTIMIZE": "2"},
+        **{
+            "TERM": "nonsense",
+            "COLUMNS": "-5",
+            "LINES": "x",
+            "HF_HUB_OFFLINE": "nonsense",
+            "PYTHONOPTIMIZE": "2",
+        },
     }
     config = Path(__file__).with_name("short.py")
     command = [*COMMAND, "run", "--config", config, "--dry-run", "--config.name=d\u00e9but \u2190"]
@@ -88,13 +107,17 @@ def test_a_reader_that_goes_away(workdir: Path, one_device: dict[str, str]) -> N
     os.close(reading)
     try:
         command = [*COMMAND, "status", "--workdir", workdir]
-        done = subprocess.run(command, env=one_device, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(
+            command, env=one_device, stdout=writing, stderr=subprocess.PIPE, timeout=60
+        )
     finally:
         os.close(writing)
     assert done.returncode in (0, 1, 120) and b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("where", "statuses", "message"), [("/dev/full", (1,), b"No space left"), ("&-", (0, 1), b"")])
+@pytest.mark.parametrize(
+    ("where", "statuses", "message"), [("/dev/full", (1,), b"No space left"), ("&-", (0, 1), b"")]
+)
 def test_a_standard_output_that_is_full_or_closed(
     workdir: Path, one_device: dict[str, str], where: str, statuses: tuple[int, ...], message: bytes
 ) -> None:
@@ -104,8 +127,16 @@ def test_a_standard_output_that_is_full_or_closed(
     assert not message or (done.stderr.startswith(b"g2d: ") and message in done.stderr)
 
 
-def test_a_text_that_no_terminal_shows_in_an_error(workdir: Path, one_device: dict[str, str]) -> None:
+def test_a_text_that_no_terminal_shows_in_an_error(
+    workdir: Path, one_device: dict[str, str]
+) -> None:
     """A path that is not UTF-8 is named all the same."""
     command = [*map(os.fsencode, COMMAND), b"status", b"--workdir", os.fsencode(workdir) + b"/\xff"]
-    done = subprocess.run(command, env={**one_device, "LC_ALL": "C.UTF-8"}, capture_output=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith(b"g2d: ") and b"Traceback" not in done.stderr
+    done = subprocess.run(
+        command, env={**one_device, "LC_ALL": "C.UTF-8"}, capture_output=True, timeout=60
+    )
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith(b"g2d: ")
+        and b"Traceback" not in done.stderr
+    )

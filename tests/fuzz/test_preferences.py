@@ -1,4 +1,5 @@
-"""Preference files, rollout parts and tables of figures from elsewhere: whole records, or an error that names them."""
+"""Preference files, rollout parts and tables of figures from elsewhere: whole records, or an error
+that names them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,10 +24,15 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory"
 NAME = "part-00000.parquet"
 IDS = np.arange(3, dtype=np.int32)
 PAIR = Preference("p", "1+1?", "2", "3", IDS, IDS[:2], IDS[:1], 1.0, 0.0)
-CHAT = dataclasses.replace(PAIR, prompt=({"role": "system", "content": "add"}, {"role": "user", "content": "1+1?"}))
+CHAT = dataclasses.replace(
+    PAIR, prompt=({"role": "system", "content": "add"}, {"role": "user", "content": "1+1?"})
+)
 NATS = np.zeros(2, np.float32)
 ROLLOUT = ScoredRollout(
-    Rollout("p", 0, 0, IDS, IDS[:2], NATS, NATS, "stop"), "2", Score(1.0, Verdict.CORRECT, "2"), "sft"
+    Rollout("p", 0, 0, IDS, IDS[:2], NATS, NATS, "stop"),
+    "2",
+    Score(1.0, Verdict.CORRECT, "2"),
+    "sft",
 )
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -50,7 +56,9 @@ def check(path: Path, read: Callable[[Path], Any]) -> None:
         if isinstance(row, Preference):
             texts = [row.problem_id, row.chosen, row.rejected]
             texts += (
-                [row.prompt] if isinstance(row.prompt, str) else [m[k] for m in row.prompt for k in ("role", "content")]
+                [row.prompt]
+                if isinstance(row.prompt, str)
+                else [m[k] for m in row.prompt for k in ("role", "content")]
             )
             assert all(isinstance(text, str) for text in texts) and row.prompt != ()
             ids = [row.prompt_ids, row.chosen_ids, row.rejected_ids]
@@ -77,7 +85,9 @@ def test_columns_of_any_type(folder: Path, data: st.DataObject, kind: str) -> No
     table = good(kind, path)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, table.num_columns - 1))
-        what = data.draw(st.sampled_from([*sorted(COLUMNS), "left out", "twice", "none of its rows"]))
+        what = data.draw(
+            st.sampled_from([*sorted(COLUMNS), "left out", "twice", "none of its rows"])
+        )
         match what:
             case "left out":
                 table = table.remove_column(at)
@@ -86,7 +96,9 @@ def test_columns_of_any_type(folder: Path, data: st.DataObject, kind: str) -> No
             case "none of its rows":
                 table = table.slice(0, 0)
             case _:
-                table = table.set_column(at, table.column_names[at], COLUMNS[what].slice(0, table.num_rows))
+                table = table.set_column(
+                    at, table.column_names[at], COLUMNS[what].slice(0, table.num_rows)
+                )
     try:
         pq.write_table(table, path)
     except pa.ArrowException:  # Parquet cannot hold every type
@@ -97,7 +109,11 @@ def test_columns_of_any_type(folder: Path, data: st.DataObject, kind: str) -> No
 INT32 = arrays.arrays(np.int32, st.integers(0, 4), elements=st.integers(-(2**31), 2**31 - 1))
 
 
-@given(st.tuples(TEXTS, TEXTS, TEXTS, TEXTS), st.tuples(INT32, INT32, INT32), st.tuples(st.floats(), st.floats()))
+@given(
+    st.tuples(TEXTS, TEXTS, TEXTS, TEXTS),
+    st.tuples(INT32, INT32, INT32),
+    st.tuples(st.floats(), st.floats()),
+)
 @tries(100)
 def test_pairs_of_any_content_are_written_whole_and_checked(
     folder: Path, texts: tuple[str, ...], ids: tuple[np.ndarray, ...], rewards: tuple[float, float]
@@ -107,9 +123,13 @@ def test_pairs_of_any_content_are_written_whole_and_checked(
     if accepted(lambda: tables.write_preferences(path, [pair]) or True, path.name) is None:
         return
     (read,) = tables.read_preferences(path)
-    assert read.chosen == tables.safe_text(pair.chosen) and np.array_equal(read.chosen_ids, pair.chosen_ids)
+    assert read.chosen == tables.safe_text(pair.chosen) and np.array_equal(
+        read.chosen_ids, pair.chosen_ids
+    )
     sound = all(array.size and array.min() >= 0 and array.max() < 1000 for array in ids)
-    assert (accepted(lambda: check_preferences(path, [read], 1000) or True, path.name) is not None) == sound
+    assert (
+        accepted(lambda: check_preferences(path, [read], 1000) or True, path.name) is not None
+    ) == sound
 
 
 @pytest.mark.parametrize(

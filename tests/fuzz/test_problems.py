@@ -17,11 +17,19 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory"
 
 GOOD = [
     {"problem": "1+1?", "answer": "2", "solution": "one and one is \\boxed{2}", "subset": "sums"},
-    {"prompt": [{"role": "user", "content": "2+2?"}], "reward_model": {"ground_truth": 4}, "level": 3},
+    {
+        "prompt": [{"role": "user", "content": "2+2?"}],
+        "reward_model": {"ground_truth": 4},
+        "level": 3,
+    },
     {"question": "3+3?", "answer": "3 and 3\n#### 6", "data_source": "gsm"},
     {"messages": [{"role": "user", "content": "4+4?"}, {"role": "assistant", "content": "8"}]},
     {"prompt": "5+5?", "completion": "10"},
-    {"conversation": [{"role": "user", "content": "hi there"}], "toxic": False, "source": "olympiads"},
+    {
+        "conversation": [{"role": "user", "content": "hi there"}],
+        "toxic": False,
+        "source": "olympiads",
+    },
 ]
 LINES = b"".join(as_json(row) + b"\n" for row in GOOD)
 SOURCES = st.sampled_from(["", "math500:", "numinamath:", "wildchat:"])
@@ -33,7 +41,12 @@ def check(path: Path, prefix: str = "") -> None:
         found = accepted(lambda: load_problems(f"{prefix}{path}", on_error=on_error), path.name)  # noqa: B023
         if found is not None:
             problems, report = found
-            left = report.duplicates + report.broken + report.other_split + sum(report.filtered.values())
+            left = (
+                report.duplicates
+                + report.broken
+                + report.other_split
+                + sum(report.filtered.values())
+            )
             assert report.rows == report.kept + left and report.kept == len(problems)
             for problem in problems:
                 assert problem.id == problem_id(problem.prompt) and problem.prompt
@@ -52,7 +65,10 @@ def test_damaged_lines(folder: Path, data: bytes, prefix: str) -> None:
     check(path, prefix)
 
 
-@given(st.lists(st.sampled_from(ODD) | VALUES.map(as_json) | changed(GOOD).map(as_json), max_size=4), SOURCES)
+@given(
+    st.lists(st.sampled_from(ODD) | VALUES.map(as_json) | changed(GOOD).map(as_json), max_size=4),
+    SOURCES,
+)
 @tries(60)
 def test_odd_lines_beside_good_ones(folder: Path, lines: list[bytes], prefix: str) -> None:
     path = folder / "rows.jsonl"
@@ -62,7 +78,9 @@ def test_odd_lines_beside_good_ones(folder: Path, lines: list[bytes], prefix: st
 
 @given(
     changed(GOOD).flatmap(
-        lambda rows: st.sampled_from([as_json(row) for row in rows] if isinstance(rows, list) and rows else [b"{}"])
+        lambda rows: st.sampled_from(
+            [as_json(row) for row in rows] if isinstance(rows, list) and rows else [b"{}"]
+        )
     ),
     SOURCES,
 )
@@ -73,7 +91,12 @@ def test_rows_of_wrong_types(folder: Path, line: bytes, prefix: str) -> None:
     check(path, prefix)
 
 
-@given(damaged(as_json(GOOD)) | changed({"data": GOOD}).map(as_json) | st.sampled_from(ODD) | st.binary(max_size=100))
+@given(
+    damaged(as_json(GOOD))
+    | changed({"data": GOOD}).map(as_json)
+    | st.sampled_from(ODD)
+    | st.binary(max_size=100)
+)
 @tries(60)
 def test_json_files(folder: Path, data: bytes) -> None:
     path = folder / "rows.json"
@@ -96,14 +119,31 @@ def test_damaged_parquet(folder: Path, data: st.DataObject) -> None:
     check(path)
 
 
-NAMES = ["problem", "prompt", "answer", "solution", "subject", "reward_model", "messages", "completion", "conversation"]
+NAMES = [
+    "problem",
+    "prompt",
+    "answer",
+    "solution",
+    "subject",
+    "reward_model",
+    "messages",
+    "completion",
+    "conversation",
+]
 
 
-@given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(sorted(COLUMNS))), min_size=1, max_size=4), SOURCES)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(sorted(COLUMNS))), min_size=1, max_size=4
+    ),
+    SOURCES,
+)
 @tries(80)
 def test_parquet_of_any_types(folder: Path, columns: list[tuple[str, str]], prefix: str) -> None:
     path = folder / "rows.parquet"
-    table = pa.Table.from_arrays([COLUMNS[kind] for _, kind in columns], [name for name, _ in columns])
+    table = pa.Table.from_arrays(
+        [COLUMNS[kind] for _, kind in columns], [name for name, _ in columns]
+    )
     try:
         parquet(path, table)
     except (pa.ArrowException, OSError):  # Parquet cannot hold every type
@@ -116,19 +156,27 @@ def test_a_column_nobody_asked_for(folder: Path, kind: str) -> None:
     """A value that Python cannot hold breaks its row, not the file."""
     path = folder / "rows.parquet"
     try:
-        parquet(path, pa.Table.from_arrays([pa.array(["1+1?", "2?", "3?"]), COLUMNS[kind]], ["problem", "extra"]))
+        parquet(
+            path,
+            pa.Table.from_arrays(
+                [pa.array(["1+1?", "2?", "3?"]), COLUMNS[kind]], ["problem", "extra"]
+            ),
+        )
     except pa.ArrowException:
         pytest.skip("Parquet cannot hold this type")
     check(path)
 
 
 @pytest.mark.parametrize(
-    "text", ["\\boxed{" * 20_000, "( " * 50_000, "A " * 50_000 + "A.", "A: " * 30_000, " " * 200_000 + "x"]
+    "text",
+    ["\\boxed{" * 20_000, "( " * 50_000, "A " * 50_000 + "A.", "A: " * 30_000, " " * 200_000 + "x"],
 )
 @pytest.mark.parametrize("prefix", ["", "numinamath:"])
 def test_long_texts_are_searched_in_linear_time(folder: Path, text: str, prefix: str) -> None:
     path = folder / "rows.jsonl"
-    path.write_bytes(as_json({"problem": text, "solution": text, "answer": text, "source": "olympiads"}))
+    path.write_bytes(
+        as_json({"problem": text, "solution": text, "answer": text, "source": "olympiads"})
+    )
     check(path, prefix)
 
 

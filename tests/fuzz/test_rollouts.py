@@ -1,4 +1,5 @@
-"""Rollouts made elsewhere, from hostile files: groups of scored responses, or an error that names file and line."""
+"""Rollouts made elsewhere, from hostile files: groups of scored responses, or an error that names
+file and line."""
 
 import shutil
 from collections.abc import Iterator
@@ -26,8 +27,19 @@ GOOD: list[dict[str, Any]] = [
     {"prompt": "1+1=?", "completion": "\\boxed{2}", "reward": 1},
     {"prompt": "1+1=?", "completion": "\\boxed{3}", "reward": None},
     {"prompt": "2+2=?", "completion": "\\boxed{4}", "answer": "4"},
-    {"prompt": "4+4=?", "completion_ids": [5, 6], "logprobs": [-1.5, 0], "finish_reason": "length", "reward": 1},
-    {"prompt": [{"role": "user", "content": "3+3=?"}], "completion": "6", "reward": 0.5, "problem_id": "ffff"},
+    {
+        "prompt": "4+4=?",
+        "completion_ids": [5, 6],
+        "logprobs": [-1.5, 0],
+        "finish_reason": "length",
+        "reward": 1,
+    },
+    {
+        "prompt": [{"role": "user", "content": "3+3=?"}],
+        "completion": "6",
+        "reward": 0.5,
+        "problem_id": "ffff",
+    },
 ]
 LINES = b"".join(as_json(row) + b"\n" for row in GOOD)
 
@@ -62,7 +74,11 @@ def check(session: Session, path: Path) -> int:
         assert problem.id not in held_out and visit == 0
         assert [row.rollout.sample for row in group] == list(range(len(group)))
         for row in group:
-            assert row.rollout.problem_id == problem.id and len(row.rollout.token_ids) and len(row.rollout.prompt_ids)
+            assert (
+                row.rollout.problem_id == problem.id
+                and len(row.rollout.token_ids)
+                and len(row.rollout.prompt_ids)
+            )
             assert row.score.reward is None or np.isfinite(row.score.reward)
     again = external_groups(session, str(path), shard)
     assert [problem.id for problem, _ in again[0]] == [problem.id for problem, _ in draws]
@@ -92,7 +108,8 @@ def test_rows_of_any_types(session: Session, folder: Path, row: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "reward", [10**400, -(10**400), float("inf"), "1e999", "nan", [1], {"a": 1}, "", "good" * 10_000]
+    "reward",
+    [10**400, -(10**400), float("inf"), "1e999", "nan", [1], {"a": 1}, "", "good" * 10_000],
 )
 def test_rewards_that_are_none(session: Session, folder: Path, reward: Any) -> None:
     path = folder / "mine.jsonl"
@@ -109,7 +126,9 @@ def test_deep_nesting(session: Session, folder: Path, line: int) -> None:
     assert check(session, path) == 0
 
 
-@given(st.sampled_from(ODD) | damaged(as_json(GOOD)), st.sampled_from(["mine.json", "mine.parquet"]))
+@given(
+    st.sampled_from(ODD) | damaged(as_json(GOOD)), st.sampled_from(["mine.json", "mine.parquet"])
+)
 @tries(40)
 def test_other_files(session: Session, folder: Path, data: bytes, name: str) -> None:
     (folder / name).write_bytes(data)
@@ -117,8 +136,13 @@ def test_other_files(session: Session, folder: Path, data: bytes, name: str) -> 
 
 
 def test_parquet(session: Session, folder: Path) -> None:
-    table = pa.table({"prompt": ["1+1=?", "1+1=?"], "completion": ["2", "3"], "reward": pa.array([1.0, None])})
+    table = pa.table(
+        {"prompt": ["1+1=?", "1+1=?"], "completion": ["2", "3"], "reward": pa.array([1.0, None])}
+    )
     pq.write_table(table, folder / "mine.parquet")
     assert check(session, folder / "mine.parquet") == 2
-    pq.write_table(table.set_column(2, "reward", pa.array([2**62, 0], pa.duration("s"))), folder / "mine.parquet")
+    pq.write_table(
+        table.set_column(2, "reward", pa.array([2**62, 0], pa.duration("s"))),
+        folder / "mine.parquet",
+    )
     assert check(session, folder / "mine.parquet") == 0

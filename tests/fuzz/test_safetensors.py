@@ -1,4 +1,5 @@
-"""Model folders with hostile config.json, safetensors files and indexes: loaded as declared, or refused by name.
+"""Model folders with hostile config.json, safetensors files and indexes: loaded as declared, or
+refused by name.
 
 Nothing may be allocated for what a header or a config only declares.
 """
@@ -74,7 +75,11 @@ def test_the_good_one_loads(folder: Path) -> None:
     assert load(folder, weights(HEADER))
 
 
-@given(damaged(WHOLE[: 8 + LENGTH]).map(lambda head: head + DATA) | damaged(WHOLE) | st.sampled_from(ODD))
+@given(
+    damaged(WHOLE[: 8 + LENGTH]).map(lambda head: head + DATA)
+    | damaged(WHOLE)
+    | st.sampled_from(ODD)
+)
 @tries(100)
 def test_damaged_files(folder: Path, data: bytes) -> None:
     load(folder, {"config.json": as_json(CONFIG), "model.safetensors": data})
@@ -90,20 +95,28 @@ def test_headers_of_any_content(folder: Path, header: Any) -> None:
     st.sampled_from(sorted(TENSORS)),
     st.sampled_from(["F32", "F16", "BF16", "F64", "I8", "BOOL", "F8_E4M3", "U64", "F4", "c64", ""]),
     st.lists(st.sampled_from([0, 1, -1, 8, 11, 2**31, 2**62, 2**63, 2**64, 10**30]), max_size=3),
-    st.tuples(*2 * [st.sampled_from([0, 4, 32, 352, len(DATA), len(DATA) + 1, 2**40, 2**63, 2**64, -1])]),
+    st.tuples(
+        *2 * [st.sampled_from([0, 4, 32, 352, len(DATA), len(DATA) + 1, 2**40, 2**63, 2**64, -1])]
+    ),
 )
 @tries(100)
 def test_declared_dtypes_shapes_and_places(
     folder: Path, name: str, dtype: str, shape: list[int], offsets: tuple[int, int]
 ) -> None:
-    changes: list[dict[str, Any]] = [{"dtype": dtype}, {"shape": shape}, {"data_offsets": list(offsets)}]
+    changes: list[dict[str, Any]] = [
+        {"dtype": dtype},
+        {"shape": shape},
+        {"data_offsets": list(offsets)},
+    ]
     changes.append({**changes[0], **changes[1], **changes[2]})
     for change in changes:
         header = {**HEADER, name: {**HEADER[name], **change}}
         assert load(folder, weights(header)) == (header == HEADER)
 
 
-@pytest.mark.parametrize("length", [0, 1, LENGTH - 1, LENGTH + 1, len(WHOLE), 10**8, 2**40, 2**63, 2**64 - 1])
+@pytest.mark.parametrize(
+    "length", [0, 1, LENGTH - 1, LENGTH + 1, len(WHOLE), 10**8, 2**40, 2**63, 2**64 - 1]
+)
 def test_wrong_header_length(folder: Path, length: int) -> None:
     assert not load(folder, weights(HEADER, length=length))
 
@@ -116,9 +129,15 @@ def test_a_header_that_fills_a_sparse_file_is_not_read(folder: Path) -> None:
     assert accepted(lambda: read_headers(folder / NAME), NAME) is None
 
 
-@pytest.mark.parametrize("end", ["Infinity", "-Infinity", "NaN", "1e400", '"9"', "null", "[]", "9" * 400])
+@pytest.mark.parametrize(
+    "end", ["Infinity", "-Infinity", "NaN", "1e400", '"9"', "null", "[]", "9" * 400]
+)
 def test_a_cut_file_whose_offsets_are_no_numbers(folder: Path, end: str) -> None:
-    text = as_json(HEADER).decode().replace(f", {HEADER['model.norm.weight']['data_offsets'][1]}]", f", {end}]")
+    text = (
+        as_json(HEADER)
+        .decode()
+        .replace(f", {HEADER['model.norm.weight']['data_offsets'][1]}]", f", {end}]")
+    )
     assert not load(folder, weights(text.encode(), DATA[:-4]))
 
 
@@ -157,7 +176,10 @@ def test_sizes_that_are_only_declared(folder: Path, value: Any) -> None:
     for name, old in CONFIG["rope_scaling"].items():
         if isinstance(old, int | float):
             rope = {**CONFIG["rope_scaling"], name: value}
-            load(folder, {**weights(HEADER), "config.json": as_json({**CONFIG, "rope_scaling": rope})})
+            load(
+                folder,
+                {**weights(HEADER), "config.json": as_json({**CONFIG, "rope_scaling": rope})},
+            )
 
 
 # The index of several files
@@ -167,17 +189,26 @@ INDEX = {
     "metadata": {"total_size": 1},
     "weight_map": {name: f"{i}.safetensors" for i, half in enumerate(HALVES) for name in half},
 }
-FILES = {"config.json": as_json(CONFIG), **{f"{i}.safetensors": save(half) for i, half in enumerate(HALVES)}}
+FILES = {
+    "config.json": as_json(CONFIG),
+    **{f"{i}.safetensors": save(half) for i, half in enumerate(HALVES)},
+}
 
 
-@given(changed(INDEX).map(as_json) | damaged(as_json(INDEX)) | st.sampled_from(ODD) | VALUES.map(as_json))
+@given(
+    changed(INDEX).map(as_json)
+    | damaged(as_json(INDEX))
+    | st.sampled_from(ODD)
+    | VALUES.map(as_json)
+)
 @tries(100)
 def test_indexes_of_any_content(folder: Path, index: bytes) -> None:
     load(folder, {**FILES, "model.safetensors.index.json": index})
 
 
 @pytest.mark.parametrize(
-    "file", ["../config.json", "/etc/passwd", ".", "..", "", "config.json", "a\0b", "x" * 5000, "\ud800"]
+    "file",
+    ["../config.json", "/etc/passwd", ".", "..", "", "config.json", "a\0b", "x" * 5000, "\ud800"],
 )
 def test_an_index_that_points_elsewhere(folder: Path, file: str) -> None:
     index = {"weight_map": {**INDEX["weight_map"], "model.norm.weight": file}}  # type: ignore[dict-item]
@@ -185,7 +216,8 @@ def test_an_index_that_points_elsewhere(folder: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["~nobody-of-this-name/model", "~", "a\0b", "x" * 5000, "org/na me", "", "\ud800/x", "../.."]
+    "name",
+    ["~nobody-of-this-name/model", "~", "a\0b", "x" * 5000, "org/na me", "", "\ud800/x", "../.."],
 )
 def test_names_of_models(name: str) -> None:
     accepted(lambda: hf.read_config(hf.resolve(name)), "")

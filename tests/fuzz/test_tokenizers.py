@@ -1,4 +1,5 @@
-"""Tokenizers from hostile files: one that encodes or refuses every text, or an error that names the folder."""
+"""Tokenizers from hostile files: one that encodes or refuses every text, or an error that names the
+folder."""
 
 import json
 from pathlib import Path
@@ -6,7 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.hostile import DEEP, ODD, TEXTS, VALUES, accepted, as_json, changed, damaged, tries, write_folder
+from fuzz.hostile import (
+    DEEP,
+    ODD,
+    TEXTS,
+    VALUES,
+    accepted,
+    as_json,
+    changed,
+    damaged,
+    tries,
+    write_folder,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from matrix import some
@@ -30,8 +42,13 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("good")
     tokenizer = arithmetic.tokenizer()
     tokenizer.save_pretrained(folder)
-    files: dict[str, Any] = {path.name: json.loads(path.read_bytes()) for path in folder.glob("*.json")}
-    files["special_tokens_map.json"] = {"eos_token": "<eos>", "pad_token": {"content": "<pad>", "special": True}}
+    files: dict[str, Any] = {
+        path.name: json.loads(path.read_bytes()) for path in folder.glob("*.json")
+    }
+    files["special_tokens_map.json"] = {
+        "eos_token": "<eos>",
+        "pad_token": {"content": "<pad>", "special": True},
+    }
     files["added_tokens.json"] = {"<pad>": 0}
     files["config.json"] = {"model_type": "qwen2", "eos_token_id": [1], "vocab_size": 22}
     files["generation_config.json"] = {"eos_token_id": 1}
@@ -68,7 +85,9 @@ def use(tokenizer: PromptTokenizer) -> None:
 
 @given(st.data())
 @tries(100)
-def test_changed_files(folder: Path, good: dict[str, Any], files: dict[str, bytes], data: st.DataObject) -> None:
+def test_changed_files(
+    folder: Path, good: dict[str, Any], files: dict[str, bytes], data: st.DataObject
+) -> None:
     """Changed, damaged, or missing ones."""
     hostile, names = dict(files), st.sampled_from(sorted(files))
     for name in data.draw(st.lists(names, min_size=1, max_size=2, unique=True)):
@@ -84,36 +103,61 @@ def test_changed_files(folder: Path, good: dict[str, Any], files: dict[str, byte
 ENDLESS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "one number": "{{ 9 ** (9 ** 9) }}",
-    "a text doubled": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "a text doubled": (
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor "
+        "%}"
+    ),
     "one long text": "{{ 'a' * 10 ** 11 }}",
 }
 
 
 @pytest.mark.parametrize("name", some(["loops"], ENDLESS))
 def test_a_template_without_end_is_refused(
-    folder: Path, good: dict[str, Any], files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path,
+    good: dict[str, Any],
+    files: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     monkeypatch.setattr("g2d_jax.data.rehearsal.CPU_SECONDS", 1)
     settings = as_json({**good["tokenizer_config.json"], "chat_template": ENDLESS[name]})
     write_folder(folder / "endless", {**files, "tokenizer_config.json": settings})
-    with pytest.raises(ValueError, match=r"endless.*the chat template does not end within 1 seconds"):
+    with pytest.raises(
+        ValueError, match=r"endless.*the chat template does not end within 1 seconds"
+    ):
         load_tokenizer(folder / "endless")
     assert load_tokenizer(folder / "endless", TemplateSettings(chat=False)).stop_id == 1
 
 
 @pytest.mark.parametrize(
-    "template", [1, True, ["{{ 1 }}"], {"a": 1}, {"default": 7}, [{"name": "default"}], "{{", "\ud800"]
+    "template",
+    [1, True, ["{{ 1 }}"], {"a": 1}, {"default": 7}, [{"name": "default"}], "{{", "\ud800"],
 )
-def test_templates_that_are_none(folder: Path, good: dict[str, Any], files: dict[str, bytes], template: Any) -> None:
+def test_templates_that_are_none(
+    folder: Path, good: dict[str, Any], files: dict[str, bytes], template: Any
+) -> None:
     settings = as_json({**good["tokenizer_config.json"], "chat_template": template})
     load(folder, {**files, "tokenizer_config.json": settings})
 
 
-WORDS = ["messages", "m", "m.role", "m.content", "bos_token", "add_generation_prompt", "strftime_now('%Y')", "1", "'a'"]
+WORDS = [
+    "messages",
+    "m",
+    "m.role",
+    "m.content",
+    "bos_token",
+    "add_generation_prompt",
+    "strftime_now('%Y')",
+    "1",
+    "'a'",
+]
 TAGS = (
-    "{{ WORD }}  {% if WORD %}  {% else %}  {% endif %}  {% for m in WORD %}  {% endfor %}  {% set m = WORD %}  "
-    "{{ WORD.x.y }}  {{ WORD[0] }}  {{ WORD + WORD }}  {{ WORD | tojson }}  {{ raise_exception(WORD) }}  {{  %}  "
-    "{% macro f(x) %}  {% endmacro %}  {{ f(f) }}  {{ WORD.__class__ }}  {% generation %}  {% break %}  text\ud800"
+    "{{ WORD }}  {% if WORD %}  {% else %}  {% endif %}  {% for m in WORD %}  {% endfor %}  {% "
+    "set m = WORD %}  "
+    "{{ WORD.x.y }}  {{ WORD[0] }}  {{ WORD + WORD }}  {{ WORD | tojson }}  {{ "
+    "raise_exception(WORD) }}  {{  %}  "
+    "{% macro f(x) %}  {% endmacro %}  {{ f(f) }}  {{ WORD.__class__ }}  {% generation %}  {% "
+    "break %}  text\ud800"
 )
 PIECES = st.tuples(st.sampled_from(TAGS.split("  ")), st.sampled_from(WORDS)).map(
     lambda pair: pair[0].replace("WORD", pair[1])
@@ -138,7 +182,9 @@ def test_settings_of_any_text(template: str, date: str) -> None:
 
 
 @pytest.mark.parametrize("top", [2**24, 2**31, 2**32 - 1])
-def test_ids_that_no_table_holds(folder: Path, good: dict[str, Any], files: dict[str, bytes], top: int) -> None:
+def test_ids_that_no_table_holds(
+    folder: Path, good: dict[str, Any], files: dict[str, bytes], top: int
+) -> None:
     whole = json.loads(files["tokenizer.json"])
     whole["model"]["vocab"]["x"] = top
     assert load(folder, {**files, "tokenizer.json": as_json(whole)}) is None

@@ -1,7 +1,8 @@
-"""Stands in for kubectl with JobSet's controller, and for sky: runs a manifest on local processes by its own rules.
+"""Stands in for kubectl with JobSet's controller, and for sky: runs a manifest on local processes
+by its own rules.
 
-kubectl apply -f FILE, sky jobs launch FILE --env NAME=VALUE …: both wait for the end, write it to $RECORD/ended and the
-number of restarts to $RECORD/restarts. g2d is bin/fake-g2d.
+kubectl apply -f FILE, sky jobs launch FILE --env NAME=VALUE …: both wait for the end, write it to
+$RECORD/ended and the number of restarts to $RECORD/restarts. g2d is bin/fake-g2d.
 """
 
 import os
@@ -17,7 +18,8 @@ RECORD = Path(os.environ["RECORD"])
 
 
 def together(commands: list[list[str]], environments: list[dict[str, str]]) -> list[int]:
-    """Run commands side by side; return their statuses, 128 and more for a signal, as a container or a shell has it."""
+    """Run commands side by side; return their statuses, 128 and more for a signal, as a container
+    or a shell has it."""
     running = [
         subprocess.Popen(command, env=os.environ | own, cwd=own.get("HOME"))
         for command, own in zip(commands, environments, strict=True)
@@ -32,7 +34,8 @@ def ended(how: str, restarts: int) -> None:
 
 
 def fails(job: dict[str, Any], status: int) -> bool:
-    """Return whether the Job's own policy fails it as a whole, in place of counting a failed pod."""
+    """Return whether the Job's own policy fails it as a whole, in place of counting a failed
+    pod."""
     for rule in job.get("podFailurePolicy", {"rules": []})["rules"]:
         codes = rule.get("onExitCodes")
         if status and codes and rule["action"] == "FailJob":
@@ -54,7 +57,11 @@ def kubectl(manifest: dict[str, Any]) -> None:
         statuses = together([command] * pods, [{"HOST": str(pod)} for pod in range(pods)])
         if not any(statuses):
             return ended("Completed", restarts)
-        why = "PodFailurePolicy" if any(fails(job, status) for status in statuses) else "BackoffLimitExceeded"
+        why = (
+            "PodFailurePolicy"
+            if any(fails(job, status) for status in statuses)
+            else "BackoffLimitExceeded"
+        )
         for rule in spec["failurePolicy"]["rules"]:
             if rule["action"] == "FailJobSet" and why in rule["onJobFailureReasons"]:
                 return ended("Failed", restarts)
@@ -68,7 +75,12 @@ def sky(task: dict[str, Any], given: dict[str, str]) -> None:
     places = [
         task["envs"]
         | given
-        | {"HOME": str(home), "HOST": str(node), "SKYPILOT_NUM_NODES": str(nodes), "SKYPILOT_NODE_RANK": str(node)}
+        | {
+            "HOME": str(home),
+            "HOST": str(node),
+            "SKYPILOT_NUM_NODES": str(nodes),
+            "SKYPILOT_NODE_RANK": str(node),
+        }
         | {"SKYPILOT_NODE_IPS": "\n".join(f"10.0.0.{node}" for node in range(nodes))}
         for node, home in enumerate(homes)
     ]
@@ -78,7 +90,9 @@ def sky(task: dict[str, Any], given: dict[str, str]) -> None:
             home.mkdir(exist_ok=True)
         if any(together([["bash", "-c", task["setup"]]] * nodes, places)):
             return ended("FAILED_SETUP", restarts)
-        statuses = [status for status in together([["bash", "-c", task["run"]]] * nodes, places) if status]
+        statuses = [
+            status for status in together([["bash", "-c", task["run"]]] * nodes, places) if status
+        ]
         if not statuses:
             return ended("SUCCEEDED", restarts)
         if not set(statuses) <= set(recover):

@@ -1,4 +1,5 @@
-"""Runs a launcher with the stand-ins of tests/launch/bin for foreign programs, and for g2d itself."""
+"""Runs a launcher with the stand-ins of tests/launch/bin for foreign programs, and for g2d
+itself."""
 
 import os
 import subprocess
@@ -29,10 +30,13 @@ def environment(record: Path, plan: str = "", **more: str) -> dict[str, str]:
 
 
 def bare(record: Path, plan: str = "", **more: str) -> dict[str, str]:
-    """Return the environment of machines on which g2d is to be installed, from a checkout that can be edited."""
+    """Return the environment of machines on which g2d is to be installed, from a checkout that can
+    be edited."""
     (record / "checkout").write_text("first\n")
     env = environment(record, plan, **{"G2D_COMMAND": "", **more})
-    without = [folder for folder in env["PATH"].split(os.pathsep) if not (Path(folder) / "g2d").exists()]
+    without = [
+        folder for folder in env["PATH"].split(os.pathsep) if not (Path(folder) / "g2d").exists()
+    ]
     return env | {"PATH": os.pathsep.join([str(HOST), *without])}
 
 
@@ -42,7 +46,9 @@ def installed(record: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def launch(script: str, *arguments: str, env: dict[str, str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def launch(
+    script: str, *arguments: str, env: dict[str, str], timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(LAUNCH / script), *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
 

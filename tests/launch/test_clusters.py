@@ -1,4 +1,5 @@
-"""The launchers that hand a run to somebody else's program, against stand-ins of that program, by g2d's statuses."""
+"""The launchers that hand a run to somebody else's program, against stand-ins of that program, by
+g2d's statuses."""
 
 import subprocess
 from pathlib import Path
@@ -40,7 +41,12 @@ def test_jobset(tmp_path: Path, plan: str, how: str, restarts: int) -> None:
     jobset(tmp_path, environment(tmp_path, plan))
     assert ended(tmp_path) == (how, restarts)
     assert [starts(tmp_path, pod) for pod in range(4)] == [restarts + 1] * 4
-    assert (tmp_path / "starts0").read_text().splitlines()[0].endswith(f"gs://BUCKET/runs/demo {SAVES}")
+    assert (
+        (tmp_path / "starts0")
+        .read_text()
+        .splitlines()[0]
+        .endswith(f"gs://BUCKET/runs/demo {SAVES}")
+    )
 
 
 def test_jobset_gives_up(tmp_path: Path) -> None:
@@ -65,7 +71,13 @@ def sky(env: dict[str, str], *options: str) -> None:
     ],
 )
 def test_skypilot(tmp_path: Path, plan: str, how: str, restarts: int) -> None:
-    sky(bare(tmp_path, plan), "--env", "G2D_WORKDIR=gs://mine/r", "--env", "G2D_OVERRIDES=--config.seed=3")
+    sky(
+        bare(tmp_path, plan),
+        "--env",
+        "G2D_WORKDIR=gs://mine/r",
+        "--env",
+        "G2D_OVERRIDES=--config.seed=3",
+    )
     assert ended(tmp_path) == (how, restarts)
     assert installed(tmp_path) == [".[cuda,hub,gcs,s3] "] * 2 * (restarts + 1)
     command = f"run --config demo --workdir gs://mine/r {SAVES} --config.seed=3"
@@ -84,7 +96,14 @@ XPK = {"CLUSTER": "c", "PROJECT": "p", "ZONE": "z", "TYPE": "v6e-16", "IMAGE": "
 
 @pytest.mark.parametrize(
     ("plan", "status", "count"),
-    [("0", 0, 1), ("1", 1, 1), ("2", 2, 1), ("75\nkill\n130\n42\n0", 0, 5), ("137\n1", 1, 2), ("75\n75\n75\n0", 75, 3)],
+    [
+        ("0", 0, 1),
+        ("1", 1, 1),
+        ("2", 2, 1),
+        ("75\nkill\n130\n42\n0", 0, 5),
+        ("137\n1", 1, 2),
+        ("75\n75\n75\n0", 75, 3),
+    ],
 )
 def test_xpk(tmp_path: Path, plan: str, status: int, count: int) -> None:
     env = environment(tmp_path, plan, **XPK, MAX_RESTARTS=str(max(2, count - 1)))
@@ -92,12 +111,16 @@ def test_xpk(tmp_path: Path, plan: str, status: int, count: int) -> None:
     assert done.returncode == 0, done.stderr
     assert f"{SAVES} (G2D_CHECKPOINT_EVERY)" in done.stderr
     assert int((tmp_path / "workload").read_text()) == status
-    assert (tmp_path / "starts0").read_text().splitlines() == [f"run {SAVES} {' '.join(ARGUMENTS)}"] * count
+    assert (tmp_path / "starts0").read_text().splitlines() == [
+        f"run {SAVES} {' '.join(ARGUMENTS)}"
+    ] * count
 
 
 @pytest.mark.parametrize("status", [1, 2, 137])
 def test_what_xpk_itself_ends_with_is_told(tmp_path: Path, status: int) -> None:
-    done = launch("xpk.sh", "mine", *ARGUMENTS, env=environment(tmp_path, **XPK, XPK_STATUS=str(status)))
+    done = launch(
+        "xpk.sh", "mine", *ARGUMENTS, env=environment(tmp_path, **XPK, XPK_STATUS=str(status))
+    )
     assert done.returncode == status and starts(tmp_path) == 0
 
 
@@ -108,4 +131,6 @@ def test_vllm(tmp_path: Path, sync: str, opened: str, status: int) -> None:
     assert launch("vllm.sh", "model", sync, "--dtype", "float32", env=env).returncode == status
     options = "--logprobs-mode processed_logprobs --generation-config vllm --dtype float32"
     environ = f"VLLM_NO_USAGE_STATS=1\n{opened}"
-    assert (tmp_path / "vllm").read_text() == f"serve model --host 127.0.0.1 --port 8000 {options}\n{environ}"
+    assert (
+        tmp_path / "vllm"
+    ).read_text() == f"serve model --host 127.0.0.1 --port 8000 {options}\n{environ}"

@@ -1,4 +1,5 @@
-"""The extras named in launch/ are those that the shipped configs, and the places that a launcher names, ask for."""
+"""The extras named in launch/ are those that the shipped configs, and the places that a launcher
+names, ask for."""
 
 import importlib
 import re
@@ -18,9 +19,13 @@ from g2d_jax.config_load import resolve, shipped
 from g2d_jax.data import problems
 from g2d_jax.runtime import extras, storage
 
-registry = importlib.import_module("fsspec.registry")  # fsspec.registry itself is a view of what is in it
+registry = importlib.import_module(
+    "fsspec.registry"
+)  # fsspec.registry itself is a view of what is in it
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAMED = re.compile(r"(?:(?:\.|g2d-jax)\[|G2D_EXTRAS:-)([a-z0-9,]+)[\]}]")  # '.[tpu,hub]', ${G2D_EXTRAS:-tpu,hub}
+NAMED = re.compile(
+    r"(?:(?:\.|g2d-jax)\[|G2D_EXTRAS:-)([a-z0-9,]+)[\]}]"
+)  # '.[tpu,hub]', ${G2D_EXTRAS:-tpu,hub}
 
 
 @pytest.fixture
@@ -46,7 +51,11 @@ def asked(action: Callable[[], Any]) -> set[str]:
     try:
         action()
     except ImportError as error:
-        return {extra for extra in PROJECT["optional-dependencies"] if extras.install(extra) in str(error)}
+        return {
+            extra
+            for extra in PROJECT["optional-dependencies"]
+            if extras.install(extra) in str(error)
+        }
     return set()
 
 

@@ -1,4 +1,5 @@
-"""What runs on a slice is this checkout, and an installation that fails costs nothing that is there."""
+"""What runs on a slice is this checkout, and an installation that fails costs nothing that is
+there."""
 
 import subprocess
 from pathlib import Path
@@ -10,10 +11,13 @@ WHEEL = "./g2d_jax-0.1.0-py3-none-any.whl[tpu,hub,gcs]"
 
 
 def slice_of_two(record: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Give the launcher's command anew: the hosts keep what they have, and what g2d ends with is counted from there."""
+    """Give the launcher's command anew: the hosts keep what they have, and what g2d ends with is
+    counted from there."""
     for rank in range(2):
         (record / f"starts{rank}").unlink(missing_ok=True)
-    return launch("tpu-queued-resource.sh", "mine", *ARGUMENTS, env=env | {"ZONE": "z", "TYPE": "v6e-8"})
+    return launch(
+        "tpu-queued-resource.sh", "mine", *ARGUMENTS, env=env | {"ZONE": "z", "TYPE": "v6e-8"}
+    )
 
 
 def test_the_wheel_of_the_checkout_is_built_and_copied_and_installed(tmp_path: Path) -> None:
@@ -46,7 +50,9 @@ def test_an_installation_that_fails_keeps_the_slice(tmp_path: Path, unreachable:
     (tmp_path / "unreachable").write_text(unreachable)
     done = slice_of_two(tmp_path, env)
     assert done.returncode == 69, done.stderr
-    assert "error: no such package" in done.stdout and f"{WHEEL} could not be installed" in done.stdout
+    assert (
+        "error: no such package" in done.stdout and f"{WHEEL} could not be installed" in done.stdout
+    )
     assert "could not be installed on a host" in done.stderr and "this deletes it" in done.stderr
     assert calls(tmp_path) == ["create", "scp", "ssh"]
     (tmp_path / "unreachable").unlink()
@@ -71,10 +77,16 @@ def test_a_checkout_that_cannot_be_built_costs_no_slice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_other_extras_and_another_package(tmp_path: Path) -> None:
-    assert slice_of_two(tmp_path, bare(tmp_path, "1", G2D_EXTRAS="tpu,hub,gcs,wandb")).returncode == 1
-    assert installed(tmp_path)[-1].startswith("./g2d_jax-0.1.0-py3-none-any.whl[tpu,hub,gcs,wandb] ")
+    assert (
+        slice_of_two(tmp_path, bare(tmp_path, "1", G2D_EXTRAS="tpu,hub,gcs,wandb")).returncode == 1
+    )
+    assert installed(tmp_path)[-1].startswith(
+        "./g2d_jax-0.1.0-py3-none-any.whl[tpu,hub,gcs,wandb] "
+    )
     package = "g2d-jax[tpu,hub,gcs] @ git+https://host/repository"
     (tmp_path / "python3").unlink()
     assert slice_of_two(tmp_path, bare(tmp_path, "1", G2D_PACKAGE=package)).returncode == 1
     assert installed(tmp_path)[-1] == f"{package} "
-    assert "wheel" not in (tmp_path / "python3").read_text()  # nothing is built that nobody asked for
+    assert (
+        "wheel" not in (tmp_path / "python3").read_text()
+    )  # nothing is built that nobody asked for

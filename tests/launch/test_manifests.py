@@ -1,4 +1,5 @@
-"""The manifests and images: valid against trimmed schemas, and saying what docs/launch.md says they do."""
+"""The manifests and images: valid against trimmed schemas, and saying what docs/launch.md says they
+do."""
 
 import json
 import re
@@ -80,30 +81,48 @@ def test_jobset_of_two_slices_is_valid_and_its_mesh_goes_over_them(jobset: dict)
     (container,) = slices["template"]["spec"]["template"]["spec"]["containers"]
     container["args"].append("--config.mesh.data=2")
     valid(jobset, "jobset.json")
-    assert jobset["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]  # a node pool for each
+    assert jobset["metadata"]["annotations"][
+        "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    ]  # a node pool for each
     _, overrides = cli.parse(container["args"])
     assert resolve("demo", overrides).mesh.data == slices["replicas"]
 
 
-@pytest.mark.parametrize(("plan", "status"), [("0", 0), ("1", 1), ("2", 2), ("75", 75), ("kill", 75), ("130", 130)])
-def test_skypilot_recovers_on_75_and_death(tmp_path: Path, task: dict, plan: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("plan", "status"), [("0", 0), ("1", 1), ("2", 2), ("75", 75), ("kill", 75), ("130", 130)]
+)
+def test_skypilot_recovers_on_75_and_death(
+    tmp_path: Path, task: dict, plan: str, status: int
+) -> None:
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
     env = environment(tmp_path, plan, **task["envs"], SKYPILOT_NUM_NODES="1")
-    done = subprocess.run(["bash", "-c", task["run"]], env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], env=env, capture_output=True, text=True, timeout=30
+    )
     assert (done.returncode, starts(tmp_path)) == (status, 1)
     command = "run --config demo --workdir gs://BUCKET/runs/demo --config.checkpoint.every=10"
     assert (tmp_path / "starts0").read_text() == f"{command}\n"
 
 
 def test_skypilot_tells_each_node_its_place(tmp_path: Path, task: dict) -> None:
-    nodes = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    nodes = {
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    }
     env = environment(tmp_path, **task["envs"], **nodes)
     env["G2D_COMMAND"] = "env"  # `env run --config …` fails; what it was given is what counts
-    script = re.sub(r"(\$\{G2D_COMMAND:-g2d\}).*?(?=\nstatus=)", r"\1", task["run"], flags=re.DOTALL)
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True)
-    assert {"JAX_COORDINATOR_ADDRESS=10.0.0.1:8476", "JAX_NUM_PROCESSES=2", "JAX_PROCESS_ID=1"} <= set(
-        done.stdout.splitlines()
+    script = re.sub(
+        r"(\$\{G2D_COMMAND:-g2d\}).*?(?=\nstatus=)", r"\1", task["run"], flags=re.DOTALL
     )
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert {
+        "JAX_COORDINATOR_ADDRESS=10.0.0.1:8476",
+        "JAX_NUM_PROCESSES=2",
+        "JAX_PROCESS_ID=1",
+    } <= set(done.stdout.splitlines())
 
 
 def instructions(image: str) -> list[list[str]]:
@@ -116,8 +135,12 @@ def test_image_installs_its_extra_and_starts_g2d(image: str) -> None:
     found = instructions(image)
     (base,) = [rest for word, rest in found if word == "FROM"]
     assert re.fullmatch(r"python:3\.1[12]\.\d+-slim-\w+", base)  # a version, not a moving tag
-    (install,) = [shlex.split(rest) for word, rest in found if word == "RUN" and "pip install" in rest]
-    (spec,) = [word for word in install if word.startswith(".[")]  # this checkout, in its own image's kind
+    (install,) = [
+        shlex.split(rest) for word, rest in found if word == "RUN" and "pip install" in rest
+    ]
+    (spec,) = [
+        word for word in install if word.startswith(".[")
+    ]  # this checkout, in its own image's kind
     assert image in spec.strip(".[]").split(",")  # the others: test_extras.py
     (entry,) = [json.loads(rest) for word, rest in found if word == "ENTRYPOINT"]
     assert entry == ["g2d"] and PROJECT["project"]["scripts"] == {"g2d": "g2d_jax.cli:main"}
@@ -128,7 +151,9 @@ def test_image_installs_its_extra_and_starts_g2d(image: str) -> None:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_image_has_every_file_that_the_wheel_is_made_of(image: str) -> None:
-    copied = {name for word, rest in instructions(image) if word == "COPY" for name in rest.split()[:-1]}
+    copied = {
+        name for word, rest in instructions(image) if word == "COPY" for name in rest.split()[:-1]
+    }
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     project = PROJECT["project"]
     needed = {"pyproject.toml", project["readme"], *project["license-files"]}

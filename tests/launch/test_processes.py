@@ -1,4 +1,5 @@
-"""g2d itself under the Slurm script: two tasks find each other by SLURM_* and train on their two devices."""
+"""g2d itself under the Slurm script: two tasks find each other by SLURM_* and train on their two
+devices."""
 
 import os
 import sys
@@ -20,7 +21,14 @@ def test_two_slurm_tasks_are_one_run(tmp_path: Path, one_device: dict[str, str])
         "SLURM_CPUS_PER_TASK": "1",
     }
     work = tmp_path / "work"
-    arguments = ("--config", str(ROOT / "tests" / "tiny.py"), "--workdir", str(work), "--until", "sft")
+    arguments = (
+        "--config",
+        str(ROOT / "tests" / "tiny.py"),
+        "--workdir",
+        str(work),
+        "--until",
+        "sft",
+    )
     done = launch("slurm.sbatch", *arguments, "--config.stages.sft.steps=2", env=env, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("work directory: ") == 1  # one of the two speaks

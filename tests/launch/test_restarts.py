@@ -1,4 +1,5 @@
-"""What launchers make of g2d's statuses, on local processes: 0 done, 1 and 2 stop, 75 and signals start again."""
+"""What launchers make of g2d's statuses, on local processes: 0 done, 1 and 2 stop, 75 and signals
+start again."""
 
 import os
 import signal
@@ -32,12 +33,17 @@ def wait_for(*files: Path) -> None:
     ],
 )
 def test_workstation(tmp_path: Path, plan: str, status: int, count: int) -> None:
-    done = launch("workstation.sh", "--config", "demo", "--workdir", "runs/x", env=environment(tmp_path, plan))
+    done = launch(
+        "workstation.sh", "--config", "demo", "--workdir", "runs/x", env=environment(tmp_path, plan)
+    )
     assert (done.returncode, starts(tmp_path)) == (status, count), done.stderr
-    assert set((tmp_path / "starts0").read_text().splitlines()) == {"run --config demo --workdir runs/x"}
+    assert set((tmp_path / "starts0").read_text().splitlines()) == {
+        "run --config demo --workdir runs/x"
+    }
 
 
-# As in a terminal: a suite that runs in the background has Ctrl-C ignored, and bash cannot trap what was ignored.
+# As in a terminal: a suite that runs in the background has Ctrl-C ignored, and bash cannot trap
+# what was ignored.
 HEEDING = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -48,7 +54,9 @@ os.execvp("bash", ["bash", *sys.argv[1:]])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_workstation_hands_on_a_signal_and_ends(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", HEEDING, str(LAUNCH / "workstation.sh"), *ARGUMENTS]
-    with subprocess.Popen(command, env=environment(tmp_path, "term\n0"), stdout=subprocess.PIPE, text=True) as script:
+    with subprocess.Popen(
+        command, env=environment(tmp_path, "term\n0"), stdout=subprocess.PIPE, text=True
+    ) as script:
         wait_for(tmp_path / "waiting0")
         os.kill(script.pid, number)
         output, _ = script.communicate(timeout=30)
@@ -92,23 +100,31 @@ def test_slurm_leaves_it_at_that(tmp_path: Path, why: dict) -> None:
     ("plan", "limit", "status", "count"),
     [("75\n0 137\nkill\n0", "100", 0, 4), ("75\n1", "100", 1, 2), ("75\n75\n75\n75", "2", 75, 3)],
 )
-def test_a_job_that_sbatch_queues_again(tmp_path: Path, plan: str, limit: str, status: int, count: int) -> None:
+def test_a_job_that_sbatch_queues_again(
+    tmp_path: Path, plan: str, limit: str, status: int, count: int
+) -> None:
     env = environment(tmp_path, plan, G2D_MAX_RESTARTS=limit)
     command = [BIN / "sbatch", LAUNCH / "slurm.sbatch", *ARGUMENTS]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, starts(tmp_path, 0), starts(tmp_path, 1)) == (status, count, count), done.stderr
+    assert (done.returncode, starts(tmp_path, 0), starts(tmp_path, 1)) == (status, count, count), (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("script", ["workstation.sh", "slurm.sbatch"])
 def test_who_has_not_installed_g2d_is_told(tmp_path: Path, script: str) -> None:
-    done = launch(script, *ARGUMENTS, env=environment(tmp_path, G2D_COMMAND="g2d-that-is-not-there"))
+    done = launch(
+        script, *ARGUMENTS, env=environment(tmp_path, G2D_COMMAND="g2d-that-is-not-there")
+    )
     assert done.returncode == 69 and "there is no command g2d-that-is-not-there" in done.stderr
     assert not (tmp_path / "srun").exists() and not (tmp_path / "scontrol").exists()
 
 
 def test_slurm_hands_sigterm_to_the_tasks_and_queues_again(tmp_path: Path) -> None:
     command = ["bash", str(LAUNCH / "slurm.sbatch"), *ARGUMENTS]
-    with subprocess.Popen(command, env=environment(tmp_path, "term"), stdout=subprocess.PIPE, text=True) as script:
+    with subprocess.Popen(
+        command, env=environment(tmp_path, "term"), stdout=subprocess.PIPE, text=True
+    ) as script:
         wait_for(tmp_path / "waiting0", tmp_path / "waiting1", tmp_path / "tasks")
         script.terminate()  # Slurm's --signal=B:TERM@180
         output, _ = script.communicate(timeout=30)
@@ -140,11 +156,17 @@ def test_tpu_slice(tmp_path: Path, plan: str, status: int, count: int) -> None:
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (count, count)
     deleted = ["delete"] if status == 0 else []
     assert calls(tmp_path) == ["create", *["scp", "ssh"] * count, *deleted]
-    assert ("queued-resources delete mine --zone=z --force" in done.stderr) == (status != 0)  # how to end its cost
+    assert ("queued-resources delete mine --zone=z --force" in done.stderr) == (
+        status != 0
+    )  # how to end its cost
 
 
-@pytest.mark.parametrize(("plan", "keep", "deleted"), [("0", "always", False), ("1", "never", True)])
-def test_who_wants_says_what_becomes_of_the_slice(tmp_path: Path, plan: str, keep: str, deleted: bool) -> None:
+@pytest.mark.parametrize(
+    ("plan", "keep", "deleted"), [("0", "always", False), ("1", "never", True)]
+)
+def test_who_wants_says_what_becomes_of_the_slice(
+    tmp_path: Path, plan: str, keep: str, deleted: bool
+) -> None:
     done = slice_of_two(tmp_path, plan, KEEP=keep)
     assert done.returncode == int(plan), done.stderr
     assert ("delete" in calls(tmp_path)) == deleted
@@ -172,8 +194,12 @@ def test_a_request_that_gcloud_refuses_ends_at_once(tmp_path: Path, status: str)
 
 @pytest.mark.parametrize("command", ["tpu-vm scp", "tpu-vm ssh"])
 @pytest.mark.parametrize("status", ["1", "2", "255"])
-def test_hosts_that_are_not_reached_are_no_reason_to_delete(tmp_path: Path, command: str, status: str) -> None:
-    done = slice_of_two(tmp_path, "0", GCLOUD_FAILS=command, GCLOUD_STATUS=status, G2D_MAX_FAILURES="2")
+def test_hosts_that_are_not_reached_are_no_reason_to_delete(
+    tmp_path: Path, command: str, status: str
+) -> None:
+    done = slice_of_two(
+        tmp_path, "0", GCLOUD_FAILS=command, GCLOUD_STATUS=status, G2D_MAX_FAILURES="2"
+    )
     assert done.returncode == 75 and "not all hosts were reached" in done.stderr
     assert "delete" not in calls(tmp_path) and calls(tmp_path).count("create") == 1
 
@@ -210,13 +236,22 @@ def test_a_host_starts_an_attempt_once(tmp_path: Path) -> None:
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as lost:
         wait_for(tmp_path / "waiting0")
         lost.kill()  # the connection breaks; g2d goes on
-    with subprocess.Popen([*command[:2], "second", *command[3:]], env=env, stdout=subprocess.PIPE, text=True) as again:
-        assert again.stdout is not None and again.stdout.readline() == "waiting\n"  # it follows the one that runs
+    with subprocess.Popen(
+        [*command[:2], "second", *command[3:]], env=env, stdout=subprocess.PIPE, text=True
+    ) as again:
+        assert (
+            again.stdout is not None and again.stdout.readline() == "waiting\n"
+        )  # it follows the one that runs
         os.kill(int((tmp_path / "waiting0").read_text()), signal.SIGTERM)
         output, _ = again.communicate(timeout=30)
     assert starts(tmp_path) == 1
     assert (again.returncode, output) == (75, "saved\ng2d exit status: 75\n")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, starts(tmp_path)) == (75, 1)  # the same attempt again: only told how it ended
-    done = subprocess.run([*command[:2], "third", *command[3:]], env=env, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, starts(tmp_path)) == (
+        75,
+        1,
+    )  # the same attempt again: only told how it ended
+    done = subprocess.run(
+        [*command[:2], "third", *command[3:]], env=env, capture_output=True, text=True, timeout=30
+    )
     assert (done.returncode, starts(tmp_path)) == (0, 2)

@@ -13,7 +13,9 @@ from g2d_jax.cli import parse
 from g2d_jax.config_load import resolve
 
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
-SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+SHELLCHECK = shutil.which(
+    "shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin"
+)
 
 
 def test_there_are_scripts() -> None:
@@ -62,17 +64,24 @@ def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
 
 
 def test_dry_run_of_xpk(tmp_path: Path) -> None:
-    env = environment(tmp_path, CLUSTER="c", PROJECT="p", ZONE="z", TYPE="v6e-16", IMAGE="i", SPOT="1")
+    env = environment(
+        tmp_path, CLUSTER="c", PROJECT="p", ZONE="z", TYPE="v6e-16", IMAGE="i", SPOT="1"
+    )
     done = launch("xpk.sh", "--dry-run", "mine", *ARGUMENTS, env=env)
     assert done.stdout.strip() == (
-        "xpk workload create --cluster=c --project=p --zone=z --workload=mine --tpu-type=v6e-16 --num-slices=1 "
-        "--docker-image=i --max-restarts=100 --restart-on-exit-codes=75 --termination-grace-period-seconds=60 --spot "
-        "--command=exec\\ g2d\\ run\\ --config.checkpoint.every=10\\ --config\\ demo\\ --workdir\\ gs://bucket/runs/demo"
+        "xpk workload create --cluster=c --project=p --zone=z --workload=mine --tpu-type=v6e-16 "
+        "--num-slices=1 "
+        "--docker-image=i --max-restarts=100 --restart-on-exit-codes=75 "
+        "--termination-grace-period-seconds=60 --spot "
+        "--command=exec\\ g2d\\ run\\ --config.checkpoint.every=10\\ --config\\ demo\\ "
+        "--workdir\\ gs://bucket/runs/demo"
     )
 
 
 def test_dry_run_of_xpk_with_two_slices(tmp_path: Path) -> None:
-    env = environment(tmp_path, CLUSTER="c", PROJECT="p", ZONE="z", TYPE="v5litepod-16", IMAGE="i", SLICES="2")
+    env = environment(
+        tmp_path, CLUSTER="c", PROJECT="p", ZONE="z", TYPE="v5litepod-16", IMAGE="i", SLICES="2"
+    )
     done = launch("xpk.sh", "--dry-run", "mine", *ARGUMENTS, "--config.mesh.data=2", env=env)
     assert " --tpu-type=v5litepod-16 --num-slices=2 " in done.stdout
     assert done.stdout.strip().endswith("runs/demo\\ --config.mesh.data=2")
@@ -88,8 +97,10 @@ def test_dry_run_of_vllm(tmp_path: Path) -> None:
     env = {**environment(tmp_path), "VLLM_API_KEY": "sk-secret"}
     done = launch("vllm.sh", "--dry-run", "my model", "adapter", "--dtype", "float32", env=env)
     assert done.stdout.strip() == (
-        "env VLLM_NO_USAGE_STATS=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve my\\ model --host 127.0.0.1 "
-        "--port 8000 --logprobs-mode processed_logprobs --generation-config vllm --enable-lora --max-loras 2 "
+        "env VLLM_NO_USAGE_STATS=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve my\\ model "
+        "--host 127.0.0.1 "
+        "--port 8000 --logprobs-mode processed_logprobs --generation-config vllm --enable-lora "
+        "--max-loras 2 "
         "--dtype float32"
     )
 
@@ -98,7 +109,9 @@ XPK = {"CLUSTER": "c", "PROJECT": "p", "ZONE": "z", "TYPE": "v6e-16", "IMAGE": "
 SLICE = {"ZONE": "z", "TYPE": "v6e-8", "G2D_PACKAGE": "p"}
 
 
-@pytest.mark.parametrize(("script", "variables"), [("tpu-queued-resource.sh", SLICE), ("xpk.sh", XPK)])
+@pytest.mark.parametrize(
+    ("script", "variables"), [("tpu-queued-resource.sh", SLICE), ("xpk.sh", XPK)]
+)
 @pytest.mark.parametrize(
     ("own", "preset", "every"),
     [((), {}, 10), ((), {"G2D_CHECKPOINT_EVERY": "4"}, 4), (("--config.checkpoint.every=3",), {}, 3),
@@ -111,7 +124,9 @@ def test_spot_runs_save_often_unless_told_otherwise(
     done = launch(script, "--dry-run", "mine", *ARGUMENTS, *own, env=env)
     (given,) = [word for word in shlex.split(done.stdout) if word.startswith("--command=")]
     words = shlex.split(given)
-    arguments, overrides = parse(["run", *words[words.index("run") + 1 :]] if "run" in words else ["run", *words[4:]])
+    arguments, overrides = parse(
+        ["run", *words[words.index("run") + 1 :]] if "run" in words else ["run", *words[4:]]
+    )
     assert resolve(arguments.config, overrides).checkpoint.every == every
 
 
@@ -141,10 +156,16 @@ def test_spot_runs_save_often_unless_told_otherwise(
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {**SLICE, "G2D_CHECKPOINT_EVERY": "0"}),
         ("tpu-queued-resource.sh", ("mine", "--config", "demo", "--workdir", "r"), SLICE),
         ("tpu-queued-resource.sh", ("mine", "--config", "mien.py", "--workdir", "gs://b/r"), SLICE),
-        ("tpu-queued-resource.sh", ("mine", "--config=mien.py:seed=1", "--workdir", "gs://b/r"), SLICE),
+        (
+            "tpu-queued-resource.sh",
+            ("mine", "--config=mien.py:seed=1", "--workdir", "gs://b/r"),
+            SLICE,
+        ),
     ],
 )
-def test_half_a_command_is_refused(tmp_path: Path, script: str, arguments: tuple, variables: dict) -> None:
+def test_half_a_command_is_refused(
+    tmp_path: Path, script: str, arguments: tuple, variables: dict
+) -> None:
     done = launch(script, *arguments, env=environment(tmp_path, **variables))
     assert done.returncode == 2 and done.stderr
     assert not any((tmp_path / record).exists() for record in ("xpk", "gcloud", "starts0"))

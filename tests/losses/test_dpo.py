@@ -1,4 +1,5 @@
-"""DPO (equation 3 of arXiv 2506.21495), conservative DPO and IPO against hand numbers and a slow reference."""
+"""DPO (equation 3 of arXiv 2506.21495), conservative DPO and IPO against hand numbers and a slow
+reference."""
 
 from __future__ import annotations
 
@@ -19,13 +20,20 @@ from g2d_jax.losses.dpo import dpo_weights
 from g2d_jax.losses.reduction import mean_metrics
 
 ONE = jnp.ones(1)
-LENGTHS: dict[str, Any] = {"chosen_lengths": jnp.array([6], jnp.int32), "rejected_lengths": jnp.array([2], jnp.int32)}
+LENGTHS: dict[str, Any] = {
+    "chosen_lengths": jnp.array([6], jnp.int32),
+    "rejected_lengths": jnp.array([2], jnp.int32),
+}
 
 
-PAIR = tuple(jnp.array([x]) for x in (-10.0, -21.0, -13.0, -20.0))  # log-ratios +3 over 6 tokens and -1 over 2
+PAIR = tuple(
+    jnp.array([x]) for x in (-10.0, -21.0, -13.0, -20.0)
+)  # log-ratios +3 over 6 tokens and -1 over 2
 
 
-def dpo_loss(*arrays: Any, chosen_lengths: Any = None, rejected_lengths: Any = None, **settings: Any) -> Any:
+def dpo_loss(
+    *arrays: Any, chosen_lengths: Any = None, rejected_lengths: Any = None, **settings: Any
+) -> Any:
     """The loss of these fields of its settings."""
     lengths = {"chosen_lengths": chosen_lengths, "rejected_lengths": rejected_lengths}
     return dpo.dpo_loss(*arrays, OnlineDPO(**settings), **lengths)
@@ -63,7 +71,9 @@ def test_policy_equal_to_reference_gives_log_2() -> None:
         (0.0, 2e-5, 1.0),
     ],
 )
-def test_a_tie_up_to_rounding_counts_one_half(reference: float, moved: float, expected: float) -> None:
+def test_a_tie_up_to_rounding_counts_one_half(
+    reference: float, moved: float, expected: float
+) -> None:
     before, after = jnp.array([reference]), jnp.array([reference + moved], jnp.float32)
     for beta in (0.01, 0.1, 2.0):
         _, sums = dpo_loss(after, before, before, before, ONE, beta=beta)
@@ -87,8 +97,14 @@ def test_weights_over_pairs_and_over_prompts() -> None:
         ({}, 0.5130152523999526),  # -log sigmoid(0.4)
         ({"label_smoothing": 0.1}, 0.9 * softplus(-0.4) + 0.1 * softplus(0.4)),
         ({"loss_type": "ipo"}, 16.0),  # gap 0.5 + 0.5 = 1, target 1 / (2 * 0.1) = 5
-        ({"loss_type": "sigmoid_norm"}, softplus(-0.1)),  # TRL: -logsigmoid(beta * delta of averages)
-        ({"loss_type": "sigmoid_norm", "label_smoothing": 0.1}, 0.9 * softplus(-0.1) + 0.1 * softplus(0.1)),
+        (
+            {"loss_type": "sigmoid_norm"},
+            softplus(-0.1),
+        ),  # TRL: -logsigmoid(beta * delta of averages)
+        (
+            {"loss_type": "sigmoid_norm", "label_smoothing": 0.1},
+            0.9 * softplus(-0.1) + 0.1 * softplus(0.1),
+        ),
     ],
 )
 def test_literal_values(settings: dict[str, Any], expected: float) -> None:
@@ -110,7 +126,10 @@ def test_literal_values(settings: dict[str, Any], expected: float) -> None:
 @pytest.mark.parametrize(
     ("loss_type", "expected"),
     [
-        ("sigmoid", [-0.1 / (1 + math.exp(0.4)), 0.1 / (1 + math.exp(0.4))]),  # beta * sigmoid(-margin)
+        (
+            "sigmoid",
+            [-0.1 / (1 + math.exp(0.4)), 0.1 / (1 + math.exp(0.4))],
+        ),  # beta * sigmoid(-margin)
         ("sigmoid_norm", [-0.1 / 6 / (1 + math.exp(0.1)), 0.1 / 2 / (1 + math.exp(0.1))]),
         ("ipo", [2 * -4 / 6, 2 * 4 / 2]),
     ],
@@ -118,7 +137,9 @@ def test_literal_values(settings: dict[str, Any], expected: float) -> None:
 def test_gradient_is_up_for_chosen_down_for_rejected_and_none_for_the_reference(
     loss_type: Any, expected: list[float]
 ) -> None:
-    grads = jax.grad(lambda *pair: dpo_loss(*pair, ONE, loss_type=loss_type, **LENGTHS)[0], (0, 1, 2, 3))(*PAIR)
+    grads = jax.grad(
+        lambda *pair: dpo_loss(*pair, ONE, loss_type=loss_type, **LENGTHS)[0], (0, 1, 2, 3)
+    )(*PAIR)
     np.testing.assert_allclose(np.ravel(grads), [*expected, 0.0, 0.0], rtol=1e-5)
 
 
@@ -129,8 +150,11 @@ def test_gradient_is_up_for_chosen_down_for_rejected_and_none_for_the_reference(
         (0.1, 1.1108848159342035, (-0.19901976132180244, 0.5970592839654073)),
     ],
 )
-def test_simpo_is_that_of_trl(smoothing: float, expected: float, gradient: tuple[float, float]) -> None:
-    """Means of -10 / 6 and -3 / 2 a token, beta 2, gamma 0.5: TRL 1.16's values. There is no reference to pass."""
+def test_simpo_is_that_of_trl(
+    smoothing: float, expected: float, gradient: tuple[float, float]
+) -> None:
+    """Means of -10 / 6 and -3 / 2 a token, beta 2, gamma 0.5: TRL 1.16's values. There is no
+    reference to pass."""
     settings = {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 0.5, "label_smoothing": smoothing}
 
     def loss(chosen: jax.Array, rejected: jax.Array) -> Any:
@@ -141,7 +165,9 @@ def test_simpo_is_that_of_trl(smoothing: float, expected: float, gradient: tuple
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     np.testing.assert_allclose(np.ravel(grads), gradient, rtol=1e-6)
     means = mean_metrics(sums, "pairs")
-    assert [means[f"rewards/{side}"] for side in ("chosen", "rejected")] == pytest.approx([-10 / 3, -3.0])
+    assert [means[f"rewards/{side}"] for side in ("chosen", "rejected")] == pytest.approx(
+        [-10 / 3, -3.0]
+    )
     with pytest.raises(ValueError, match="'sigmoid' compares with a reference"):
         dpo_loss(*pair, None, None, ONE)
 
@@ -149,12 +175,15 @@ def test_simpo_is_that_of_trl(smoothing: float, expected: float, gradient: tuple
 @pytest.mark.parametrize("loss_type", ["sigmoid", "sigmoid_norm", "ipo"])
 @pytest.mark.parametrize("mean", [True, False])
 def test_nll_of_the_chosen_response(loss_type: Any, mean: bool) -> None:
-    """Once a pair, whatever the loss: 0.5 * 10 / 6, and -0.5 / 6 in the gradient of the chosen side; or the sum."""
+    """Once a pair, whatever the loss: 0.5 * 10 / 6, and -0.5 / 6 in the gradient of the chosen
+    side; or the sum."""
     tokens, how = 6 if mean else 1, {} if mean else {"nll_length_normalization": False}
 
     def run(coef: float) -> tuple[Any, Any]:
         def loss(pc: jax.Array, pr: jax.Array) -> Any:
-            return dpo_loss(pc, pr, *PAIR[2:], ONE / 4, loss_type=loss_type, nll_coef=coef, **LENGTHS, **how)
+            return dpo_loss(
+                pc, pr, *PAIR[2:], ONE / 4, loss_type=loss_type, nll_coef=coef, **LENGTHS, **how
+            )
 
         return jax.value_and_grad(loss, (0, 1), has_aux=True)(*PAIR[:2])
 
@@ -167,7 +196,11 @@ def test_nll_of_the_chosen_response(loss_type: Any, mean: bool) -> None:
 
 
 @examples(15)
-@given(seed=st.integers(0, 2**16), cut=st.sampled_from([0, 4]), smoothing=st.sampled_from([0.0, 0.2, None]))
+@given(
+    seed=st.integers(0, 2**16),
+    cut=st.sampled_from([0, 4]),
+    smoothing=st.sampled_from([0.0, 0.2, None]),
+)
 def test_slow_reference_any_order_any_split(seed: int, cut: int, smoothing: float | None) -> None:
     """One pair at a time, from the formulae. smoothing: None is IPO."""
     rng = np.random.default_rng(seed)
@@ -182,8 +215,13 @@ def test_slow_reference_any_order_any_split(seed: int, cut: int, smoothing: floa
 
     def run(index: np.ndarray) -> tuple[jax.Array, dict[str, jax.Array]]:
         arrays = (jnp.asarray(x, jnp.float32) for x in (*rows[index].T, weights[index]))
-        sizes = {f"{side}_lengths": jnp.asarray(lengths[index, i]) for i, side in enumerate(("chosen", "rejected"))}
-        settings: Any = {"loss_type": "ipo"} if smoothing is None else {"label_smoothing": smoothing}
+        sizes = {
+            f"{side}_lengths": jnp.asarray(lengths[index, i])
+            for i, side in enumerate(("chosen", "rejected"))
+        }
+        settings: Any = (
+            {"loss_type": "ipo"} if smoothing is None else {"label_smoothing": smoothing}
+        )
         return dpo_loss(*arrays, beta=0.3, **settings, **sizes)
 
     loss, sums = run(np.arange(6))
@@ -199,7 +237,10 @@ def test_slow_reference_any_order_any_split(seed: int, cut: int, smoothing: floa
 @pytest.mark.parametrize("loss_type", ["sigmoid", "sigmoid_norm", "ipo"])
 @pytest.mark.parametrize("gap", [1e4, -1e4])
 def test_extreme_log_probabilities_stay_finite(loss_type: Any, gap: float) -> None:
-    lengths: dict[str, Any] = {"chosen_lengths": jnp.array([9.0]), "rejected_lengths": jnp.array([9.0])}
+    lengths: dict[str, Any] = {
+        "chosen_lengths": jnp.array([9.0]),
+        "rejected_lengths": jnp.array([9.0]),
+    }
 
     def loss(x: jax.Array) -> jax.Array:
         return dpo_loss(x, *[jnp.array([-1e4])] * 3, ONE, loss_type=loss_type, **lengths)[0]
@@ -212,7 +253,9 @@ def test_extreme_log_probabilities_stay_finite(loss_type: Any, gap: float) -> No
 def test_a_padding_pair_cannot_poison(poison: float) -> None:
     bad = jnp.array([-3.0, poison])
     weights = jnp.array([1.0, 0.0])
-    both = jax.value_and_grad(lambda pc, pr: dpo_loss(pc, pr, bad, bad, weights), (0, 1), has_aux=True)
+    both = jax.value_and_grad(
+        lambda pc, pr: dpo_loss(pc, pr, bad, bad, weights), (0, 1), has_aux=True
+    )
     (loss, sums), grads = both(bad, bad)
     np.testing.assert_allclose(loss, math.log(2), rtol=1e-6)
     assert all(np.isfinite(value) for value in sums.values()) and float(sums["pairs"]) == 1.0
@@ -223,7 +266,10 @@ def test_a_padding_pair_cannot_poison(poison: float) -> None:
     ("kwargs", "message"),
     [
         ({"loss_type": "ipo"}, "pass chosen_lengths"),
-        ({"loss_type": "sigmoid_norm"}, "'sigmoid_norm' averages log-probabilities: pass chosen_lengths"),
+        (
+            {"loss_type": "sigmoid_norm"},
+            "'sigmoid_norm' averages log-probabilities: pass chosen_lengths",
+        ),
         ({"nll_coef": 1.0}, "the NLL term is a mean over tokens: pass chosen_lengths"),
         ({"chosen_lengths": jnp.ones(2)}, "one shape"),
     ],

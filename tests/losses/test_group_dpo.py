@@ -16,13 +16,17 @@ from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.reduction import mean_metrics
 
 SIDES = np.array([[1, -1, 1, -1, -1, 1, 0, 0], [-1, -1, 1, 1, 1, 0, 0, 0]])
-GROUPS = np.array([[0, 0, 1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0, 0, 0]])  # row 1's prompt 1 has no rejected response
+GROUPS = np.array(
+    [[0, 0, 1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0, 0, 0]]
+)  # row 1's prompt 1 has no rejected response
 PLACES = jnp.asarray(SIDES), jnp.asarray(GROUPS)
 PROMPTS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def count(sign: int) -> np.ndarray:
-    return np.array([((SIDES[row] == sign) & (GROUPS[row] == group)).sum() for row, group in PROMPTS])
+    return np.array(
+        [((SIDES[row] == sign) & (GROUPS[row] == group)).sum() for row, group in PROMPTS]
+    )
 
 
 def inputs(seed: int = 0) -> tuple[jax.Array, ...]:
@@ -40,13 +44,17 @@ def floats(sums: dict[str, jax.Array]) -> dict[str, float]:
     return {name: float(x) for name, x in sums.items()}
 
 
-def explicit(policy: jax.Array, reference: jax.Array, lengths: jax.Array, weights: jax.Array, **settings: Any) -> Any:
+def explicit(
+    policy: jax.Array, reference: jax.Array, lengths: jax.Array, weights: jax.Array, **settings: Any
+) -> Any:
     """Every pair by itself through dpo_loss, added up."""
     total, sums = jnp.zeros(()), []
     for row in range(SIDES.shape[0]):
         for i in np.flatnonzero(SIDES[row] == 1):
             for j in np.flatnonzero((SIDES[row] == -1) & (GROUPS[row] == GROUPS[row, i])):
-                pc, pr, rc, rr, left, right = (x[row, k][None] for x in (policy, reference, lengths) for k in (i, j))
+                pc, pr, rc, rr, left, right = (
+                    x[row, k][None] for x in (policy, reference, lengths) for k in (i, j)
+                )
                 weight = weights[row, i][None]
                 sizes = {"chosen_lengths": left, "rejected_lengths": right}
                 loss, more = dpo_loss(pc, pr, rc, rr, weight, OnlineDPO(**settings), **sizes)
@@ -56,10 +64,14 @@ def explicit(policy: jax.Array, reference: jax.Array, lengths: jax.Array, weight
 
 
 def test_weights_literal() -> None:
-    weights = group_dpo_weights([1, 2, 3, 0], [2, 2, 0, 4])  # Two prompts have pairs: 2 and 4 of them.
+    weights = group_dpo_weights(
+        [1, 2, 3, 0], [2, 2, 0, 4]
+    )  # Two prompts have pairs: 2 and 4 of them.
     assert weights.dtype == np.float32
     np.testing.assert_allclose(weights, [1 / 4, 1 / 8, 0.0, 0.0])
-    np.testing.assert_allclose(group_dpo_weights([1, 2, 3, 0], [2, 2, 0, 4], 4), [1 / 8, 1 / 16, 0.0, 0.0])
+    np.testing.assert_allclose(
+        group_dpo_weights([1, 2, 3, 0], [2, 2, 0, 4], 4), [1 / 8, 1 / 16, 0.0, 0.0]
+    )
     np.testing.assert_array_equal(group_dpo_weights([0, 1], [1, 0]), [0.0, 0.0])
     with pytest.raises(ValueError, match="counts must be"):
         group_dpo_weights([1], [1, 2])
@@ -78,9 +90,13 @@ def test_equals_a_loop_over_pairs(settings: dict[str, Any]) -> None:
     policy, reference, lengths, weights = inputs()
 
     def fast(x: jax.Array, reference: jax.Array) -> Any:
-        return group_dpo_loss(x, reference, *PLACES, weights, OnlineDPO(beta=0.3, **settings), lengths=lengths)
+        return group_dpo_loss(
+            x, reference, *PLACES, weights, OnlineDPO(beta=0.3, **settings), lengths=lengths
+        )
 
-    poisoned = (jnp.where(PLACES[0] != 0, x, jnp.nan) for x in (policy, reference))  # where a place takes no part
+    poisoned = (
+        jnp.where(PLACES[0] != 0, x, jnp.nan) for x in (policy, reference)
+    )  # where a place takes no part
     (loss, sums), grad = jax.value_and_grad(fast, has_aux=True)(*poisoned)
     (slow, slow_sums), slow_grad = jax.value_and_grad(explicit, has_aux=True)(
         policy, reference, lengths, weights, beta=0.3, **settings
@@ -92,10 +108,13 @@ def test_equals_a_loop_over_pairs(settings: dict[str, Any]) -> None:
 
 
 def test_literal_value() -> None:
-    """One correct (log-ratio 3) against two incorrect ones (-1 and 3), beta 0.1: margins 0.4 and 0, mean of two."""
+    """One correct (log-ratio 3) against two incorrect ones (-1 and 3), beta 0.1: margins 0.4 and 0,
+    mean of two."""
     policy, reference = jnp.array([[-10.0, -21.0, -7.0]]), jnp.array([[-13.0, -20.0, -10.0]])
     weights = jnp.full((1, 3), group_dpo_weights([1], [2])[0])
-    loss, sums = group_dpo_loss(policy, reference, jnp.array([[1, -1, -1]]), jnp.zeros((1, 3)), weights, OnlineDPO())
+    loss, sums = group_dpo_loss(
+        policy, reference, jnp.array([[1, -1, -1]]), jnp.zeros((1, 3)), weights, OnlineDPO()
+    )
     np.testing.assert_allclose(loss, (0.5130152523999526 + math.log(2)) / 2, rtol=1e-6)
     means = mean_metrics(sums, "pairs")
     assert (means["pairs"], means["rewards/margins"]) == (2.0, pytest.approx(0.2))

@@ -1,4 +1,5 @@
-"""Chunked log-probabilities: equal to the full softmax, in values and gradients, without its memory."""
+"""Chunked log-probabilities: equal to the full softmax, in values and gradients, without its
+memory."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from g2d_jax.mesh import make_mesh, put_rows, sharding
 N, D, V = 37, 16, 53
 
 
-def inputs(n: int = N, d: int = D, v: int = V, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
+def inputs(
+    n: int = N, d: int = D, v: int = V, seed: int = 0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     rng = np.random.default_rng(seed)
     hidden, head = rng.normal(size=(n, d)), rng.normal(size=(d, v)) * 0.5
     return (
@@ -41,7 +44,9 @@ def full_softmax(
 ) -> tuple[jax.Array, jax.Array]:
     """The whole [N, V] at once."""
     logp = jax.nn.log_softmax((hidden @ head).astype(jnp.float32) / temperature)
-    return jnp.take_along_axis(logp, targets[:, None], axis=1)[:, 0], -jnp.sum(jnp.exp(logp) * logp, axis=1)
+    return jnp.take_along_axis(logp, targets[:, None], axis=1)[:, 0], -jnp.sum(
+        jnp.exp(logp) * logp, axis=1
+    )
 
 
 def mixed(results: Any, mix: jax.Array) -> jax.Array:
@@ -50,7 +55,8 @@ def mixed(results: Any, mix: jax.Array) -> jax.Array:
 
 
 def values_and_grads(function: Any, hidden: jax.Array, head: jax.Array) -> list[jax.Array]:
-    """A function's log-probabilities and entropies, and gradients in its arguments of a number that depends on all."""
+    """A function's log-probabilities and entropies, and gradients in its arguments of a number that
+    depends on all."""
     mix = jnp.asarray(np.random.default_rng(1).normal(size=(2, len(hidden))), jnp.float32)
 
     def total(hidden: jax.Array, head: jax.Array) -> Any:
@@ -63,11 +69,15 @@ def values_and_grads(function: Any, hidden: jax.Array, head: jax.Array) -> list[
 
 def test_literal_values() -> None:
     # One-hot hidden states pick rows of the head: probabilities (1/4, 3/4) and (1/2, 1/2).
-    hidden, head, targets = jnp.eye(2), jnp.log(jnp.array([[1.0, 3.0], [5.0, 5.0]])), jnp.array([1, 0], jnp.int32)
+    hidden = jnp.eye(2)
+    head = jnp.log(jnp.array([[1.0, 3.0], [5.0, 5.0]]))
+    targets = jnp.array([1, 0], jnp.int32)
     logprobs, entropies = token_logprobs(hidden, head, targets)
     np.testing.assert_allclose(logprobs, np.log([0.75, 0.5]), atol=1e-6)
     np.testing.assert_allclose(entropies, [0.5623351446, np.log(2)], atol=1e-6)
-    logprobs, _ = token_logprobs(hidden, head, targets, temperature=0.5)  # squares the odds: 1:3 becomes 1:9
+    logprobs, _ = token_logprobs(
+        hidden, head, targets, temperature=0.5
+    )  # squares the odds: 1:3 becomes 1:9
     np.testing.assert_allclose(logprobs, np.log([0.9, 0.5]), atol=1e-6)
 
 
@@ -77,7 +87,8 @@ def test_literal_values() -> None:
     [(1, 8, 1.0), (20, 19, 1.0), (N, 8, 0.6), (N, 1024, 0.6), *slow((9, 1, 0.6), (N, 36, 1.0))],
 )
 def test_equals_full_softmax(n: int, chunk: int, temperature: float, share: float) -> None:
-    """In values and gradients; share: of the tokens that count. The others are 0 and have no gradient."""
+    """In values and gradients; share: of the tokens that count. The others are 0 and have no
+    gradient."""
     hidden, head, targets = inputs(n)
     counted = jnp.asarray(np.random.default_rng(2).random(n) < share)
 
@@ -85,7 +96,9 @@ def test_equals_full_softmax(n: int, chunk: int, temperature: float, share: floa
         return token_logprobs(hidden, head, targets, counted, temperature=temperature, chunk=chunk)
 
     def full(hidden: jax.Array, head: jax.Array) -> Any:
-        return [jnp.where(counted, x, 0.0) for x in full_softmax(hidden, head, targets, temperature)]
+        return [
+            jnp.where(counted, x, 0.0) for x in full_softmax(hidden, head, targets, temperature)
+        ]
 
     results = values_and_grads(chunked, hidden, head)
     for got, want in zip(results, values_and_grads(full, hidden, head), strict=True):
@@ -98,7 +111,9 @@ def largest_shapes(jaxpr: Any) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     for equation in jaxpr.eqns:
         shapes += [variable.aval.shape for variable in equation.outvars]
-        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+        for parameter in jax.tree.leaves(
+            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
             inner = getattr(parameter, "jaxpr", parameter)
             if hasattr(inner, "eqns"):
                 shapes += largest_shapes(inner)
@@ -110,7 +125,9 @@ def test_never_holds_all_logits() -> None:
     hidden, head, targets = inputs(n, d, v)
 
     def chunked(hidden: jax.Array, head: jax.Array) -> Any:
-        return values_and_grads(lambda h, w: token_logprobs(h, w, targets, chunk=chunk), hidden, head)
+        return values_and_grads(
+            lambda h, w: token_logprobs(h, w, targets, chunk=chunk), hidden, head
+        )
 
     def full(hidden: jax.Array, head: jax.Array) -> Any:
         return values_and_grads(lambda h, w: full_softmax(h, w, targets), hidden, head)
@@ -129,14 +146,16 @@ def test_never_holds_all_logits() -> None:
 
 
 def test_the_head_is_multiplied_by_tokens_that_count_only() -> None:
-    """Of 64 chunks those without a token that counts are not looked at: hidden states that are NaN do no harm there,
-    though 0 * NaN is NaN."""
+    """Of 64 chunks those without a token that counts are not looked at: hidden states that are NaN
+    do no harm there, though 0 * NaN is NaN."""
     hidden, head, targets = inputs(64, 4, 7)
     counted = jnp.arange(64) % 8 == 3
     broken = jnp.where(counted[:, None], hidden, jnp.nan)
 
     def grads(hidden: jax.Array) -> Any:
-        return jax.grad(lambda *a: token_logprobs(*a, targets, counted, chunk=1)[0].sum(), (0, 1))(hidden, head)
+        return jax.grad(lambda *a: token_logprobs(*a, targets, counted, chunk=1)[0].sum(), (0, 1))(
+            hidden, head
+        )
 
     for one, other in zip(grads(broken), grads(hidden), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -156,7 +175,8 @@ def test_without_entropy() -> None:
 
 
 def test_bfloat16_inputs() -> None:
-    """Only the inputs are rounded: results are float32 and those of a float32 softmax over the same inputs."""
+    """Only the inputs are rounded: results are float32 and those of a float32 softmax over the same
+    inputs."""
     hidden, head, targets = inputs(300, 64, 200)
     hidden, head = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
     exact = full_softmax(hidden.astype(jnp.float32), head.astype(jnp.float32), targets)
@@ -173,7 +193,8 @@ def test_bfloat16_head_gradient_is_summed_in_float32() -> None:
     exact = jax.grad(lambda w: full_softmax(wide[0], w, targets)[0].sum())(wide[1])
     grad = jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=1)[0].sum())(half[1])
     assert grad.dtype == jnp.bfloat16
-    # Rounding the result costs 2^-9 of each entry; 512 sums in bfloat16 would be off by tens of percent.
+    # Rounding the result costs 2^-9 of each entry; 512 sums in bfloat16 would be off by tens of
+    # percent.
     scale = float(jnp.abs(exact).max())
     assert float(jnp.abs(grad.astype(jnp.float32) - exact).max()) < 2**-8 * scale
 
@@ -201,13 +222,17 @@ def test_a_target_outside_the_vocabulary_is_nan_but_harmless_when_unused() -> No
     assert np.isnan(logprobs).tolist() == [True, False, True]
     assert np.isfinite(entropies).all()
     used = jnp.array([False, True, False])
-    grad = jax.grad(lambda h: jnp.sum(jnp.where(used, token_logprobs(h, head, targets)[0], 0.0)))(hidden)
+    grad = jax.grad(lambda h: jnp.sum(jnp.where(used, token_logprobs(h, head, targets)[0], 0.0)))(
+        hidden
+    )
     assert np.isfinite(grad).all() and np.abs(grad[1]).max() > 0
 
 
 def test_one_transform_for_sampler_and_trainer() -> None:
     logits = jnp.array([[2.0, -1.0]], jnp.bfloat16)
-    np.testing.assert_array_equal(transform_logits(logits, 0.5), np.array([[4.0, -2.0]], np.float32))
+    np.testing.assert_array_equal(
+        transform_logits(logits, 0.5), np.array([[4.0, -2.0]], np.float32)
+    )
     per_row = transform_logits(jnp.array([[1.0, 2.0], [1.0, 2.0]]), jnp.array([[1.0], [2.0]]))
     np.testing.assert_array_equal(per_row, np.array([[1.0, 2.0], [0.5, 1.0]], np.float32))
     with pytest.raises(ValueError, match="temperature must be positive"):
@@ -233,7 +258,10 @@ def test_a_chunk_has_1024_tokens_but_of_a_large_vocabulary_fewer() -> None:
         ({"head": jnp.zeros((3, 4))}, r"expected hidden \[\.\.\., D\]"),
         ({"chunk": 0}, "chunk >= 1"),
         ({"temperature": 0.0}, "temperature must be positive"),
-        ({"hidden": jnp.zeros((0, D)), "targets": jnp.zeros((0,), jnp.int32)}, "at least one token"),
+        (
+            {"hidden": jnp.zeros((0, D)), "targets": jnp.zeros((0,), jnp.int32)},
+            "at least one token",
+        ),
     ],
 )
 def test_wrong_arguments(change: dict[str, Any], message: str) -> None:
@@ -252,12 +280,17 @@ def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
     counted = jnp.asarray(np.random.default_rng(2).random((8, 12)) < 0.8)
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
-        return mixed(sharded_token_logprobs(hidden, head, target_rows, counted, mesh=mesh, chunk=5), mix)
+        return mixed(
+            sharded_token_logprobs(hidden, head, target_rows, counted, mesh=mesh, chunk=5), mix
+        )
 
     def expected_loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
         return mixed(full_softmax(hidden, head, targets), jnp.where(counted.reshape(-1), mix, 0.0))
 
-    placed = put_rows(mesh, np.asarray(rows)), jax.device_put(head, sharding(mesh, ("embed", "vocab"), head.shape))
+    placed = (
+        put_rows(mesh, np.asarray(rows)),
+        jax.device_put(head, sharding(mesh, ("embed", "vocab"), head.shape)),
+    )
     compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*placed).compile()
     value, grads = compiled(*placed)
     expected, expected_grads = jax.value_and_grad(expected_loss, (0, 1))(hidden, head)
@@ -265,11 +298,14 @@ def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
     for got, want in zip(grads, expected_grads, strict=True):
         np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-5, rtol=1e-5)
 
-    # The head is gathered and its gradient reduced once, not per chunk: no collective inside a loop.
+    # The head is gathered and its gradient reduced once, not per chunk: no collective inside a
+    # loop.
     computation = ""
     for line in str(compiled.as_text()).splitlines():
         computation = line if line and not line.startswith(" ") else computation
-        if re.search(r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)", line):
+        if re.search(
+            r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)", line
+        ):
             assert computation.startswith("ENTRY"), line
 
 
@@ -278,16 +314,25 @@ def test_sharded_without_entropy_and_with_rows_that_do_not_divide() -> None:
     mesh = make_mesh(2, 1, 1, devices=jax.devices()[:2])
     hidden, head, targets = inputs(3 * 5)
     logprobs, entropies = sharded_token_logprobs(
-        hidden.reshape(3, 5, D), head, targets.reshape(3, 5), jnp.ones((3, 5), bool), mesh=mesh, with_entropy=False
+        hidden.reshape(3, 5, D),
+        head,
+        targets.reshape(3, 5),
+        jnp.ones((3, 5), bool),
+        mesh=mesh,
+        with_entropy=False,
     )
     assert entropies is None
-    np.testing.assert_allclose(logprobs.reshape(-1), full_softmax(hidden, head, targets)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        logprobs.reshape(-1), full_softmax(hidden, head, targets)[0], atol=1e-5
+    )
 
 
 def test_sequence_sums() -> None:
     values = jnp.array([[jnp.nan, -1.0, -2.0], [-4.0, -8.0, jnp.inf]])
     ids = jnp.array([[-1, 1, 1], [0, 3, -1]], jnp.int32)
-    np.testing.assert_array_equal(sequence_sums(values, ids, 4), np.array([-4, -3, 0, -8], np.float32))
+    np.testing.assert_array_equal(
+        sequence_sums(values, ids, 4), np.array([-4, -3, 0, -8], np.float32)
+    )
     grad = jax.grad(lambda v: jnp.sum(sequence_sums(v, ids, 4) * jnp.arange(1.0, 5.0)))(values)
     np.testing.assert_array_equal(grad, [[0, 2, 2], [1, 4, 0]])
     with pytest.raises(ValueError, match="one shape"):
@@ -298,18 +343,23 @@ def test_sequence_means() -> None:
     values = jnp.array([[jnp.nan, 1.0, 4.0], [2.0, 6.0, jnp.nan]])
     ids = jnp.array([[-1, 0, 2], [2, 2, -1]])
     assert sequence_means(values, ids).tolist() == [[0.0, 1.0, 4.0], [4.0, 4.0, 0.0]]
-    grad = jax.grad(lambda x: jnp.sum(sequence_means(x, ids) * jnp.arange(6.0).reshape(2, 3)))(values)
+    grad = jax.grad(lambda x: jnp.sum(sequence_means(x, ids) * jnp.arange(6.0).reshape(2, 3)))(
+        values
+    )
     assert grad.tolist() == [[0.0, 1.0, 3.0], [3.0, 3.0, 0.0]]  # (2 + 3 + 4) / 3
 
 
 @pytest.mark.parametrize("dimension", [0, 1])
 @pytest.mark.parametrize("blocks", [1, 4, 5])
 def test_the_sum_over_devices_is_the_same_in_blocks(dimension: int, blocks: int) -> None:
-    mesh, matrices = make_mesh(4, 1, 1, devices=jax.devices()[:4]), np.arange(4 * 8 * 20.0).reshape(4, 8, 20) ** 2
+    mesh = make_mesh(4, 1, 1, devices=jax.devices()[:4])
+    matrices = np.arange(4 * 8 * 20.0).reshape(4, 8, 20) ** 2
 
     def local(matrix: jax.Array) -> jax.Array:
         return sum_scattered(matrix[0], "data", dimension, blocks)
 
     out = P("data") if dimension == 0 else P(None, "data")
-    summed = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=out, check_vma=False))(matrices)
+    summed = jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=out, check_vma=False)
+    )(matrices)
     np.testing.assert_array_equal(summed, matrices.sum(axis=0))

@@ -28,7 +28,9 @@ def test_literal_values() -> None:
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_padding_cannot_poison(poison: float) -> None:
     weights = jnp.array([0.5, 0.0, 0.5])
-    value, grad = jax.value_and_grad(lambda y: sft_loss(y, weights)[0])(jnp.array([-1.0, poison, -3.0]))
+    value, grad = jax.value_and_grad(lambda y: sft_loss(y, weights)[0])(
+        jnp.array([-1.0, poison, -3.0])
+    )
     assert float(value) == 2.0
     np.testing.assert_array_equal(grad, np.array([-0.5, 0.0, -0.5], np.float32))
     assert float(weighted_sum(jnp.array([1.0, poison]), jnp.array([2.0, 0.0]))) == 2.0
@@ -41,7 +43,9 @@ def test_a_nan_that_counts_is_not_hidden() -> None:
 
 
 def test_bfloat16_is_summed_in_float32() -> None:
-    loss, sums = sft_loss(jnp.full((4096,), -1.0, jnp.bfloat16), jnp.full((4096,), 1 / 4096, jnp.float32))
+    loss, sums = sft_loss(
+        jnp.full((4096,), -1.0, jnp.bfloat16), jnp.full((4096,), 1 / 4096, jnp.float32)
+    )
     assert loss.dtype == jnp.float32 and float(loss) == 1.0 and float(sums["nll"]) == 4096.0
 
 
@@ -54,9 +58,13 @@ def test_nothing_to_train_on() -> None:
 
 def test_entropy_literal() -> None:
     entropies, weights = jnp.array([1.0, 3.0, jnp.nan, 0.5]), jnp.array([0.25, 0.25, 0.0, 0.25])
-    (loss, sums), grad = jax.value_and_grad(lambda x: entropy_loss(x, weights, 0.1), has_aux=True)(entropies)
+    (loss, sums), grad = jax.value_and_grad(lambda x: entropy_loss(x, weights, 0.1), has_aux=True)(
+        entropies
+    )
     np.testing.assert_allclose(loss, -0.1 * 4.5 / 4, rtol=1e-6)
-    np.testing.assert_allclose(grad, -0.1 * weights, rtol=1e-6)  # a step along it raises the entropy
+    np.testing.assert_allclose(
+        grad, -0.1 * weights, rtol=1e-6
+    )  # a step along it raises the entropy
     means = mean_metrics({**sums, "pairs": jnp.array(1.0)}, "pairs")
     assert means == {"policy_entropy": 1.5, "entropy_tokens": 3.0, "pairs": 1.0}
 
@@ -71,13 +79,29 @@ def test_wrong_arguments() -> None:
 
 
 def test_a_sum_with_a_count_of_its_own() -> None:
-    sums = {"pairs": 2.0, "rewards/margins": 3.0, "tokens": 8.0, "kl|tokens": 2.0, "x|words": 1.0, "words": 5.0}
-    expected = {"pairs": 2.0, "rewards/margins": 1.5, "tokens": 8.0, "kl": 0.25, "x": 0.2, "words": 5.0}
+    sums = {
+        "pairs": 2.0,
+        "rewards/margins": 3.0,
+        "tokens": 8.0,
+        "kl|tokens": 2.0,
+        "x|words": 1.0,
+        "words": 5.0,
+    }
+    expected = {
+        "pairs": 2.0,
+        "rewards/margins": 1.5,
+        "tokens": 8.0,
+        "kl": 0.25,
+        "x": 0.2,
+        "words": 5.0,
+    }
     assert mean_metrics(sums, "pairs") == expected
 
 
 def test_nothing_to_measure_is_nan() -> None:
-    means = mean_metrics({"pairs": 0.0, "logps/chosen": 0.0, "tokens": 4.0, "kl|tokens": 2.0}, "pairs")
+    means = mean_metrics(
+        {"pairs": 0.0, "logps/chosen": 0.0, "tokens": 4.0, "kl|tokens": 2.0}, "pairs"
+    )
     assert math.isnan(means.pop("logps/chosen"))
     assert means == {"pairs": 0.0, "tokens": 4.0, "kl": 0.5}
 

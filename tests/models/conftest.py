@@ -1,4 +1,5 @@
-"""Small models made and saved by transformers, one of every family, shared by the tests of this folder."""
+"""Small models made and saved by transformers, one of every family, shared by the tests of this
+folder."""
 
 from __future__ import annotations
 
@@ -44,20 +45,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-untied": ("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": THETA}),
     "qwen3": ("Qwen3Config", {"head_dim": 20, "rope_parameters": THETA, "num_attention_heads": 6}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
-    "llama3-tied": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 16}),
+    "llama3-tied": (
+        "LlamaConfig",
+        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 16},
+    ),
     "llama-biased": ("LlamaConfig", {"rope_parameters": LINEAR_ROPE, "attention_bias": True}),
-    "qwen3-biased": ("Qwen3Config", {"rope_parameters": YARN_ROPE, "attention_bias": True, "head_dim": 20}),
+    "qwen3-biased": (
+        "Qwen3Config",
+        {"rope_parameters": YARN_ROPE, "attention_bias": True, "head_dim": 20},
+    ),
     "mistral": ("MistralConfig", {"rope_parameters": THETA, "sliding_window": 8, "head_dim": 16}),
-    "qwen3-sliding": ("Qwen3Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3-sliding": (
+        "Qwen3Config",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
     "gemma3": (
         "Gemma3TextConfig",
-        {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20},
+        {
+            "head_dim": 16,
+            "sliding_window": 8,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 20,
+        },
     ),
-    "smollm3": ("SmolLM3Config", {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "smollm3": (
+        "SmolLM3Config",
+        {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0},
+    ),
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
 }
 
-SLOW = ("llama-biased", "qwen3-biased", "mistral", "qwen3-sliding")  # others have all of their arithmetic
+SLOW = (
+    "llama-biased",
+    "qwen3-biased",
+    "mistral",
+    "qwen3-sliding",
+)  # others have all of their arithmetic
 
 
 @dataclass(frozen=True)
@@ -86,7 +109,9 @@ def make_reference(name: str, folder: Path) -> Reference:
     config_class, extra = FAMILIES[name]
     torch.manual_seed(0)
     config = getattr(transformers, config_class)(**{**SIZES, **extra})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():  # norms start as ones and biases as zeros: make them tell
         for parameter in model.parameters():
             if parameter.ndim == 1:

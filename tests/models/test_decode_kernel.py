@@ -1,4 +1,5 @@
-"""The kernel of decode steps against plain attention: what each row sees of the ring, and nothing more is read."""
+"""The kernel of decode steps against plain attention: what each row sees of the ring, and nothing
+more is read."""
 
 from __future__ import annotations
 
@@ -26,16 +27,25 @@ LAYER = jnp.int32(1)
 
 @pytest.fixture(autouse=True)
 def interpreted() -> Iterator[None]:
-    """The kernel's program step by step on the CPU, with NaN in memory that nothing was written to."""
+    """The kernel's program step by step on the CPU, with NaN in memory that nothing was written
+    to."""
     with pltpu.force_tpu_interpret_mode():
         yield
 
 
-def inputs(rows: int, kv_heads: int, repeats: int, width: int, dtype: str = "float32", dim: int = 8) -> tuple:
+def inputs(
+    rows: int, kv_heads: int, repeats: int, width: int, dtype: str = "float32", dim: int = 8
+) -> tuple:
     """A query a row, and keys and values of three layers."""
     keys = jax.random.split(jax.random.key(0), 3)
-    shapes = (rows, 1, kv_heads * repeats, dim), (3, rows, kv_heads, dim, width), (3, rows, kv_heads, width, dim)
-    return tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))
+    shapes = (
+        (rows, 1, kv_heads * repeats, dim),
+        (3, rows, kv_heads, dim, width),
+        (3, rows, kv_heads, width, dim),
+    )
+    return tuple(
+        jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)
+    )
 
 
 def seen(column: int, earlier: jax.Array, width: int) -> jax.Array:
@@ -43,7 +53,8 @@ def seen(column: int, earlier: jax.Array, width: int) -> jax.Array:
     return ((column - jnp.arange(width)) % width)[None] <= earlier[:, None]
 
 
-# width, the newest column, tokens before it: rows of one token and at rest, over the ring's end, a full ring
+# width, the newest column, tokens before it: rows of one token and at rest, over the ring's end, a
+# full ring
 CASES = [
     (768, 0, [0, 1, 255, 256, 767]),
     (768, 300, [0, 44, 45, 301, 767]),
@@ -67,21 +78,28 @@ def test_every_row_attends_to_what_it_sees(
 ) -> None:
     q, keys, values = inputs(len(lengths), kv_heads, repeats, width, dtype, dim)
     earlier, at = jnp.array(lengths, jnp.int32), jnp.int32(column)
-    plain = attend_cached(q, keys[LAYER], values[LAYER], seen(column, earlier, width), by_sums=False)
+    plain = attend_cached(
+        q, keys[LAYER], values[LAYER], seen(column, earlier, width), by_sums=False
+    )
     blocks = attend_blocks(q, keys, values, LAYER, at, earlier, earlier.max())
     ours = kernel(q, keys, values, LAYER, at, earlier)
     assert ours.dtype == q.dtype
     for one in (ours, blocks):
-        np.testing.assert_allclose(one.astype(float), plain.astype(float), atol=1e-5 if dtype == "float32" else 0.02)
+        np.testing.assert_allclose(
+            one.astype(float), plain.astype(float), atol=1e-5 if dtype == "float32" else 0.02
+        )
 
 
 def test_a_row_reads_its_own_blocks_alone() -> None:
-    """Blocks of 256 columns of which a row sees none hold NaN, which times a weight of 0 would be NaN."""
+    """Blocks of 256 columns of which a row sees none hold NaN, which times a weight of 0 would be
+    NaN."""
     q, keys, values = inputs(4, 1, 2, 1280)
     earlier, column = jnp.array([0, 255, 256, 900], jnp.int32), 255
     reached = seen(column, earlier, 1280).reshape(4, 5, 256).any(axis=2).repeat(256, axis=1)
     assert reached.sum(axis=1).tolist() == [256, 256, 512, 1024]
-    values = jnp.where(reached[:, None, :, None], values, jnp.nan).at[jnp.array([0, 2])].set(jnp.nan)
+    values = (
+        jnp.where(reached[:, None, :, None], values, jnp.nan).at[jnp.array([0, 2])].set(jnp.nan)
+    )
     mixed = kernel(q, keys, values, LAYER, jnp.int32(column), earlier)
     assert np.isfinite(mixed).all()
 
@@ -90,7 +108,10 @@ def test_a_row_reads_its_own_blocks_alone() -> None:
 def test_blocks_of_a_row_are_those_that_hold_its_tokens(block: int, total: int) -> None:
     width = block * total
     for column in range(width):
-        held = [len({(column - age) % width // block for age in range(earlier + 1)}) for earlier in range(width)]
+        held = [
+            len({(column - age) % width // block for age in range(earlier + 1)})
+            for earlier in range(width)
+        ]
         assert blocks_back(jnp.arange(width), jnp.int32(column), block, total).tolist() == held
 
 
@@ -110,7 +131,12 @@ def test_a_decode_step_is_the_same_with_it() -> None:
     _, keys, values = inputs(3, 2, 1, 512)
     cache = decoder.Cache((keys,), (values,), jnp.int32(5), jnp.int32(512))
     step = partial(decoder.decode, widths=(512,), dtype=jnp.float32, mesh=ONE)
-    arguments = decoder.init(config, jax.random.key(1), std=0.3), jnp.array([1, 2, 3]), jnp.array([0, 20, 511]), cache
+    arguments = (
+        decoder.init(config, jax.random.key(1), std=0.3),
+        jnp.array([1, 2, 3]),
+        jnp.array([0, 20, 511]),
+        cache,
+    )
     theirs, ours = (jax.jit(partial(step, kernel=name))(*arguments) for name in ("xla", "pallas"))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), ours, theirs)
 
@@ -118,5 +144,7 @@ def test_a_decode_step_is_the_same_with_it() -> None:
 def test_it_is_refused_without_a_tpu() -> None:
     check_decode("pallas", "tpu")
     check_decode("xla", "cpu")
-    with pytest.raises(ValueError, match=r"decode_attention is 'pallas'.* 'gpu': run there, or set it to xla"):
+    with pytest.raises(
+        ValueError, match=r"decode_attention is 'pallas'.* 'gpu': run there, or set it to xla"
+    ):
         check_decode("pallas", "gpu")

@@ -1,4 +1,5 @@
-"""The forward function: causality, packing, shared prefixes, decode through the cache, rematerialisation."""
+"""The forward function: causality, packing, shared prefixes, decode through the cache,
+rematerialisation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ CONFIGS = {
     "qwen2": ModelConfig("qwen2", head_dim=6, tie_word_embeddings=True, **COMMON),
     "qwen3": ModelConfig("qwen3", head_dim=10, **COMMON),
     "smollm3": ModelConfig(
-        "smollm3", head_dim=6, no_rope_layers=(1, 0), rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON
+        "smollm3",
+        head_dim=6,
+        no_rope_layers=(1, 0),
+        rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16),
+        **COMMON,
     ),
     "olmo2": ModelConfig("olmo2", head_dim=6, attention_bias=True, **COMMON),
     "gemma3": ModelConfig(
@@ -53,7 +58,9 @@ def model(request: pytest.FixtureRequest) -> decoder.Decoder:
 
 
 @jax.jit
-def hidden(model: decoder.Decoder, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def hidden(
+    model: decoder.Decoder, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
     return decoder.forward(model, tokens, positions, segment_ids)[0]
 
 
@@ -76,28 +83,41 @@ def test_a_packed_row_equals_its_sequences(model: decoder.Decoder) -> None:
     tokens = np.concatenate([prompt, *responses, other, np.zeros(3, int)])
     parts = (range(6), *(range(6, 6 + len(r)) for r in responses), range(7), [0] * 3)
     positions = np.concatenate([np.array(part) for part in parts])
-    ids = np.repeat(np.array([3, 3, 3, 3, 4, 0]) * SEGMENT_STRIDE + np.array([0, 1, 2, 3, 0, 0]), [6, 3, 5, 4, 7, 3])
+    ids = np.repeat(
+        np.array([3, 3, 3, 3, 4, 0]) * SEGMENT_STRIDE + np.array([0, 1, 2, 3, 0, 0]),
+        [6, 3, 5, 4, 7, 3],
+    )
     packed = np.asarray(hidden(model, *(jnp.asarray(x)[None] for x in (tokens, positions, ids)))[0])
     start = 6
     for response in responses:
         expected = alone(model, np.concatenate([prompt, response]))
         np.testing.assert_allclose(packed[:6], expected[:6], atol=TOLERANCE)
-        np.testing.assert_allclose(packed[start : start + len(response)], expected[6:], atol=TOLERANCE)
+        np.testing.assert_allclose(
+            packed[start : start + len(response)], expected[6:], atol=TOLERANCE
+        )
         start += len(response)
     np.testing.assert_allclose(packed[start:-3], alone(model, other), atol=TOLERANCE)
     assert np.isfinite(packed).all()
 
 
-def prefill(model: decoder.Decoder, prompts: list[np.ndarray], columns: int, width: int, size: int) -> decoder.Cache:
-    """Run ragged prompts, right-aligned in `columns`, into a ring of `width` of `size` columns that soon wraps."""
+def prefill(
+    model: decoder.Decoder, prompts: list[np.ndarray], columns: int, width: int, size: int
+) -> decoder.Cache:
+    """Run ragged prompts, right-aligned in `columns`, into a ring of `width` of `size` columns that
+    soon wraps."""
     starts = np.array([columns - len(p) for p in prompts])
     tokens = np.stack([np.pad(p, (s, 0)) for p, s in zip(prompts, starts, strict=True)])
     numbers = np.arange(columns)[None]
     positions = np.maximum(numbers - starts[:, None], 0)
     ids = np.where(numbers >= starts[:, None], SEGMENT_STRIDE, 0)
-    _, kv = decoder.forward(model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True)
+    _, kv = decoder.forward(
+        model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True
+    )
     assert kv is not None
-    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (width - 2 - columns, 2 + size - width), (0, 0), (0, 0))) for x in kv)
+    keys, values = (
+        jnp.pad(x, ((0, 0), (0, 0), (width - 2 - columns, 2 + size - width), (0, 0), (0, 0)))
+        for x in kv
+    )
     keys, values = keys.transpose(0, 1, 3, 4, 2), values.transpose(0, 1, 3, 2, 4)
     return decoder.Cache((keys,), (values,), jnp.int32(width - 2), jnp.int32(width))
 
@@ -105,12 +125,17 @@ def prefill(model: decoder.Decoder, prompts: list[np.ndarray], columns: int, wid
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("stacked", "width", "widths"),
-    [*slow((False, 24, (24,)), (True, 24, (24,)), (True, 512, (512,))), (False, 16, (16, 24)), (True, 1024, (1024,))],
+    [
+        *slow((False, 24, (24,)), (True, 24, (24,)), (True, 512, (512,))),
+        (False, 16, (16, 24)),
+        (True, 1024, (1024,)),
+    ],
 )
 def test_decode_equals_the_full_forward(
     model: decoder.Decoder, stacked: bool, width: int, widths: tuple[int, ...]
 ) -> None:
-    """Written over the end of the ring; with a width of its own each, a switch between two, blocks of columns."""
+    """Written over the end of the ring; with a width of its own each, a switch between two, blocks
+    of columns."""
     sequences = random_tokens(9, 12, 7)
     prompts = [s[:-4] for s in sequences]
     expected = np.stack([alone(model, s)[-4:] for s in sequences])
@@ -134,9 +159,15 @@ def test_remat_gives_equal_gradients(remat: decoder.Remat) -> None:
     tokens = random_tokens(16)[0][None]
 
     def gradient(remat: decoder.Remat) -> decoder.Decoder:
-        return jax.jit(jax.grad(lambda model: jnp.sum(jnp.sin(logits(model, tokens, remat=remat)))))(model)
+        return jax.jit(
+            jax.grad(lambda model: jnp.sum(jnp.sin(logits(model, tokens, remat=remat))))
+        )(model)
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5, rtol=1e-4), gradient(remat), gradient("none"))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5, rtol=1e-4),
+        gradient(remat),
+        gradient("none"),
+    )
 
 
 def test_init_is_deterministic_and_each_array_has_its_own_key() -> None:

@@ -24,18 +24,26 @@ def sequence_keys(*names: int) -> np.ndarray:
     return np.repeat(np.array([[[name, 7]] for name in names], np.uint32), 6, axis=1)
 
 
-def mask(rate: float, keys: np.ndarray, layer: int = 0, name: str = "q", width: int = 500) -> np.ndarray:
+def mask(
+    rate: float, keys: np.ndarray, layer: int = 0, name: str = "q", width: int = 500
+) -> np.ndarray:
     ones = jnp.ones((*keys.shape[:2], width))
-    return np.asarray(of_layer(rate, token_keys(jnp.asarray(keys), jnp.asarray(POSITIONS)), layer)(name, ones))
+    return np.asarray(
+        of_layer(rate, token_keys(jnp.asarray(keys), jnp.asarray(POSITIONS)), layer)(name, ones)
+    )
 
 
 def test_numbers_are_dropped_at_the_rate_and_the_others_scaled() -> None:
     found = mask(0.25, sequence_keys(1, 2))
     np.testing.assert_allclose(np.unique(found), [0, 4 / 3], rtol=1e-6)
-    assert (found == 0).mean() == pytest.approx(0.25, abs=0.02)  # of 6,000 draws; one standard deviation is 0.006
+    assert (found == 0).mean() == pytest.approx(
+        0.25, abs=0.02
+    )  # of 6,000 draws; one standard deviation is 0.006
     np.testing.assert_array_equal(mask(0.0, sequence_keys(1, 2)), 1)
     x = jnp.full((2, 6, 4, 2), 3.0, jnp.bfloat16)
-    assert of_layer(0.25, token_keys(sequence_keys(1, 2), POSITIONS), 0)("o", x).dtype == jnp.bfloat16
+    assert (
+        of_layer(0.25, token_keys(sequence_keys(1, 2), POSITIONS), 0)("o", x).dtype == jnp.bfloat16
+    )
 
 
 def test_every_sequence_position_layer_and_adapter_has_a_mask_of_its_own() -> None:
@@ -45,8 +53,12 @@ def test_every_sequence_position_layer_and_adapter_has_a_mask_of_its_own() -> No
         *mask(0.5, sequence_keys(1, 2), name="k").reshape(12, -1),
     ]
     equal = np.array([[np.mean(one == other) for other in rows] for one in rows])
-    assert np.abs(equal[~np.eye(36, dtype=bool)] - 0.5).max() < 0.15  # of 500 draws; one standard deviation is 0.022
-    np.testing.assert_array_equal(mask(0.5, sequence_keys(2, 1)), mask(0.5, sequence_keys(1, 2))[::-1])
+    assert (
+        np.abs(equal[~np.eye(36, dtype=bool)] - 0.5).max() < 0.15
+    )  # of 500 draws; one standard deviation is 0.022
+    np.testing.assert_array_equal(
+        mask(0.5, sequence_keys(2, 1)), mask(0.5, sequence_keys(1, 2))[::-1]
+    )
 
 
 def test_forward_drops_with_keys_only() -> None:
@@ -59,7 +71,11 @@ def test_forward_drops_with_keys_only() -> None:
         trained = lora.adapters(config, jax.random.key(1))
         trained = jax.tree.map(lambda x: x + b, trained)
         policy = lora.combine(trained, lora.frozen(base, config))
-        run = jax.jit(lambda policy, dropout: decoder.forward(policy, tokens, POSITIONS, ids, dropout=dropout)[0])
+        run = jax.jit(
+            lambda policy, dropout: decoder.forward(
+                policy, tokens, POSITIONS, ids, dropout=dropout
+            )[0]
+        )
         return np.asarray(run(policy, dropout))
 
     keys = sequence_keys(1, 2)

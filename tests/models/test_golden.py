@@ -1,4 +1,5 @@
-"""Logits that transformers computed, so that the decoder can be held against them where torch cannot be installed."""
+"""Logits that transformers computed, so that the decoder can be held against them where torch
+cannot be installed."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def test_transformers_still_computes_them(family: str, tmp_path: Path) -> None:
 def transformers_logits(folder: Path) -> Any:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         return model(torch.tensor(TOKENS)).logits.numpy()
 
@@ -78,5 +81,9 @@ if __name__ == "__main__":  # writes golden.json anew
     import tempfile
 
     with tempfile.TemporaryDirectory() as parent:
-        written = {name: transformers_logits(save_model(name, Path(parent) / name)) for name in FAMILIES}
-    GOLDEN.write_text(json.dumps({name: np.round(x, 6).tolist() for name, x in written.items()}) + "\n")
+        written = {
+            name: transformers_logits(save_model(name, Path(parent) / name)) for name in FAMILIES
+        }
+    GOLDEN.write_text(
+        json.dumps({name: np.round(x, 6).tolist() for name, x in written.items()}) + "\n"
+    )

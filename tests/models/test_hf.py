@@ -1,4 +1,5 @@
-"""Loading and saving Hugging Face folders: parity with transformers both ways, and damaged files named."""
+"""Loading and saving Hugging Face folders: parity with transformers both ways, and damaged files
+named."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
     model = hf.load(reference.folder)
     assert np.abs(reference.logits).max() > 1  # the comparison is of more than noise
     for layout in (model, decoder.unstack(model)):
-        np.testing.assert_allclose(jax.jit(logits)(layout, reference.tokens), reference.logits, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(
+            jax.jit(logits)(layout, reference.tokens), reference.logits, atol=1e-4, rtol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -65,16 +68,25 @@ def test_greedy_answers_are_those_of_transformers(references: dict[str, Any], na
     torch = pytest.importorskip("torch")
     reference, devices = references[name], jax.devices()[:1]
     model = hf.load(reference.folder)
-    prompts, answers = reference.tokens[:, :7], torch.tensor(reference.tokens[:, :7].astype(np.int64))
+    prompts = reference.tokens[:, :7]
+    answers = torch.tensor(reference.tokens[:, :7].astype(np.int64))
     with torch.no_grad():
         for _ in range(24):
             following = reference.model(answers).logits[:, -1:].argmax(-1)
             answers = torch.cat([answers, following], dim=1)
     greedy = SamplingParams(24, temperature=0.0)
     requests = [Request(str(row), prompt, greedy) for row, prompt in enumerate(prompts)]
-    sampler = Sampler(model.config, meshes.make_mesh(devices=devices), seed=0, max_num_seqs=2, chunk=8, prefill_rows=2)
+    sampler = Sampler(
+        model.config,
+        meshes.make_mesh(devices=devices),
+        seed=0,
+        max_num_seqs=2,
+        chunk=8,
+        prefill_rows=2,
+    )
     rollouts = sorted(
-        sampler.generate(sampler.to_sampler_params(model), requests, "test"), key=lambda rollout: rollout.problem_id
+        sampler.generate(sampler.to_sampler_params(model), requests, "test"),
+        key=lambda rollout: rollout.problem_id,
     )
     np.testing.assert_array_equal([rollout.token_ids for rollout in rollouts], answers[:, 7:])
 
@@ -83,7 +95,10 @@ def test_exported_weights_reload_in_transformers(reference: Any, tmp_path: Path)
     model = hf.load(reference.folder)
     hf.save(model, tmp_path / "export", eos_ids=[3, 5], bos_id=1, pad_id=0)
     np.testing.assert_allclose(
-        transformers_logits(tmp_path / "export", reference.tokens), reference.logits, atol=1e-6, rtol=0
+        transformers_logits(tmp_path / "export", reference.tokens),
+        reference.logits,
+        atol=1e-6,
+        rtol=0,
     )
     written = json.loads((tmp_path / "export/generation_config.json").read_text())
     assert written == {"eos_token_id": [3, 5], "bos_token_id": 1, "pad_token_id": 0}
@@ -92,7 +107,9 @@ def test_exported_weights_reload_in_transformers(reference: Any, tmp_path: Path)
     assert len(modes) == 1  # weights are as readable as config.json
 
 
-def test_sharded_export_is_split_indexed_and_equal(references: dict[str, Any], tmp_path: Path) -> None:
+def test_sharded_export_is_split_indexed_and_equal(
+    references: dict[str, Any], tmp_path: Path
+) -> None:
     reference = references["llama3"]
     model = hf.load(reference.folder)
     hf.save(model, tmp_path / "export", max_shard_bytes=60_000)
@@ -111,13 +128,19 @@ def test_sharded_file_of_transformers_loads(references: dict[str, Any], tmp_path
     assert_same_parameters(hf.load(tmp_path), hf.load(reference.folder))
 
 
-def test_bfloat16_file_gives_the_rounded_weights(references: dict[str, Any], tmp_path: Path) -> None:
+def test_bfloat16_file_gives_the_rounded_weights(
+    references: dict[str, Any], tmp_path: Path
+) -> None:
     model = hf.load(references["qwen2-tied"].folder)
     hf.save(model, tmp_path / "export", dtype="bfloat16")
-    assert {array.dtype.name for array in load_file(tmp_path / "export/model.safetensors").values()} == {"bfloat16"}
+    assert {
+        array.dtype.name for array in load_file(tmp_path / "export/model.safetensors").values()
+    } == {"bfloat16"}
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model)
     assert_same_parameters(hf.load(tmp_path / "export", dtype=jnp.bfloat16), rounded)
-    assert_same_parameters(hf.load(tmp_path / "export"), jax.tree.map(lambda x: x.astype(jnp.float32), rounded))
+    assert_same_parameters(
+        hf.load(tmp_path / "export"), jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,15 +179,27 @@ def damaged(reference: Any, folder: Path, change: Callable[[dict[str, np.ndarray
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("model.layers.1.mlp.up_proj.weight", None, r"missing: model\.layers\.1\.mlp\.up_proj\.weight"),
+        (
+            "model.layers.1.mlp.up_proj.weight",
+            None,
+            r"missing: model\.layers\.1\.mlp\.up_proj\.weight",
+        ),
         ("lm_head.weight", None, r"missing: lm_head\.weight"),
         (
             "model.layers.0.self_attn.q_proj.bias",
             np.zeros(48, np.float32),
             r"architecture: .*0\.self_attn\.q_proj\.bias",
         ),
-        ("model.norm.weight", np.zeros(47, np.float32), r"norm\.weight in model\.safetensors: \[47\], expected \[48\]"),
-        ("model.norm.weight", np.zeros(48, np.int8), r"unsupported dtype .*model\.norm\.weight: I8"),
+        (
+            "model.norm.weight",
+            np.zeros(47, np.float32),
+            r"norm\.weight in model\.safetensors: \[47\], expected \[48\]",
+        ),
+        (
+            "model.norm.weight",
+            np.zeros(48, np.int8),
+            r"unsupported dtype .*model\.norm\.weight: I8",
+        ),
     ],
 )
 def test_wrong_tensor_is_named(
@@ -208,12 +243,18 @@ def test_tied_model_with_a_head_in_the_file(references: dict[str, Any], tmp_path
         repeat(tensors)
         tensors["lm_head.weight"][-1, -1] += 1
 
-    assert_same_parameters(hf.load(damaged(reference, tmp_path / "same", repeat)), hf.load(reference.folder))
-    with pytest.raises(ValueError, match=r"lm_head\.weight differs .* set tie_word_embeddings to false"):
+    assert_same_parameters(
+        hf.load(damaged(reference, tmp_path / "same", repeat)), hf.load(reference.folder)
+    )
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight differs .* set tie_word_embeddings to false"
+    ):
         hf.load(damaged(reference, tmp_path / "other", another))
 
 
-def test_missing_shard_and_escaping_index_are_refused(references: dict[str, Any], tmp_path: Path) -> None:
+def test_missing_shard_and_escaping_index_are_refused(
+    references: dict[str, Any], tmp_path: Path
+) -> None:
     hf.save(hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000)
     index = tmp_path / "model" / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -227,19 +268,28 @@ def test_missing_shard_and_escaping_index_are_refused(references: dict[str, Any]
         hf.load(tmp_path / "model")
 
 
-def test_an_index_that_is_wrong_names_tensor_and_shard(references: dict[str, Any], tmp_path: Path) -> None:
-    folder = hf.save(hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000)
+def test_an_index_that_is_wrong_names_tensor_and_shard(
+    references: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = hf.save(
+        hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000
+    )
     content = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     first, last = min(content.values()), max(content.values())
     moved = next(name for name, file in content.items() if file == last)
     write = (folder / "model.safetensors.index.json").write_text
     write(json.dumps({"weight_map": {**content, moved: first}}))
     with pytest.raises(
-        ValueError, match=rf"tensors missing: {moved} \(by model\.safetensors\.index\.json in {first}\)"
+        ValueError,
+        match=rf"tensors missing: {moved} \(by model\.safetensors\.index\.json in {first}\)",
     ):
         hf.load(folder)
-    write(json.dumps({"weight_map": {name: file for name, file in content.items() if file != last}}))
-    with pytest.raises(ValueError, match=f"tensors missing: .*{moved}"):  # no file is read that the index does not name
+    write(
+        json.dumps({"weight_map": {name: file for name, file in content.items() if file != last}})
+    )
+    with pytest.raises(
+        ValueError, match=f"tensors missing: .*{moved}"
+    ):  # no file is read that the index does not name
         hf.load(folder)
     write(json.dumps({"weight_map": content}))
     save_file({**load_file(folder / last), **load_file(folder / first)}, folder / last)
@@ -249,8 +299,19 @@ def test_an_index_that_is_wrong_names_tensor_and_shard(references: dict[str, Any
 
 def test_sampling_settings_of_a_folder(tmp_path: Path) -> None:
     assert hf.read_sampling(tmp_path) == {}
-    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
-    others = {"eos_token_id": [151645, 151643], "min_p": None, "typical_p": "high", "transformers_version": "4"}
+    settings = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.05,
+    }
+    others = {
+        "eos_token_id": [151645, 151643],
+        "min_p": None,
+        "typical_p": "high",
+        "transformers_version": "4",
+    }
     (tmp_path / "generation_config.json").write_text(json.dumps(settings | others))
     assert hf.read_sampling(tmp_path) == settings
     (tmp_path / "generation_config.json").write_text("[]")
@@ -284,11 +345,17 @@ def test_killed_export_does_not_look_complete(
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         hf.load(tmp_path)
     hf.save(model, tmp_path)  # an unfinished export is taken up without asking
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
     assert_same_parameters(hf.load(tmp_path), model)
 
 
-def test_finished_model_is_not_overwritten_unasked(references: dict[str, Any], tmp_path: Path) -> None:
+def test_finished_model_is_not_overwritten_unasked(
+    references: dict[str, Any], tmp_path: Path
+) -> None:
     model = hf.load(references["llama3"].folder)
     hf.save(model, tmp_path, generation_entries={"temperature": 0.6})
     assert json.loads((tmp_path / "generation_config.json").read_text()) == {"temperature": 0.6}
@@ -303,13 +370,22 @@ def test_float16_file(references: dict[str, Any], tmp_path: Path) -> None:
         tensors.update({name: array.astype(np.float16) for name, array in tensors.items()})
 
     folder = damaged(references["qwen3"], tmp_path / "model", halve)
-    expected = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), hf.load(references["qwen3"].folder))
+    expected = jax.tree.map(
+        lambda x: x.astype(jnp.float16).astype(jnp.float32), hf.load(references["qwen3"].folder)
+    )
     assert_same_parameters(hf.load(folder), expected)
 
 
 def test_resolve_takes_folders_and_refuses_other_names(tmp_path: Path) -> None:
     assert hf.resolve(tmp_path) == tmp_path
-    for name in ("./missing/folder", "/no/such/folder", "~/no/such", "a/b/c", Path("org/name"), "model.safetensors"):
+    for name in (
+        "./missing/folder",
+        "/no/such/folder",
+        "~/no/such",
+        "a/b/c",
+        Path("org/name"),
+        "model.safetensors",
+    ):
         with pytest.raises(ValueError, match=r"model: there is no folder /"):
             hf.resolve(name)
     for name in ("just-a-name", "org/na me"):
@@ -317,7 +393,9 @@ def test_resolve_takes_folders_and_refuses_other_names(tmp_path: Path) -> None:
             hf.resolve(name)
 
 
-def test_resolve_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_resolve_without_network_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -333,7 +411,8 @@ def test_a_pointer_of_git_lfs_is_named_as_one(file: str, reference: Any, tmp_pat
     folder = Path(shutil.copytree(reference.folder, tmp_path / "model"))
     (folder / file).write_bytes(POINTER)
     with pytest.raises(
-        ValueError, match=rf"^{folder / file} is not the file itself but Git LFS's pointer .*git lfs pull"
+        ValueError,
+        match=rf"^{folder / file} is not the file itself but Git LFS's pointer .*git lfs pull",
     ):
         hf.read_sampling(folder)
         hf.load(folder)
@@ -353,13 +432,21 @@ def test_a_wrapper_that_tensors_are_called_after_is_named(
 ) -> None:
     folder = Path(shutil.copytree(reference.folder, tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
-    save_file({f"{prefix}{name}": array for name, array in tensors.items()}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=f"tensor {prefix}.* more are called after a model .*{cause}.*{prefix}"):
+    save_file(
+        {f"{prefix}{name}": array for name, array in tensors.items()}, folder / "model.safetensors"
+    )
+    with pytest.raises(
+        ValueError, match=f"tensor {prefix}.* more are called after a model .*{cause}.*{prefix}"
+    ):
         hf.load(folder)
 
 
 @pytest.mark.parametrize("base", ["Qwen/Qwen2.5-0.5B", None])
 def test_a_folder_of_adapters_says_what_to_do(base: str | None, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
-    with pytest.raises(ValueError, match=rf"holds adapters alone, trained beside {base!r}: .*merge_and_unload"):
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
+    )
+    with pytest.raises(
+        ValueError, match=rf"holds adapters alone, trained beside {base!r}: .*merge_and_unload"
+    ):
         hf.load(tmp_path)

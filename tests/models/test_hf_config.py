@@ -107,13 +107,19 @@ def test_every_shape_goes_through_transformers_and_back(name: str) -> None:
     config = transformers.AutoConfig.for_model(**raw)
     assert config_from_hf(raw) == SHAPES[name]
     assert config_from_hf(config.to_dict()) == SHAPES[name]
-    assert config_from_hf({**config.to_diff_dict(), "model_type": config.model_type}) == SHAPES[name]
+    assert (
+        config_from_hf({**config.to_diff_dict(), "model_type": config.model_type}) == SHAPES[name]
+    )
     assert (config.eos_token_id, config.bos_token_id, config.pad_token_id) == ([2, 3], 1, None)
     assert str(config.dtype).endswith("bfloat16")
 
 
 def test_defaults_of_old_llama_files() -> None:
-    raw = {k: v for k, v in LLAMA31_8B.items() if k not in ("num_key_value_heads", "rope_theta", "rope_scaling")}
+    raw = {
+        k: v
+        for k, v in LLAMA31_8B.items()
+        if k not in ("num_key_value_heads", "rope_theta", "rope_scaling")
+    }
     config = config_from_hf(raw)
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (32, 128, 10_000.0)
 
@@ -122,7 +128,9 @@ def test_layers_without_rope_by_interval() -> None:
     raw = {k: v for k, v in SMOLLM3.items() if not k.startswith("no_rope")}
     assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
     assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
-    with pytest.raises(ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"):
+    with pytest.raises(
+        ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"
+    ):
         dataclasses.replace(SHAPES["SmolLM3-3B"], num_hidden_layers=4)
 
 
@@ -130,12 +138,27 @@ def test_layers_without_rope_by_interval() -> None:
     ("change", "expected"),
     [
         ({}, YarnRope(4.0, 32_768, 1.138629436111989)),  # 0.1 ln 4 + 1
-        ({"mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.0648211571)),  # over 0.05 ln 4 + 1
+        (
+            {"mscale": 1.0, "mscale_all_dim": 0.5},
+            YarnRope(4.0, 32_768, 1.0648211571),
+        ),  # over 0.05 ln 4 + 1
         ({"factor": 0.5, "mscale": 2.0}, YarnRope(0.5, 32_768, 1.0)),
-        ({"factor": None, "original_max_position_embeddings": 16_384}, YarnRope(8.0, 16_384, 1.2079441541679836)),
-        ({"attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.5)),
-        ({"original_max_position_embeddings": None, "beta_fast": 16}, YarnRope(4.0, 131_072, 1.138629436111989, 16.0)),
-        ({"beta_slow": 2.0, "truncate": False}, YarnRope(4.0, 32_768, 1.138629436111989, 32.0, 2.0, False)),
+        (
+            {"factor": None, "original_max_position_embeddings": 16_384},
+            YarnRope(8.0, 16_384, 1.2079441541679836),
+        ),
+        (
+            {"attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5},
+            YarnRope(4.0, 32_768, 1.5),
+        ),
+        (
+            {"original_max_position_embeddings": None, "beta_fast": 16},
+            YarnRope(4.0, 131_072, 1.138629436111989, 16.0),
+        ),
+        (
+            {"beta_slow": 2.0, "truncate": False},
+            YarnRope(4.0, 32_768, 1.138629436111989, 32.0, 2.0, False),
+        ),
     ],
 )
 def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
@@ -151,15 +174,24 @@ def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
         ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, {}, 4096, range(32)),
         (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, 131_072, range(20, 28)),
         (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 0}, 131_072, range(28)),
-        (QWEN25_7B, {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 14}, 131_072, range(0, 28, 2)),
+        (
+            QWEN25_7B,
+            {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 14},
+            131_072,
+            range(0, 28, 2),
+        ),
         (GEMMA3_1B, {"num_hidden_layers": 7}, 512, (0, 1, 2, 3, 4, 6)),
         (GEMMA3_1B, {"layer_types": [FULL] * 25 + [SLIDING], "sliding_window": 64}, 64, [25]),
     ],
 )
-def test_which_layers_have_a_window(raw: dict[str, Any], change: dict[str, Any], window: int, sliding: Any) -> None:
+def test_which_layers_have_a_window(
+    raw: dict[str, Any], change: dict[str, Any], window: int, sliding: Any
+) -> None:
     config = config_from_hf({**raw, **change})
     assert config.sliding_window == window
-    assert [number for number, kind in enumerate(config.layer_types) if kind == SLIDING] == list(sliding)
+    assert [number for number, kind in enumerate(config.layer_types) if kind == SLIDING] == list(
+        sliding
+    )
     assert config_from_hf(config_to_hf(config)) == config
     assert config.windows(window) == () and set(config.windows(window + 1)) <= {window, NO_WINDOW}
 
@@ -167,52 +199,133 @@ def test_which_layers_have_a_window(raw: dict[str, Any], change: dict[str, Any],
 def test_unused_window_is_accepted() -> None:
     unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
-    assert config_from_hf({**QWEN25_7B, "max_window_layers": 0, "layer_types": [FULL] * 28}) == SHAPES["Qwen2.5-7B"]
+    assert (
+        config_from_hf({**QWEN25_7B, "max_window_layers": 0, "layer_types": [FULL] * 28})
+        == SHAPES["Qwen2.5-7B"]
+    )
 
 
 @pytest.mark.parametrize(
     ("base", "change", "message"),
     [
-        (QWEN25_7B, {"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3"),
-        (QWEN25_7B, {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more than 10000"),
+        (
+            QWEN25_7B,
+            {"model_type": "qwen3_moe"},
+            "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3",
+        ),
+        (
+            QWEN25_7B,
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers 1000000000 is more than 10000",
+        ),
         (QWEN25_7B, {"model_type": ["qwen2"]}, "is not supported"),
-        (QWEN25_7B, {"layer_types": [FULL, SLIDING]}, "layer_types must be 28 times sliding_attention or full_att"),
-        (QWEN25_7B, {"layer_types": ["chunked_attention"] * 28}, "layer_types must be 28 times sliding_attention or"),
+        (
+            QWEN25_7B,
+            {"layer_types": [FULL, SLIDING]},
+            "layer_types must be 28 times sliding_attention or full_att",
+        ),
+        (
+            QWEN25_7B,
+            {"layer_types": ["chunked_attention"] * 28},
+            "layer_types must be 28 times sliding_attention or",
+        ),
         (QWEN25_7B, {"layer_types": [SLIDING] * 28}, "sliding-window"),
         (MISTRAL, {"sliding_window": 64, "layer_types": [FULL] * 32}, "sliding-window"),
         (MISTRAL, {"sliding_window": 0}, "sliding_window must be a positive integer"),
         (GEMMA3_1B, {"sliding_window": None}, "sliding-window"),
-        (GEMMA3_1B, {"model_type": "gemma3"}, "model_type 'gemma3' is not supported; .* text-only Gemma 3"),
+        (
+            GEMMA3_1B,
+            {"model_type": "gemma3"},
+            "model_type 'gemma3' is not supported; .* text-only Gemma 3",
+        ),
         (GEMMA3_1B, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
         (GEMMA3_1B, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         (GEMMA3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
-        (GEMMA3_1B, {"rope_parameters": {FULL: {}, SLIDING: YARN}}, "sliding_attention must be of rope type default"),
-        (QWEN25_7B, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' is not supported"),
-        (QWEN25_7B, {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}}, r"rope type \['yarn'\]"),
-        (QWEN25_7B, {"rope_scaling": {"rope_type": "linear"}}, "factor must be a positive number, got None"),
-        (QWEN25_7B, {"rope_scaling": {"rope_type": "yarn"}}, "factor must be a positive number, got None"),
+        (
+            GEMMA3_1B,
+            {"rope_parameters": {FULL: {}, SLIDING: YARN}},
+            "sliding_attention must be of rope type default",
+        ),
+        (
+            QWEN25_7B,
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "rope type 'dynamic' is not supported",
+        ),
+        (
+            QWEN25_7B,
+            {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}},
+            r"rope type \['yarn'\]",
+        ),
+        (
+            QWEN25_7B,
+            {"rope_scaling": {"rope_type": "linear"}},
+            "factor must be a positive number, got None",
+        ),
+        (
+            QWEN25_7B,
+            {"rope_scaling": {"rope_type": "yarn"}},
+            "factor must be a positive number, got None",
+        ),
         (QWEN25_7B, {"rope_scaling": {**YARN, "truncate": 0}}, "truncate must be true or false"),
-        (QWEN25_7B, {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta must be more than 1 for yarn"),
-        (QWEN25_7B, {"original_max_position_embeddings": 4096}, "original_max_position_embeddings = 4096"),
-        (QWEN25_7B, {"rope_scaling": {"mrope_section": [1, 2]}}, r"unknown entries \['mrope_section'\]"),
-        (QWEN25_7B, {"rope_parameters": {"full_attention": {}}}, r"unknown entries \['full_attention'\]"),
+        (
+            QWEN25_7B,
+            {"rope_scaling": YARN, "rope_theta": 1.0},
+            "rope_theta must be more than 1 for yarn",
+        ),
+        (
+            QWEN25_7B,
+            {"original_max_position_embeddings": 4096},
+            "original_max_position_embeddings = 4096",
+        ),
+        (
+            QWEN25_7B,
+            {"rope_scaling": {"mrope_section": [1, 2]}},
+            r"unknown entries \['mrope_section'\]",
+        ),
+        (
+            QWEN25_7B,
+            {"rope_parameters": {"full_attention": {}}},
+            r"unknown entries \['full_attention'\]",
+        ),
         (QWEN25_7B, {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         (QWEN25_7B, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (QWEN25_7B, {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
-        (QWEN25_7B, {"num_key_value_heads": None}, "num_key_value_heads must be a positive integer"),
+        (
+            QWEN25_7B,
+            {"num_key_value_heads": None},
+            "num_key_value_heads must be a positive integer",
+        ),
         (QWEN25_7B, {"hidden_size": "3584"}, "hidden_size must be a positive integer, got '3584'"),
         (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
         (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 has none"),
-        (SMOLLM3, {"use_sliding_window": True, "sliding_window": 64, "layer_types": None}, "sliding-window"),
-        (SMOLLM3, {"no_rope_layers": [1, 0] * 17}, "no_rope_layers must be a list of 0 or 1 for each layer"),
-        (SMOLLM3, {"no_rope_layers": [2] * 36}, "no_rope_layers must be a list of 0 or 1 for each layer"),
+        (
+            SMOLLM3,
+            {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
+            "sliding-window",
+        ),
+        (
+            SMOLLM3,
+            {"no_rope_layers": [1, 0] * 17},
+            "no_rope_layers must be a list of 0 or 1 for each layer",
+        ),
+        (
+            SMOLLM3,
+            {"no_rope_layers": [2] * 36},
+            "no_rope_layers must be a list of 0 or 1 for each layer",
+        ),
         (LLAMA31_8B, {"mlp_bias": True}, "mlp_bias = True is not supported"),
         (LLAMA31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        (LLAMA31_8B, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor must be"),
+        (
+            LLAMA31_8B,
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "low_freq_factor must be",
+        ),
     ],
 )
-def test_unsupported_is_refused_by_name(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
+def test_unsupported_is_refused_by_name(
+    base: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         config_from_hf({**base, **change})

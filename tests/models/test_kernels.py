@@ -1,4 +1,5 @@
-"""The choice of attention's kernel; splash attention interpreted on the CPU and compiled for a TPU; cuDNN's program."""
+"""The choice of attention's kernel; splash attention interpreted on the CPU and compiled for a TPU;
+cuDNN's program."""
 
 from __future__ import annotations
 
@@ -57,17 +58,43 @@ def test_auto(case: tuple[Any, ...], kernel: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "case", "message"),
     [
-        ("splash", ("cpu", "float32", 128, 512, "packed"), "needs a TPU .* 'cpu': run there, or set .* to auto"),
+        (
+            "splash",
+            ("cpu", "float32", 128, 512, "packed"),
+            "needs a TPU .* 'cpu': run there, or set .* to auto",
+        ),
         ("splash", ("gpu", "bfloat16", 128, 512, "packed"), "needs a TPU"),
-        ("splash", ("tpu", "bfloat16", 128, 500, "packed"), "multiple of 128 tokens, not 500: set compute.row_length"),
-        ("splash", ("tpu", "bfloat16", 20, 512, "packed"), "head_dim that is a multiple of 8, .* is 20"),
+        (
+            "splash",
+            ("tpu", "bfloat16", 128, 500, "packed"),
+            "multiple of 128 tokens, not 500: set compute.row_length",
+        ),
+        (
+            "splash",
+            ("tpu", "bfloat16", 20, 512, "packed"),
+            "head_dim that is a multiple of 8, .* is 20",
+        ),
         ("cudnn", ("cpu", "bfloat16", 128, 512, "sequence"), "needs an NVIDIA GPU"),
-        ("cudnn", ("gpu", "bfloat16", 128, 511, "packed"), "an even number of tokens, not 511: set compute.row_length"),
-        ("cudnn", ("gpu", "float32", 128, 512, "sequence"), "not in float32: set dtype to bfloat16, or"),
-        ("cudnn", ("gpu", "bfloat16", 160, 512, "sequence"), "at most 128, and this model's is 160"),
+        (
+            "cudnn",
+            ("gpu", "bfloat16", 128, 511, "packed"),
+            "an even number of tokens, not 511: set compute.row_length",
+        ),
+        (
+            "cudnn",
+            ("gpu", "float32", 128, 512, "sequence"),
+            "not in float32: set dtype to bfloat16, or",
+        ),
+        (
+            "cudnn",
+            ("gpu", "bfloat16", 160, 512, "sequence"),
+            "at most 128, and this model's is 160",
+        ),
     ],
 )
-def test_a_kernel_that_cannot_serve_is_refused(setting: Any, case: tuple[Any, ...], message: str) -> None:
+def test_a_kernel_that_cannot_serve_is_refused(
+    setting: Any, case: tuple[Any, ...], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         choose(setting, **dict(zip(FIELDS, case, strict=True)))
 
@@ -87,7 +114,9 @@ def spans(length: int, *parts: tuple[int, int]) -> list[int]:
 
 M = SEGMENT_STRIDE
 PACKED = [
-    spans(384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)),  # over three blocks
+    spans(
+        384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)
+    ),  # over three blocks
     spans(384, (M, 1), (M + 1, 128), (2 * M, 127), (2 * M + 1, 128)),  # ends where a block ends
 ]
 SPREAD = [spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))]
@@ -99,13 +128,17 @@ def windowed(ids: jax.Array, positions: list[list[int]], window: int) -> Windowe
     return Windowed(ids, jnp.asarray(positions), jnp.asarray(positions) - window + 1)
 
 
-def inputs(rows: int, length: int, heads: int, kv_heads: int, dim: int = 8) -> tuple[jax.Array, ...]:
+def inputs(
+    rows: int, length: int, heads: int, kv_heads: int, dim: int = 8
+) -> tuple[jax.Array, ...]:
     keys = jax.random.split(jax.random.key(0), 4)
     shapes = [(rows, length, n, dim) for n in (heads, kv_heads, kv_heads, heads)]
     return tuple(jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
 
 
-def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> Any:
+def both(
+    run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array
+) -> Any:
     """The output, and the gradient of its product with w, of q, k and v."""
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -121,7 +154,12 @@ def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
     [
         ("packed", PACKED, 1, (1, 1, 1)),
         *slow(("sequence", SEQUENCE, 1, (1, 1, 1))),
-        ("packed", SPREAD, 1, (1, 2, 2)),  # the tensor axis divides the query heads: the key head is repeated for it
+        (
+            "packed",
+            SPREAD,
+            1,
+            (1, 2, 2),
+        ),  # the tensor axis divides the query heads: the key head is repeated for it
         *slow(("packed", SPREAD, 2, (1, 2, 2))),  # and shared out
     ],
 )
@@ -141,22 +179,40 @@ def test_splash_is_xla_in_value_and_gradient(
 
 
 def test_rolled_causal_rows_are_xla_where_there_are_tokens() -> None:
-    ids = jnp.asarray([spans(24, (0, 9), (M, 15)), spans(24, (M, 20)), spans(24, (M, 24))], jnp.int32)
+    ids = jnp.asarray(
+        [spans(24, (0, 9), (M, 15)), spans(24, (M, 20)), spans(24, (M, 24))], jnp.int32
+    )
     q, k, v, w = inputs(3, 24, 4, 2)
     tokens = (ids != 0)[:, :, None, None]
     w = jnp.where(tokens, w, 0)
-    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, layout="sequence", implementation="xla"), q, k, v, w)
+    ours = both(
+        lambda *x: kernels.cudnn_attention(*x, ids, layout="sequence", implementation="xla"),
+        q,
+        k,
+        v,
+        w,
+    )
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
     for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(jnp.where(tokens, one, 0), jnp.where(tokens, other, 0), atol=1e-5)
+        np.testing.assert_allclose(
+            jnp.where(tokens, one, 0), jnp.where(tokens, other, 0), atol=1e-5
+        )
         assert np.isfinite(one).all()
 
 
 def test_a_mask_for_each_row_is_xla_in_value_and_gradient() -> None:
-    ids = jnp.asarray([spans(24, (M, 5), (M + 1, 6), (M + 2, 4), (2 * M, 3), (2 * M + 1, 4)), spans(24, (M, 24))])
+    ids = jnp.asarray(
+        [spans(24, (M, 5), (M + 1, 6), (M + 2, 4), (2 * M, 3), (2 * M + 1, 4)), spans(24, (M, 24))]
+    )
     ids = windowed(ids, [[*range(11), *range(5, 9), *range(7), 0, 0], [*range(24)]], 4)
     q, k, v, w = inputs(2, 24, 4, 2)
-    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, layout="packed", implementation="xla"), q, k, v, w)
+    ours = both(
+        lambda *x: kernels.cudnn_attention(*x, ids, layout="packed", implementation="xla"),
+        q,
+        k,
+        v,
+        w,
+    )
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
     for one, other in zip(ours, theirs, strict=True):  # padding's rows too
         np.testing.assert_allclose(one, other, atol=1e-5)
@@ -167,8 +223,12 @@ def test_cudnn_has_to_be_asked_for_in_packed_rows() -> None:
     assert choose("cudnn", **facts) == "cudnn" and choose("auto", **facts) == "xla"
 
 
-@pytest.mark.parametrize(("layout", "call"), [("sequence", "Softmax"), ("packed", "ScaleBiasSoftmax")])
-def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch, layout: Any, call: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "call"), [("sequence", "Softmax"), ("packed", "ScaleBiasSoftmax")]
+)
+def test_cudnn_is_in_the_program_for_cuda(
+    monkeypatch: pytest.MonkeyPatch, layout: Any, call: str
+) -> None:
     pretend_cudnn(monkeypatch)
     q, k = (jax.ShapeDtypeStruct((2, 32, heads, 64), jnp.bfloat16) for heads in (4, 2))
     ids = jax.ShapeDtypeStruct((2, 32), jnp.int32)
@@ -181,7 +241,10 @@ def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch, layou
 
     assert f"__cudnn$fmha{call}" in program(loss)
     backward = program(jax.grad(loss, (0, 1, 2)))
-    assert f"__cudnn$fmha{call}(" in backward.replace('"', "(") and f"__cudnn$fmha{call}Backward" in backward
+    assert (
+        f"__cudnn$fmha{call}(" in backward.replace('"', "(")
+        and f"__cudnn$fmha{call}Backward" in backward
+    )
 
 
 FOR_TPU = """
@@ -214,7 +277,8 @@ for layout, run, more in ("packed", jax.grad(total), {}), ("sequence", total, {}
 
 
 def test_splash_compiles_for_a_tpu() -> None:
-    """The decoder and its gradient. In a process of its own: libtpu reads the environment when it is loaded."""
+    """The decoder and its gradient. In a process of its own: libtpu reads the environment when it
+    is loaded."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed (extra tpu)")
     settings = {
@@ -226,8 +290,13 @@ def test_splash_compiles_for_a_tpu() -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     done = subprocess.run(
-        [sys.executable, "-c", FOR_TPU], env={**os.environ, **settings}, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", FOR_TPU],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    # Forward, and backward for q and for k and v: remat "attention" does not run the forward kernel again.
+    # Forward, and backward for q and for k and v: remat "attention" does not run the forward kernel
+    # again.
     assert done.stdout.split() == ["packed", "3", "sequence", "1", "sequence", "1"]

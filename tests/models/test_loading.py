@@ -1,4 +1,5 @@
-"""Loading and exporting what is larger than one would like to hold: bounded host memory, and each byte read once."""
+"""Loading and exporting what is larger than one would like to hold: bounded host memory, and each
+byte read once."""
 
 from __future__ import annotations
 
@@ -33,15 +34,22 @@ print(json.dumps(loading.measurements(folder / "model", folder / "second", devic
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
-def test_host_memory_holds_parameters_and_little_else(one_device: dict[str, str], tmp_path: Path) -> None:
-    """A loader that read all shards, or an export that gathered or merged the whole, would take the file's size more.
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc"
+)
+def test_host_memory_holds_parameters_and_little_else(
+    one_device: dict[str, str], tmp_path: Path
+) -> None:
+    """A loader that read all shards, or an export that gathered or merged the whole, would take the
+    file's size more.
 
     Measured as benchmarks/loading.py does. Here the devices' memory is the host's.
     """
     flags = f"{one_device['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     order = " --xla_cpu_enable_concurrency_optimized_scheduler=false"
-    path = os.pathsep.join([one_device["PYTHONPATH"], str(Path(__file__).parents[2] / "benchmarks")])
+    path = os.pathsep.join(
+        [one_device["PYTHONPATH"], str(Path(__file__).parents[2] / "benchmarks")]
+    )
     env = {**one_device, "XLA_FLAGS": flags + order, "PYTHONPATH": path}
     env["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed is gone
     command = [sys.executable, "-c", BOUNDED, str(tmp_path)]
@@ -63,7 +71,9 @@ def requests(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, in
     store, fetched = fsspec.get_filesystem_class("s3"), []
     inner = store.cat_file
 
-    def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+    def cat_file(
+        self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any
+    ) -> bytes:
         data: bytes = inner(self, path, start=start, end=end, **more)
         fetched.append((path.rpartition("/")[2], len(data)))
         return data
@@ -77,7 +87,9 @@ def test_every_tensor_is_fetched_once_from_a_store(
 ) -> None:
     model = hf.load(references["qwen2-untied"].folder)
     hf.save(model, bucket / "model", max_shard_bytes=60_000)
-    files = {path.name: path for path in (bucket / "model").iterdir() if path.suffix == ".safetensors"}
+    files = {
+        path.name: path for path in (bucket / "model").iterdir() if path.suffix == ".safetensors"
+    }
     assert len(files) > 2
     requests.clear()
     mesh = meshes.make_mesh(fsdp=2, tensor=2, data=-1)
@@ -89,45 +101,61 @@ def test_every_tensor_is_fetched_once_from_a_store(
     assert max(size for file, size in requests if file in files) == largest
 
 
-def test_an_export_to_a_store_is_the_one_on_local_disk(references: dict[str, Any], bucket: Any, tmp_path: Path) -> None:
+def test_an_export_to_a_store_is_the_one_on_local_disk(
+    references: dict[str, Any], bucket: Any, tmp_path: Path
+) -> None:
     model = hf.load(references["llama3"].folder)
     for folder in (tmp_path / "model", bucket / "model"):
         hf.save(model, folder, max_shard_bytes=60_000, eos_ids=[3])
         (folder / "config.json").unlink()  # unfinished
-        hf.save(model, folder, max_shard_bytes=90_000, eos_ids=[3])  # fewer shards: none is left over
+        hf.save(
+            model, folder, max_shard_bytes=90_000, eos_ids=[3]
+        )  # fewer shards: none is left over
     local = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     assert {path.name: path.read_bytes() for path in (bucket / "model").iterdir()} == local
     with pytest.raises(ValueError, match="s3://bucket/data/model already holds a model"):
         hf.save(model, bucket / "model")
 
 
-def test_what_is_wrong_in_a_store_is_named_by_its_url(references: dict[str, Any], bucket: Any) -> None:
+def test_what_is_wrong_in_a_store_is_named_by_its_url(
+    references: dict[str, Any], bucket: Any
+) -> None:
     where = "s3://bucket/data/model"
     with pytest.raises(ValueError, match=f"{where} holds no config.json"):
         hf.load(hf.resolve(where))
-    with pytest.raises(ValueError, match="paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://"):
+    with pytest.raises(
+        ValueError, match="paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://"
+    ):
         hf.resolve("az://container/model")
     hf.save(hf.load(references["llama3"].folder), bucket / "model", max_shard_bytes=60_000)
     files = sorted(path for path in (bucket / "model").iterdir() if path.suffix == ".safetensors")
     whole = files[1].read_bytes()
     files[1].write_bytes(whole[:-4])
-    with pytest.raises(ValueError, match=f"{where}/{files[1].name} is not a readable .* truncated: tensor model"):
+    with pytest.raises(
+        ValueError, match=f"{where}/{files[1].name} is not a readable .* truncated: tensor model"
+    ):
         hf.load(where)
     files[1].unlink()
-    with pytest.raises(ValueError, match=f"{where}: file {files[1].name} is missing; .* holds model"):
+    with pytest.raises(
+        ValueError, match=f"{where}: file {files[1].name} is missing; .* holds model"
+    ):
         hf.load(where)
     (bucket / "model" / "model.safetensors.index.json").unlink()
     with pytest.raises(ValueError, match=f"{where} holds neither model.safetensors nor"):
         hf.load(where)
 
 
-def test_nothing_is_made_on_a_device_before_all_headers_are_checked(references: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_is_made_on_a_device_before_all_headers_are_checked(
+    references: dict[str, Any], tmp_path: Path
+) -> None:
     hf.save(hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000)
     last = max((tmp_path / "model").glob("*.safetensors"))
     names = list(load_file(last))
     last.write_bytes(last.read_bytes()[:-1])
     before = {id(array) for array in jax.live_arrays()}
-    with pytest.raises(ValueError, match=rf"{last.name} is not .* truncated: tensor ({'|'.join(names)}) ends after"):
+    with pytest.raises(
+        ValueError, match=rf"{last.name} is not .* truncated: tensor ({'|'.join(names)}) ends after"
+    ):
         hf.load(tmp_path / "model", mesh=meshes.make_mesh())
     assert {id(array) for array in jax.live_arrays()} <= before
 
@@ -158,9 +186,16 @@ def test_a_hub_id_is_downloaded_without_pickles_and_subfolders(
         (folder / name).write_bytes(b"not wanted")
     asked: list[str] = []
     with hub_server("org/model", folder, asked) as url:
-        env = {**one_device, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+        env = {
+            **one_device,
+            "HF_ENDPOINT": url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "cache"),
+        }
         command = [sys.executable, "-c", FROM_HUB, str(folder)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    wanted = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    wanted = sorted(
+        path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")
+    )
     assert sorted(asked) == wanted and done.stdout.strip() == str(wanted)

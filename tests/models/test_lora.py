@@ -1,4 +1,5 @@
-"""Adapters: what they compute, what PEFT and transformers make of them, and that nothing else is trained."""
+"""Adapters: what they compute, what PEFT and transformers make of them, and that nothing else is
+trained."""
 
 from __future__ import annotations
 
@@ -20,7 +21,16 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 
 BASE = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
-SLOW = ("qwen2-tied", "llama3", "llama-biased", "qwen3-biased", "mistral", "smollm3", "olmo2", "gemma3")
+SLOW = (
+    "qwen2-tied",
+    "llama3",
+    "llama-biased",
+    "qwen3-biased",
+    "mistral",
+    "smollm3",
+    "olmo2",
+    "gemma3",
+)
 SOME = ("q_proj", "o_proj", "down_proj")
 
 
@@ -47,9 +57,15 @@ TOKENS = np.arange(24).reshape(2, 12) % 64
         ({"rank": 0, "alpha": 1.0}, "must be positive, got 0"),
         ({"rank": 2, "alpha": -1.0}, "must be positive"),
         ({"rank": 2, "alpha": float("nan")}, "must be positive"),
-        ({"rank": 2, "alpha": 1.0, "dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1"),
+        (
+            {"rank": 2, "alpha": 1.0, "dropout": 1.0},
+            "dropout must be at least 0 and less than 1, got 1",
+        ),
         ({"rank": 2, "alpha": 1.0, "dropout": float("nan")}, "dropout must be"),
-        ({"rank": 2, "alpha": 1.0, "targets": ("q",)}, "no linear layer 'q'; there are q_proj, k_proj"),
+        (
+            {"rank": 2, "alpha": 1.0, "targets": ("q",)},
+            "no linear layer 'q'; there are q_proj, k_proj",
+        ),
         ({"rank": 2, "alpha": 1.0, "targets": ()}, "at least one layer"),
         ({"rank": 2, "alpha": 1.0, "targets": ("q_proj", "q_proj")}, "none twice"),
     ],
@@ -69,33 +85,48 @@ def test_fresh_adapters_change_nothing(base: decoder.Decoder) -> None:
     assert fresh.blocks.o_a.shape == (2, 4, 8, 3) and fresh.blocks.k_b.shape == (2, 3, 2, 8)
 
 
-@pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, rslora=True)], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, rslora=True)], ids=["all", "some"]
+)
 def test_merged_computes_the_same(base: decoder.Decoder, adapters: Lora) -> None:
     made = policy(base, adapters)
     merged = jax.jit(lora.merge)(made)
     assert merged.config == BASE
     q, a, b = (getattr(made.blocks, name)[0] for name in ("q", "q_a", "q_b"))
     scale = 5.0 / 2**0.5 if adapters.rslora else 2.0
-    np.testing.assert_allclose(merged.blocks.q[0], q + scale * jnp.einsum("ir,rhd->ihd", a, b), atol=1e-6)
+    np.testing.assert_allclose(
+        merged.blocks.q[0], q + scale * jnp.einsum("ir,rhd->ihd", a, b), atol=1e-6
+    )
     np.testing.assert_allclose(logits(merged, TOKENS), logits(made, TOKENS), atol=2e-5)
     assert np.abs(logits(made, TOKENS) - logits(base, TOKENS)).max() > 0.1
-    untouched = {"q", "k", "v", "o", "gate", "up", "down"} - {LINEAR[name] for name in adapters.targets}
+    untouched = {"q", "k", "v", "o", "gate", "up", "down"} - {
+        LINEAR[name] for name in adapters.targets
+    }
     for name in (*untouched, "attn_norm", "q_norm"):
-        np.testing.assert_array_equal(getattr(merged.blocks, name)[...], getattr(base.blocks, name)[...])
+        np.testing.assert_array_equal(
+            getattr(merged.blocks, name)[...], getattr(base.blocks, name)[...]
+        )
 
 
-@pytest.mark.parametrize(("dtype", "ways"), [("float32", 1), ("bfloat16", 8)], ids=["alone", "on a mesh"])
+@pytest.mark.parametrize(
+    ("dtype", "ways"), [("float32", 1), ("bfloat16", 8)], ids=["alone", "on a mesh"]
+)
 def test_an_export_that_merges_layer_by_layer_has_the_bits_of_the_whole(
     base: decoder.Decoder, dtype: str, ways: int, tmp_path: Path
 ) -> None:
-    """From a bfloat16 base, as LoRA runs have it; and nothing but a model's tensors are in the files."""
+    """From a bfloat16 base, as LoRA runs have it; and nothing but a model's tensors are in the
+    files."""
     made = policy(decoder.cast(base, jnp.bfloat16), Lora(3, 5.0, SOME, rslora=True))
     if ways > 1:
-        made = jax.device_put(made, decoder.shardings(made.config, meshes.make_mesh(fsdp=2, tensor=2, data=-1)))
+        made = jax.device_put(
+            made, decoder.shardings(made.config, meshes.make_mesh(fsdp=2, tensor=2, data=-1))
+        )
     hf.save(made, tmp_path / "merging", dtype=dtype, max_shard_bytes=20_000)
     hf.save(jax.jit(lora.merge)(made), tmp_path / "whole", dtype=dtype, max_shard_bytes=20_000)
     files = {path.name: path.read_bytes() for path in (tmp_path / "merging").iterdir()}
-    assert len(files) > 4 and files == {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert len(files) > 4 and files == {
+        path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
@@ -103,7 +134,9 @@ def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
     trained, rest = lora.partition(made)
     # q: 32 -> 4*8, o: 4*8 -> 32, down: 48 -> 32, of two layers
     count = 2 * 3 * (32 + 32 + 32 + 32 + 48 + 32)
-    assert sum(x.size for x in jax.tree.leaves(trained)) == decoder.count_trained(made.config) == count
+    assert (
+        sum(x.size for x in jax.tree.leaves(trained)) == decoder.count_trained(made.config) == count
+    )
     assert rest is not None
     assert sum(x.size for x in jax.tree.leaves(rest)) == decoder.count_params(BASE)
     jax.tree.map(np.testing.assert_array_equal, lora.combine(trained, rest), made)
@@ -113,9 +146,11 @@ def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3])
 def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
-    """In training and as the sampler reads it, log-probabilities move by what they do in float32, beside noise.
+    """In training and as the sampler reads it, log-probabilities move by what they do in float32,
+    beside noise.
 
-    Slope of the one on the other; a base that the smallest adapters are merged into has lost nearly all of it.
+    Slope of the one on the other; a base that the smallest adapters are merged into has lost nearly
+    all of it.
     """
     config = ModelConfig("qwen3", 128, 128, 2, 4, 2, 32, 256)
     shape, narrow = dataclasses.replace(config, lora=Lora(8, 32.0)), jnp.dtype(jnp.bfloat16)
@@ -125,7 +160,10 @@ def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
 
     def beside(base: decoder.Decoder, size: float) -> decoder.Decoder:
         signs = jax.random.key(2)
-        moved = jax.tree.map(lambda x: x if np.any(x) else size * jax.random.rademacher(signs, x.shape, x.dtype), fresh)
+        moved = jax.tree.map(
+            lambda x: x if np.any(x) else size * jax.random.rademacher(signs, x.shape, x.dtype),
+            fresh,
+        )
         return lora.combine(moved, lora.frozen(base, shape))
 
     @partial(jax.jit, static_argnames=("dtype", "made"))
@@ -133,7 +171,9 @@ def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
         return jax.nn.log_softmax(plain.logits(made(model), tokens, dtype=dtype))
 
     def effect(base: decoder.Decoder, dtype: jnp.dtype, made: Any) -> np.ndarray:
-        return np.ravel(logprobs(beside(base, size), dtype, made) - logprobs(beside(base, 0.0), dtype, made))
+        return np.ravel(
+            logprobs(beside(base, size), dtype, made) - logprobs(beside(base, 0.0), dtype, made)
+        )
 
     trained = partial(jax.tree.map, lambda x: x)
     expected = effect(decoder.cast(base, jnp.float32), jnp.dtype(jnp.float32), trained)
@@ -161,13 +201,20 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
         a, b = (getattr(made.blocks, f"{name}_{side}")[...] for side in "ab")
         a, b = a.reshape(2, -1, 3), b.reshape(2, 3, -1)
         outer = getattr(full.blocks, name)[...].reshape(2, a.shape[1], b.shape[2])
-        expected = {"a": 2.0 * outer @ b.transpose(0, 2, 1), "b": 2.0 * a.transpose(0, 2, 1) @ outer}
+        expected = {
+            "a": 2.0 * outer @ b.transpose(0, 2, 1),
+            "b": 2.0 * a.transpose(0, 2, 1) @ outer,
+        }
         for side, value in expected.items():
             ours = getattr(found.blocks, f"{name}_{side}")[...].reshape(value.shape)
-            np.testing.assert_allclose(ours, value, rtol=2e-3, atol=2e-3 * np.abs(value).max(), err_msg=name)
+            np.testing.assert_allclose(
+                ours, value, rtol=2e-3, atol=2e-3 * np.abs(value).max(), err_msg=name
+            )
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks transformers
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # PEFT asks transformers
 @pytest.mark.parametrize(
     "adapters",
     [
@@ -176,8 +223,11 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
     ],
 )
 @pytest.mark.parametrize("family", ["qwen3", *slow(*SLOW)])
-def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
-    """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""
+def test_peft_and_transformers_read_them(
+    family: str, adapters: Lora, references: dict, tmp_path: Path
+) -> None:
+    """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we
+    compute."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     peft_package = pytest.importorskip("peft")
     source = references[family]

@@ -1,4 +1,5 @@
-"""A quantised base: its codes by hand and on every mesh, and that the policy computes with what they stand for."""
+"""A quantised base: its codes by hand and on every mesh, and that the policy computes with what
+they stand for."""
 
 from __future__ import annotations
 
@@ -76,29 +77,51 @@ def test_codes_by_hand() -> None:
     np.testing.assert_allclose(found[:, 0], np.array([127, 32, 0, -64]) / 127.5, rtol=1e-6)
     nf4 = quantise.encode(dataclasses.replace(row, quantised="nf4"), weight)
     np.testing.assert_array_equal(nf4.scale, [[1.0, 2.0]])
-    np.testing.assert_array_equal(nf4.qvalue.astype(jnp.int32), [[15, 15], [10, 7], [7, 1], [2, 10]])
+    np.testing.assert_array_equal(
+        nf4.qvalue.astype(jnp.int32), [[15, 15], [10, 7], [7, 1], [2, 10]]
+    )
     found = quantise.decode(nf4, jnp.dtype(jnp.float32))
     np.testing.assert_allclose(found[:, 1], [2.0, 0.0, 2 * -0.6961928, 2 * 0.2461123], rtol=1e-6)
 
 
 def test_where_scales_lie() -> None:
     rows = {kind: block_params(of(kind)) for kind in KINDS}
-    shapes = {kind: {name: quantise.scale_shape(rows[kind][name]) for name in LINEAR.values()} for kind in KINDS}
-    assert [shapes["int8"][name] for name in ("q", "k", "o", "down")] == [(1, 4, 16), (1, 2, 16), (1, 1, 96), (1, 96)]
-    assert [shapes["nf4"][name] for name in ("q", "k", "o", "down")] == [(3, 4, 16), (3, 2, 16), (4, 1, 96), (4, 96)]
+    shapes = {
+        kind: {name: quantise.scale_shape(rows[kind][name]) for name in LINEAR.values()}
+        for kind in KINDS
+    }
+    assert [shapes["int8"][name] for name in ("q", "k", "o", "down")] == [
+        (1, 4, 16),
+        (1, 2, 16),
+        (1, 1, 96),
+        (1, 96),
+    ]
+    assert [shapes["nf4"][name] for name in ("q", "k", "o", "down")] == [
+        (3, 4, 16),
+        (3, 2, 16),
+        (4, 1, 96),
+        (4, 96),
+    ]
     assert not any(row.quantised for row in block_params(of("")).values())
     assert {name for name, row in rows["nf4"].items() if row.quantised} == set(LINEAR.values())
 
 
-def test_what_codes_stand_for_is_what_qwix_says(policy: decoder.Decoder, base: decoder.Decoder) -> None:
+def test_what_codes_stand_for_is_what_qwix_says(
+    policy: decoder.Decoder, base: decoder.Decoder
+) -> None:
     import qwix
 
     most = {"int8": 0.012, "nf4": 0.1}[policy.config.quantise]
     for name in LINEAR.values():
         held = getattr(policy.blocks, name).get_value()
-        assert quantise.is_quantised(held) and held.qvalue.dtype == quantise.CODES[policy.config.quantise]
+        assert (
+            quantise.is_quantised(held)
+            and held.qvalue.dtype == quantise.CODES[policy.config.quantise]
+        )
         found = np.asarray(quantise.decode(held, jnp.dtype(jnp.float32)))
-        np.testing.assert_array_equal(found, qwix.dequantize(held.astype(jnp.float32)), err_msg=name)
+        np.testing.assert_array_equal(
+            found, qwix.dequantize(held.astype(jnp.float32)), err_msg=name
+        )
         weight = np.asarray(getattr(base.blocks, name)[...])
         assert 0 < np.linalg.norm(found - weight) < most * np.linalg.norm(weight), name
     np.testing.assert_array_equal(policy.blocks.q_bias[...], base.blocks.q_bias[...])
@@ -135,17 +158,23 @@ def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Deco
 def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> None:
     merged = jax.jit(lora.merge)(policy)
     assert merged.config == BASE
-    assert not any(quantise.is_quantised(getattr(merged.blocks, name).get_value()) for name in LINEAR.values())
+    assert not any(
+        quantise.is_quantised(getattr(merged.blocks, name).get_value()) for name in LINEAR.values()
+    )
     np.testing.assert_allclose(logits(merged), logits(policy), atol=2e-5)
     wide = jnp.dtype(jnp.float32)
-    decoded, view = (jax.jit(partial(how, dtype=wide))(policy) for how in (lora.viewed, lora.unstacked))
+    decoded, view = (
+        jax.jit(partial(how, dtype=wide))(policy) for how in (lora.viewed, lora.unstacked)
+    )
     jax.tree.map(np.testing.assert_array_equal, jax.jit(decoder.unstack)(decoded), view)
     np.testing.assert_allclose(logits(view), logits(policy), atol=2e-5)
     whole, by_layer = hf.save(merged, tmp_path / "whole"), hf.save(policy, tmp_path / "by-layer")
     assert (by_layer / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
-def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(policy: decoder.Decoder) -> None:
+def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(
+    policy: decoder.Decoder,
+) -> None:
     """Other codes are decoded for it; both layouts of a view are the same."""
     wide = jnp.dtype(jnp.float32)
     view = lora.viewed(policy, wide, "int8")
@@ -162,25 +191,37 @@ def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(policy: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_gives_the_same_codes_on_every_mesh(base: decoder.Decoder, kind: str, tmp_path: Path) -> None:
+def test_a_folder_gives_the_same_codes_on_every_mesh(
+    base: decoder.Decoder, kind: str, tmp_path: Path
+) -> None:
     """On four devices one has 48 of the 96 inputs, no whole number of tiles."""
     needs_qwix()
     folder, adapters = hf.save(base, tmp_path / "model", dtype="bfloat16"), of(kind).lora
-    one, four = (meshes.make_mesh(1, *sizes, devices=jax.devices()[: sizes[0] ** 2]) for sizes in ((1, 1), (2, 2)))
+    one, four = (
+        meshes.make_mesh(1, *sizes, devices=jax.devices()[: sizes[0] ** 2])
+        for sizes in ((1, 1), (2, 2))
+    )
     load = partial(hf.load, folder, dtype=jnp.dtype(jnp.bfloat16), lora=adapters, quantised=kind)
     alone, spread = (load(mesh=mesh) for mesh in (one, four))
     where = decoder.shardings(of(kind), four)
     for name in LINEAR.values():
         ours, theirs, at = (getattr(x.blocks, name).get_value() for x in (spread, alone, where))
         assert ours.qvalue.sharding.is_equivalent_to(at.qvalue, ours.ndim)
-        np.testing.assert_array_equal(ours.qvalue.astype(jnp.int32), theirs.qvalue.astype(jnp.int32))
+        np.testing.assert_array_equal(
+            ours.qvalue.astype(jnp.int32), theirs.qvalue.astype(jnp.int32)
+        )
         np.testing.assert_array_equal(ours.scale, theirs.scale)
-    assert spread.embed[...].dtype == jnp.bfloat16 and spread.blocks.attn_norm[...].dtype == jnp.bfloat16
+    assert (
+        spread.embed[...].dtype == jnp.bfloat16
+        and spread.blocks.attn_norm[...].dtype == jnp.bfloat16
+    )
 
 
 def test_wrong_settings_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"lora\.quantise is int8 or nf4, or empty, got 'int4'"):
         quantise.check("lora.quantise", "int4", *KINDS)
     monkeypatch.setitem(sys.modules, "qwix", None)
-    with pytest.raises(ImportError, match=r"lora\.quantise is 'int8', .* pip install '\.\[quant\]'"):
+    with pytest.raises(
+        ImportError, match=r"lora\.quantise is 'int8', .* pip install '\.\[quant\]'"
+    ):
         quantise.check("lora.quantise", "int8", *KINDS)

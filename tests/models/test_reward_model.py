@@ -1,4 +1,5 @@
-"""Reward models: scores equal to transformers' on both layouts, and folders that are none refused by name."""
+"""Reward models: scores equal to transformers' on both layouts, and folders that are none refused
+by name."""
 
 from __future__ import annotations
 
@@ -37,8 +38,12 @@ def roughen(model: Any) -> Any:
 
 def save_classifier(folder: Path, family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, "num_labels": 1, "pad_token_id": PAD, **changes})
-    model = roughen(getattr(transformers, f"{family}ForSequenceClassification")._from_config(config))
+    config = getattr(transformers, f"{family}Config")(
+        **{**SIZES, "num_labels": 1, "pad_token_id": PAD, **changes}
+    )
+    model = roughen(
+        getattr(transformers, f"{family}ForSequenceClassification")._from_config(config)
+    )
     model.save_pretrained(folder)
     return model
 
@@ -60,7 +65,9 @@ def ours(folder: Path, sequences: list[np.ndarray]) -> np.ndarray:
     parts = [model.read_out.scored_part(model.read_out.complete(ids)) for ids in sequences]
     lengths = jnp.asarray([len(part) for part in parts], jnp.int32)
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
-    return np.asarray(reward_model.read_scores(model, jnp.asarray(padded(parts, 3)), lengths, mesh=mesh))
+    return np.asarray(
+        reward_model.read_scores(model, jnp.asarray(padded(parts, 3)), lengths, mesh=mesh)
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,9 +82,14 @@ def ours(folder: Path, sequences: list[np.ndarray]) -> np.ndarray:
 def test_scores_equal_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     model = save_classifier(tmp_path, family, **changes)
     pad = model.config.pad_token_id
-    sequences = [*ragged(), np.asarray([9, 11, pad, 12, pad], np.int32)]  # padding is passed over wherever it is
+    sequences = [
+        *ragged(),
+        np.asarray([9, 11, pad, 12, pad], np.int32),
+    ]  # padding is passed over wherever it is
     tokens = padded(sequences, pad)
-    mask = torch.tensor(np.arange(tokens.shape[1])[None] < np.asarray([len(s) for s in sequences])[:, None]).long()
+    mask = torch.tensor(
+        np.arange(tokens.shape[1])[None] < np.asarray([len(s) for s in sequences])[:, None]
+    ).long()
     with torch.no_grad():
         wanted = model(torch.tensor(tokens).long(), attention_mask=mask).logits[:, 0].numpy()
     assert np.ptp(wanted) > 0.1
@@ -87,11 +99,18 @@ def test_scores_equal_transformers(tmp_path: Path, family: str, changes: dict[st
 def save_athene(folder: Path) -> tuple[Any, Any]:
     """Athene's layout by hand: a Llama trunk under "model." and v_head.weight."""
     torch.manual_seed(1)
-    changes = {"vocab_size": 128_256, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    changes = {
+        "vocab_size": 128_256,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+    }
     config = transformers.LlamaConfig(**{**SIZES, **changes})
     trunk, head = roughen(transformers.LlamaModel(config)), torch.nn.Linear(8, 1, bias=False)
     tensors = {f"model.{name}": value.numpy() for name, value in trunk.state_dict().items()}
-    save_file({**tensors, "v_head.weight": head.weight.detach().numpy()}, folder / "model.safetensors")
+    save_file(
+        {**tensors, "v_head.weight": head.weight.detach().numpy()}, folder / "model.safetensors"
+    )
     written = {**config.to_dict(), "architectures": ["AtheneForSequenceClassification"]}
     (folder / "config.json").write_text(json.dumps(written, default=str))
     return trunk, head
@@ -129,13 +148,18 @@ def test_load_onto_a_mesh_in_bfloat16_keeps_the_head_in_float32(tmp_path: Path) 
     assert model.head.dtype == jnp.float32 and model.head.sharding.is_fully_replicated
     np.testing.assert_array_equal(model.head, stored["score.weight"][0])
     assert model.trunk.embed[...].dtype == jnp.bfloat16
-    assert model.trunk.blocks.q[...].sharding == decoder.shardings(model.config, mesh).blocks.q.get_value()
+    assert (
+        model.trunk.blocks.q[...].sharding
+        == decoder.shardings(model.config, mesh).blocks.q.get_value()
+    )
     assert not hasattr(model.trunk, "head")
 
 
 def change_tensors(folder: Path, changes: dict[str, np.ndarray | None]) -> None:
     tensors = {**load_file(folder / "model.safetensors"), **changes}
-    save_file({name: x for name, x in tensors.items() if x is not None}, folder / "model.safetensors")
+    save_file(
+        {name: x for name, x in tensors.items() if x is not None}, folder / "model.safetensors"
+    )
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -148,11 +172,19 @@ def zeros(*shape: int) -> np.ndarray:
         ({"score.bias": zeros(1)}, {}, r"not part of the architecture: score\.bias"),
         ({"score.weight": zeros(2, 48)}, {}, r"score\.weight in .*: \[2, 48\], expected \[1, 48\]"),
         ({}, {"id2label": {"0": "bad", "1": "good"}}, r"num_labels is 2"),
-        ({}, {"architectures": ["LlamaForOtherThings"]}, r"LlamaForOtherThings.* may read score\.weight elsewhere"),
+        (
+            {},
+            {"architectures": ["LlamaForOtherThings"]},
+            r"LlamaForOtherThings.* may read score\.weight elsewhere",
+        ),
         ({}, {"pad_token_id": "x"}, r"pad_token_id must be a token id"),
         ({"score.weight": None}, {}, r"holds neither score\.weight nor v_head\.weight"),
         ({"v_head.weight": zeros(1, 48)}, {}, r"holds both score\.weight and v_head\.weight"),
-        ({"v_head.weight": zeros(1, 48), "score.weight": None}, {}, r"CLS token 128003 .* vocab_size 131"),
+        (
+            {"v_head.weight": zeros(1, 48), "score.weight": None},
+            {},
+            r"CLS token 128003 .* vocab_size 131",
+        ),
         ({"model.norm.weight": None}, {}, r"missing: model\.norm\.weight"),
     ],
 )

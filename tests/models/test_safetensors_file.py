@@ -1,4 +1,5 @@
-"""Safetensors files: what we write others read, and the other way round; headers that cannot be true are refused."""
+"""Safetensors files: what we write others read, and the other way round; headers that cannot be
+true are refused."""
 
 from __future__ import annotations
 
@@ -48,14 +49,22 @@ def test_safetensors_reads_what_we_write(dtype: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_we_read_what_safetensors_writes(dtype: Any, tmp_path: Path) -> None:
     save_file(
-        {name: np.asarray(array.astype(dtype)) for name, array in TENSORS.items()}, tmp_path / "x", {"format": "pt"}
+        {name: np.asarray(array.astype(dtype)) for name, array in TENSORS.items()},
+        tmp_path / "x",
+        {"format": "pt"},
     )
     header = safetensors_file.read_header(tmp_path / "x")
     assert {name: stored.shape for name, stored in header.items()} == SHAPES
     for name, stored in header.items():
-        np.testing.assert_array_equal(safetensors_file.read_rows(stored), TENSORS[name].astype(dtype))
-    np.testing.assert_array_equal(safetensors_file.read_rows(header["b"], 1, 4), TENSORS["b"].astype(dtype)[1:4])
-    np.testing.assert_array_equal(safetensors_file.read_rows(header["a"], 1), TENSORS["a"].astype(dtype)[1:])
+        np.testing.assert_array_equal(
+            safetensors_file.read_rows(stored), TENSORS[name].astype(dtype)
+        )
+    np.testing.assert_array_equal(
+        safetensors_file.read_rows(header["b"], 1, 4), TENSORS["b"].astype(dtype)[1:4]
+    )
+    np.testing.assert_array_equal(
+        safetensors_file.read_rows(header["a"], 1), TENSORS["a"].astype(dtype)[1:]
+    )
 
 
 def test_an_object_store_has_the_same_bytes(tmp_path: Path, bucket: Any) -> None:
@@ -74,10 +83,19 @@ def entry(shape: Any, *offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
     ("header", "message"),
     [
         ({"t": entry([2], 0, 8), "u": entry([2], 8, 16)}, None),
-        ({"t": entry([2], 0, 8), "u": entry([3], 8, 20)}, "truncated: tensor u ends after the end of the file"),
+        (
+            {"t": entry([2], 0, 8), "u": entry([3], 8, 20)},
+            "truncated: tensor u ends after the end of the file",
+        ),
         ({"t": entry([2], 0, 8)}, "the tensors take 8 bytes, the file has 16 for them"),
-        ({"t": entry([2], 0, 8), "u": entry([1], 12, 16)}, "tensor u begins at byte 12 of the data, expected 8"),
-        ({"t": entry([4], 0, 16), "u": entry([2], 8, 16)}, "tensor u begins at byte 8 of the data, expected 16"),
+        (
+            {"t": entry([2], 0, 8), "u": entry([1], 12, 16)},
+            "tensor u begins at byte 12 of the data, expected 8",
+        ),
+        (
+            {"t": entry([4], 0, 16), "u": entry([2], 8, 16)},
+            "tensor u begins at byte 8 of the data, expected 16",
+        ),
         ({"t": entry([3], 0, 16)}, "tensor t: its entry in the header is"),
         ({"t": entry([2, 2], 0, 16, dtype="F16")}, "tensor t: its entry"),
         ({"t": entry([-4], 0, 16)}, "tensor t: its entry"),
@@ -104,7 +122,9 @@ def test_headers(header: Any, message: str | None, tmp_path: Path) -> None:
 
 def test_a_header_longer_than_its_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes((2**40).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ValueError, match="declares a header of 1099511627776 bytes in a file of 10"):
+    with pytest.raises(
+        ValueError, match="declares a header of 1099511627776 bytes in a file of 10"
+    ):
         safetensors_file.read_header(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"1234567")
     with pytest.raises(ValueError, match="it has 7 bytes"):

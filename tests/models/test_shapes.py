@@ -56,5 +56,7 @@ def test_variants_share_the_entry(name: str, entry: str) -> None:
 
 
 def test_unknown_model_suggests_near_ones() -> None:
-    with pytest.raises(ValueError, match=r"no shape table for model 'Qwen/Qwen2\.5-8B'; nearest: .*Qwen2\.5-7B"):
+    with pytest.raises(
+        ValueError, match=r"no shape table for model 'Qwen/Qwen2\.5-8B'; nearest: .*Qwen2\.5-7B"
+    ):
         shape("Qwen/Qwen2.5-8B")

@@ -1,4 +1,5 @@
-"""Collectives in HLO text: literal programs counted by hand, and one that is compiled for 8 devices."""
+"""Collectives in HLO text: literal programs counted by hand, and one that is compiled for 8
+devices."""
 
 import jax
 import jax.numpy as jnp
@@ -103,8 +104,12 @@ ENTRY %main (a: f32[2]) -> f32[2] {
 
 
 def test_unrolled_loops_count_their_strides_and_a_gather_beside_a_loop_counts_once():
-    # The kernel's metadata goes on over lines that look like an end; what stands behind them counts too.
-    assert collectives(UNROLLED) == [Collective("all-gather", 32, 4, 1), Collective("collective-permute", 8, 2, 4)]
+    # The kernel's metadata goes on over lines that look like an end; what stands behind them counts
+    # too.
+    assert collectives(UNROLLED) == [
+        Collective("all-gather", 32, 4, 1),
+        Collective("collective-permute", 8, 2, 4),
+    ]
 
 
 def test_bytes_that_a_device_sends():
@@ -116,63 +121,85 @@ def test_bytes_that_a_device_sends():
 
 
 def test_a_stated_trip_count_is_used():
-    text = LOOPS.replace("body=%inner_body", 'body=%inner_body, backend_config={"known_trip_count":{"n":"5"}}')
+    text = LOOPS.replace(
+        "body=%inner_body", 'body=%inner_body, backend_config={"known_trip_count":{"n":"5"}}'
+    )
     assert collectives(text)[0].times == 5
 
 
-@pytest.mark.parametrize("form", [("replica_groups={{0,1,2,3}}", "replica_groups=new"), ("bf16[64,8]", "f3e1[64,8]")])
+@pytest.mark.parametrize(
+    "form", [("replica_groups={{0,1,2,3}}", "replica_groups=new"), ("bf16[64,8]", "f3e1[64,8]")]
+)
 def test_a_collective_in_an_unknown_form_is_counted_as_unknown(form):
     known, found = collectives(LOOPS), collectives(LOOPS.replace(*form))
     assert len(found) == len(known) and sum(one.sent is None for one in found) == 1
     assert 0 < sum(bytes_sent(found).values()) < sum(bytes_sent(known).values())
 
 
-# One instruction each, as XLA prints its asynchronous forms for GPUs (the first is Qwen2.5-7B's, for 8 H100) and TPUs.
+# One instruction each, as XLA prints its asynchronous forms for GPUs (the first is Qwen2.5-7B's,
+# for 8 H100) and TPUs.
 EIGHT = "channel_id=1, replica_groups=[1,8]<=[8]"
 ASYNCHRONOUS = [
     (
-        f"((f32[3584,19008]{{1,0}}), f32[448,19008]{{1,0}}) reduce-scatter-start(%p), {EIGHT}, dimensions={{0}}",
+        f"((f32[3584,19008]{{1,0}}), f32[448,19008]{{1,0}}) reduce-scatter-start(%p), {EIGHT}, "
+        f"dimensions={{0}}",
         3584 * 19_008 * 4,
         7 / 8,
     ),
     (
-        "((f32[16,64]{1,0}, bf16[16]{0}), (f32[2,64]{1,0}, bf16[2]{0})) reduce-scatter-start(%p, %q), "
+        "((f32[16,64]{1,0}, bf16[16]{0}), (f32[2,64]{1,0}, bf16[2]{0})) reduce-scatter-start(%p, "
+        "%q), "
         f"{EIGHT}, dimensions={{0}}, to_apply=%add",
         16 * 64 * 4 + 16 * 2,
         7 / 8,
     ),
     (
-        f"((c64[64,8]{{1,0}}), c64[64,8]{{1,0}}) all-to-all-start(c64[64,8]{{1,0}} %p), {EIGHT}, dimensions={{1}}",
+        f"((c64[64,8]{{1,0}}), c64[64,8]{{1,0}}) all-to-all-start(c64[64,8]{{1,0}} %p), {EIGHT}, "
+        f"dimensions={{1}}",
         64 * 8 * 8,
         7 / 8,
     ),
     (
-        f"((f32[4,8,128]{{2,1,0:T(8,128)}}), f32[4,8,128]{{2,1,0:T(8,128)S(1)}}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) "
+        f"((f32[4,8,128]{{2,1,0:T(8,128)}}), f32[4,8,128]{{2,1,0:T(8,128)S(1)}}, u32[]{{:S(2)}}, "
+        f"u32[]{{:S(2)}}) "
         f"all-to-all-start(%p), {EIGHT}, dimensions={{1}}",
         4 * 8 * 128 * 4,
         7 / 8,
     ),
-    ("f32[32]{0} all-reduce-start(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add", 128, 6 / 4),
-    (f"(f32[32]{{0}}, bf16[8,2]{{1,0}}) all-reduce-start(%p, %q), {EIGHT}, to_apply=%add", 128 + 32, 14 / 8),
     (
-        f"(bf16[4,2]{{1,0:T(8,128)(2,1)}}, bf16[32,2]{{1,0}}) all-gather-start(%p), {EIGHT}, dimensions={{0}}",
+        "f32[32]{0} all-reduce-start(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, "
+        "to_apply=%add",
+        128,
+        6 / 4,
+    ),
+    (
+        f"(f32[32]{{0}}, bf16[8,2]{{1,0}}) all-reduce-start(%p, %q), {EIGHT}, to_apply=%add",
+        128 + 32,
+        14 / 8,
+    ),
+    (
+        f"(bf16[4,2]{{1,0:T(8,128)(2,1)}}, bf16[32,2]{{1,0}}) all-gather-start(%p), {EIGHT}, "
+        f"dimensions={{0}}",
         128,
         7 / 8,
     ),
     (
-        "((s32[1024]{0}, s8[512]{0}), (s32[4096]{0}, s8[2048]{0})) all-gather-start(%p, %q), channel_id=1, "
+        "((s32[1024]{0}, s8[512]{0}), (s32[4096]{0}, s8[2048]{0})) all-gather-start(%p, %q), "
+        "channel_id=1, "
         "replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}, use_global_device_ids=true",
         4096 * 4 + 2048,
         3 / 4,
     ),
     (
-        "(bf16[8]{0}, bf16[8]{0}, u32[]{:T(128)}, u32[]{:T(128)}) collective-permute-start(%p), channel_id=1, "
+        "(bf16[8]{0}, bf16[8]{0}, u32[]{:T(128)}, u32[]{:T(128)}) collective-permute-start(%p), "
+        "channel_id=1, "
         "source_target_pairs={{0,1},{1,0}}",
         16,
         1,
     ),
     (
-        "((bf16[8]{0}, f32[2]{0}), (bf16[8]{0}, f32[2]{0}), u32[], u32[]) collective-permute-start(%p, %q), "
+        "((bf16[8]{0}, f32[2]{0}), (bf16[8]{0}, f32[2]{0}), u32[], u32[]) "
+        "collective-permute-start(%p, %q), "
         "channel_id=1, source_target_pairs={{0,1},{1,0}}",
         24,
         1,
@@ -183,7 +210,16 @@ ASYNCHRONOUS = [
 def entry(*instructions):
     """A program of these instructions."""
     lines = [f"  %i{number} = {text}" for number, text in enumerate(instructions)]
-    return "\n".join(["HloModule m, is_scheduled=true", "", "ENTRY %main (p: f32[2]) -> f32[2] {", *lines, "}", ""])
+    return "\n".join(
+        [
+            "HloModule m, is_scheduled=true",
+            "",
+            "ENTRY %main (p: f32[2]) -> f32[2] {",
+            *lines,
+            "}",
+            "",
+        ]
+    )
 
 
 @pytest.mark.parametrize(("text", "size", "share"), ASYNCHRONOUS)
@@ -193,7 +229,9 @@ def test_an_asynchronous_collective_sends_what_a_ring_sends(text, size, share):
 
 
 def test_an_asynchronous_tuple_in_another_form_is_unknown():
-    (found,) = collectives(entry(f"f32[32]{{0}} reduce-scatter-start(%p), {EIGHT}, dimensions={{0}}"))
+    (found,) = collectives(
+        entry(f"f32[32]{{0}} reduce-scatter-start(%p), {EIGHT}, dimensions={{0}}")
+    )
     assert found.sent is None
 
 
@@ -218,7 +256,9 @@ GROUPS = [  # of 16 devices, in 2 slices of 8
 
 @pytest.mark.parametrize(("text", "group", "within"), GROUPS)
 def test_groups_over_several_slices_are_told_from_their_devices(text, group, within):
-    (found,) = collectives(entry(f"f32[32]{{0}} all-reduce(%p), channel_id=1, {text}, to_apply=%add"), near=8)
+    (found,) = collectives(
+        entry(f"f32[32]{{0}} all-reduce(%p), channel_id=1, {text}, to_apply=%add"), near=8
+    )
     assert (found.group, found.within) == (group, within)
     assert found.far == (found.sent / within if within else 0)
 
@@ -233,7 +273,9 @@ def test_what_leaves_a_slice():
         "f32[16]{0} collective-permute(%p), channel_id=3, source_target_pairs={{0,1},{1,0}}",
     )
     gather, exchange, ring, inside = collectives(text, near=8)
-    assert gather.sent == 60 and gather.far == 60 / 8  # on a ring of all 16 one of 8 sends to the other slice
+    assert (
+        gather.sent == 60 and gather.far == 60 / 8
+    )  # on a ring of all 16 one of 8 sends to the other slice
     assert exchange.far == 64 * 8 / 16  # half of it is for the other slice
     assert ring.far == ring.sent == 64 and inside.far == 0
     assert [one.far for one in collectives(text)] == [0, 0, 0, 0]
@@ -244,18 +286,22 @@ def test_pairs_are_those_of_their_own_list():
     behind = 'metadata={op_name="a{b{3,4}}"}'
     text = entry(
         f"f32[16]{{0}} collective-permute(%p), channel_id=1, source_target_pairs={{}}, {behind}",
-        f"f32[16]{{0}} collective-permute(%p), channel_id=2, source_target_pairs={{{{0,9}}}}, {behind}",
+        f"f32[16]{{0}} collective-permute(%p), channel_id=2, source_target_pairs={{{{0,9}}}}, "
+        f"{behind}",
         "f32[16]{0} collective-permute(%p), channel_id=3, source_target_pairs={{0,9},{9,0}}",
     )
     found = collectives(text, near=8)
-    assert [(one.group, one.sent, one.far) for one in found] == [(2, 64, 64)] * 2  # the first sends nothing
+    assert [(one.group, one.sent, one.far) for one in found] == [
+        (2, 64, 64)
+    ] * 2  # the first sends nothing
 
 
 def between(shape, transfer, target):
     """A TPU's send of an array to other slices, as libtpu prints it."""
     attributes = f'_xla_megascale_target="{target}",_xla_megascale_transfer_type="{transfer}"'
     return (
-        f"({shape}{{2,1,0:T(8,128)}}, u32[], token[]) send(%x, %t), channel_id=3, is_host_transfer=true, "
+        f"({shape}{{2,1,0:T(8,128)}}, u32[], token[]) send(%x, %t), channel_id=3, "
+        "is_host_transfer=true, "
         f'frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}'
     )
 
@@ -272,7 +318,9 @@ def between(shape, transfer, target):
         ("pred[4,8,128]", "ONE_TO_ONE", "{1,2}x{0:7}", ("collective-permute", 4096, 2, 4096)),
     ],
 )
-def test_what_tpus_send_to_other_slices_is_a_collective_of_slices(shape, transfer, target, expected):
+def test_what_tpus_send_to_other_slices_is_a_collective_of_slices(
+    shape, transfer, target, expected
+):
     """Sends to a host's callback are none."""
     callback = "(f32[8]{0}, u32[], token[]) send(%x, %t), channel_id=9, is_host_transfer=true"
     (found,) = collectives(entry(between(shape, transfer, target), callback), near=8)
@@ -285,7 +333,8 @@ def test_an_unknown_transfer_between_slices_is_unknown():
 
 
 def test_a_sharded_step_sends_what_fsdp_is_known_to():
-    """By a ring: weights gathered forward and backward, their gradient reduced and scattered; of each (n-1)/n."""
+    """By a ring: weights gathered forward and backward, their gradient reduced and scattered; of
+    each (n-1)/n."""
     mesh = Mesh(np.array(jax.devices()), ("x",))
     width, rows, layers = 64, 8, 3
     weights, activations = PartitionSpec(None, "x"), PartitionSpec("x")
@@ -297,7 +346,9 @@ def test_a_sharded_step_sends_what_fsdp_is_known_to():
     def local(w, x):
         return jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0]))(w)
 
-    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(weights, activations), out_specs=weights))
+    run = jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=(weights, activations), out_specs=weights)
+    )
     arguments = [
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, at))
         for shape, at in (((layers, width, width), weights), ((rows, width), activations))
@@ -310,7 +361,8 @@ def test_a_sharded_step_sends_what_fsdp_is_known_to():
 
 
 def test_all_gathers_inside_a_compiled_scan():
-    """A channel alone does not make them one: those that are written in a shard_map all have the same."""
+    """A channel alone does not make them one: those that are written in a shard_map all have the
+    same."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
 
     def local(w, x):
@@ -321,8 +373,13 @@ def test_all_gathers_inside_a_compiled_scan():
         return jax.lax.scan(body, x, None, length=5)[0]
 
     split, whole = PartitionSpec("x", "y"), PartitionSpec()
-    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=whole, check_vma=False))
-    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, at)) for at in (split, whole)]
+    run = jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=whole, check_vma=False)
+    )
+    args = [
+        jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, at))
+        for at in (split, whole)
+    ]
     assert collectives(run.lower(*args).compile().as_text()) == [
         Collective("all-gather", 64 * 16 * 4, 2, 5),
         Collective("all-gather", 64 * 64 * 4, 4, 5),

@@ -63,15 +63,23 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     assert [entry.program.name for entry in plan.misfits] == ["fresh state", "train step"]
     assert len(lines) == 5  # nothing was compiled again
     head, *rest = shown(plan, price=2.0)
-    assert head.startswith("fits: NO, sft, fresh state: needs 0.00 of 0.00 GiB; sft, train step: needs")
-    assert any(re.search(r"^\| sft +\| (fresh state|train step) +\| .*\| NO ", line) for line in rest)
+    assert head.startswith(
+        "fits: NO, sft, fresh state: needs 0.00 of 0.00 GiB; sft, train step: needs"
+    )
+    assert any(
+        re.search(r"^\| sft +\| (fresh state|train step) +\| .*\| NO ", line) for line in rest
+    )
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=10**9))
     plan = make(best, ours, stages=["sft"])
     head, *rest = shown(plan, price=2.0)
-    assert re.fullmatch(r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", head)
+    assert re.fullmatch(
+        r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", head
+    )
     assert len(rest) == 6 < 15 < len(shown(plan, verbose=True)), rest
     rates = show.rates(plan, 32)
-    (trained,) = [entry.program.work.trained for entry in plan.entries if entry.program.work.trained]
+    (trained,) = [
+        entry.program.work.trained for entry in plan.entries if entry.program.work.trained
+    ]
     each = {"trained": pytest.approx(3600 * show.hours(plan.entries) / trained)}
     assert rates.seconds == {"": each, "sft": each}
     assert (rates.topology, rates.chips, rates.response) == ("v5e-8", 8, 32)
@@ -96,9 +104,11 @@ def test_what_is_assumed_is_said():
     longest = resolve(TINY).data.max_prompt_length
     path = "config.data.test.path=mine.jsonl"
     assert assumed(longest, "config.data.test.limit=none", path) == [
-        f"prompts of data.max_prompt_length tokens, {longest}, are assumed: tokenizer and problems are not all on this "
+        f"prompts of data.max_prompt_length tokens, {longest}, are assumed: tokenizer and "
+        "problems are not all on this "
         "machine; --prompt N gives their mean",
-        "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many there are with "
+        "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many "
+        "there are with "
         "--config.data.test.limit=N",
     ]
     assert assumed(7, "config.data.test.limit=86", path) == []
@@ -134,23 +144,33 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
 
 def test_a_recipe_that_was_compiled_before_is_shown_at_once():
     head, columns, *rows = ready("qwen2.5-7b:k=50", "v5e-16")
-    assert head == "compiled before for qwen2.5-7b as it is (docs/models.md):" and "peak GiB" in columns
+    assert (
+        head == "compiled before for qwen2.5-7b as it is (docs/models.md):"
+        and "peak GiB" in columns
+    )
     assert rows and all(row.split()[0] == "v5e-16" for row in rows)
     assert ready("qwen2.5-7b", "v6e-256") == [] == ready(TINY, "v5e-16") == ready("demo", "v5e-16")
 
 
 def test_what_probes_sample_is_in_the_work():
-    config = resolve(TINY, SMALL)  # 3 steps of 4 prompts with 4 responses of at most 8 tokens; 8 problems of dev
+    config = resolve(
+        TINY, SMALL
+    )  # 3 steps of 4 prompts with 4 responses of at most 8 tokens; 8 problems of dev
     generated = []
     for every in (0, 2):
-        config.stages.warmup.probe.every = every  # before the first step, after two, and after the last
+        config.stages.warmup.probe.every = (
+            every  # before the first step, after two, and after the last
+        )
         with planned_on(1, config) as context:
-            generated.append(sum(program.work.generated for program in programs_of(context, "warmup")))
+            generated.append(
+                sum(program.work.generated for program in programs_of(context, "warmup"))
+            )
     assert generated == [3 * 4 * 4 * 8, 3 * 4 * 4 * 8 + 3 * 8 * 1 * 8]
 
 
 def test_every_program_of_every_kind_of_stage_is_compiled():
-    """With probes, which sample in stages that train: none waits for results of a program that is not there."""
+    """With probes, which sample in stages that train: none waits for results of a program that is
+    not there."""
     config = resolve(TINY, SMALL)
     for stage in (config.stages.warmup, config.stages.dpo):
         stage.probe.every = 2
@@ -162,13 +182,19 @@ def test_every_program_of_every_kind_of_stage_is_compiled():
     kinds = {stage.kind for stage in config.stages.values()}
     assert set(rates) == {"", *kinds}
     drawn = [rates[kind]["generated"] for kind in ("online", "collect")]  # at other batches
-    assert drawn[0] != drawn[1] and min(drawn) < rates[""]["generated"] < max([*drawn, rates["evaluate"]["generated"]])
-    assert not [(entry.program.stage, entry.program.name, entry.why) for entry in entries if not entry.compiled]
+    assert drawn[0] != drawn[1] and min(drawn) < rates[""]["generated"] < max(
+        [*drawn, rates["evaluate"]["generated"]]
+    )
+    assert not [
+        (entry.program.stage, entry.program.name, entry.why)
+        for entry in entries
+        if not entry.compiled
+    ]
 
 
 def test_policies_with_adapters_share_their_base():
-    """Beside what is sampled from lie the base, once, the state and the reference's adapters; beside the train step,
-    which has the base among its arguments, the latter."""
+    """Beside what is sampled from lie the base, once, the state and the reference's adapters;
+    beside the train step, which has the base among its arguments, the latter."""
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.stages.warmup.beta=0.1"])
     with planned_on(1, config) as context:
         programs = {program.name: program for program in programs_of(context, "warmup")}
@@ -183,11 +209,12 @@ def test_policies_with_adapters_share_their_base():
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits", "scale", "tiles"), [("", 16, 0, {}), ("int8", 8, 4, {"down": 64}), ("nf4", 4, 2, {"o": 16})]
+    ("kind", "bits", "scale", "tiles"),
+    [("", 16, 0, {}), ("int8", 8, 4, {"down": 64}), ("nf4", 4, 2, {"o": 16})],
 )
 def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
-    """Of codes a float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a
-    head."""
+    """Of codes a float32 scale for each output, or a bfloat16 one for each of its tiles: of 32
+    numbers, of 16 within a head."""
     if kind:
         pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     dtype = "float32" if kind else "bfloat16"
@@ -196,17 +223,26 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
     with planned_on(1, config) as context:
         fresh, step = programs_of(context, "sft")
         model, (state, _, _, _, rest) = context.model_config, step.arguments({})
-        assert device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4  # parameters and moments; two counts
-        sizes = {name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised}
-        layers = sum(size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items())
+        assert (
+            device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4
+        )  # parameters and moments; two counts
+        sizes = {
+            name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised
+        }
+        layers = sum(
+            size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items()
+        )
         others = count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers
         assert device_bytes(rest) == layers * model.num_hidden_layers + (4 if kind else 2) * others
-        assert device_bytes(rest) == fresh.resident_bytes({}) == rest_bytes(Config.of(config), model)
+        assert (
+            device_bytes(rest) == fresh.resident_bytes({}) == rest_bytes(Config.of(config), model)
+        )
         step.lower({})
 
 
 def test_codes_to_sample_from_are_planned_at_their_size():
-    """What decoding reads and views hold: a byte for four and one scale an output. Probes read weights, as ever."""
+    """What decoding reads and views hold: a byte for four and one scale an output. Probes read
+    weights, as ever."""
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     found = []
     for weights in ("", "int8"):
@@ -216,15 +252,21 @@ def test_codes_to_sample_from_are_planned_at_their_size():
         with planned_on(1, config) as context:
             found.append({program.name: program for program in programs_of(context, "warmup")})
             rows = [
-                row for row in block_params(context.model_config.with_quantisation("int8")).values() if row.quantised
+                row
+                for row in block_params(context.model_config.with_quantisation("int8")).values()
+                if row.quantised
             ]
     plain, coded = found
-    saved = sum(3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows)  # of one layer
+    saved = sum(
+        3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows
+    )  # of one layer
     assert plain["decode"].work.moved - coded["decode"].work.moved == 4 * saved  # steps of a chunk
     assert plain["prefill"].work.moved - coded["prefill"].work.moved == saved
     assert plain["probe decode"].work.moved == coded["probe decode"].work.moved
     sizes = {
-        name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(coded[name].lower({}).out_info))
+        name: sum(
+            x.size * x.dtype.itemsize for x in jax.tree.leaves(coded[name].lower({}).out_info)
+        )
         for name in ("view", "probe view")
     }
     assert sizes["probe view"] - sizes["view"] == saved and "probe view" not in plain
@@ -256,12 +298,24 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         assert programs["reference log-probs"].resident_bytes({}) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
-        probed = 64 * (1 + 1500 // 100)  # a response to each of 64 prompts, before the first step and every 100
+        probed = 64 * (
+            1 + 1500 // 100
+        )  # a response to each of 64 prompts, before the first step and every 100
         assert programs["probe reward"].work.scored == probed * longest
-    config = resolve("bridging-mixed", [])  # a reward model scores one of the two tasks, with a third of the weight
+    config = resolve(
+        "bridging-mixed", []
+    )  # a reward model scores one of the two tasks, with a third of the weight
     with planned_on(8, config) as context:
-        scored = sum(program.work.scored for program in programs_of(context, "train") if "reward" in program.name)
-        asked = config.stages.train.prompts_per_step * config.stages.train.steps * config.stages.train.num_generations
+        scored = sum(
+            program.work.scored
+            for program in programs_of(context, "train")
+            if "reward" in program.name
+        )
+        asked = (
+            config.stages.train.prompts_per_step
+            * config.stages.train.steps
+            * config.stages.train.num_generations
+        )
         asked += 64 * (1 + 15_000 // 100)
         longest = config.data.max_prompt_length + config.stages.train.sampling.max_new_tokens
         assert scored == pytest.approx(asked * longest / 3)
@@ -271,10 +325,19 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
     ("arguments", "message"),
     [
         (["--topology", "v5e-17"], "did you mean v5e-1"),
-        (["--topology", "v5e-4", "--stage", "warm"], "no stage 'warm'; there are collect, dpo, evaluate, sft, warmup"),
-        (["--topology", "v5e-4", "--response", "0"], "a prompt and a response have at least one token"),
+        (
+            ["--topology", "v5e-4", "--stage", "warm"],
+            "no stage 'warm'; there are collect, dpo, evaluate, sft, warmup",
+        ),
+        (
+            ["--topology", "v5e-4", "--response", "0"],
+            "a prompt and a response have at least one token",
+        ),
         (["--topology", "v5e-4", "--price", "-1"], "a price is not negative"),
-        (["--topology", "v5e-4", "--config", "sweep-k:preset=smoke"], "describes a study: plan the runs"),
+        (
+            ["--topology", "v5e-4", "--config", "sweep-k:preset=smoke"],
+            "describes a study: plan the runs",
+        ),
     ],
 )
 def test_mistakes_are_told_before_any_work(capsys, arguments, message):
@@ -282,7 +345,9 @@ def test_mistakes_are_told_before_any_work(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "package", "extra"), [("v5e-4", "libtpu", "plan"), ("h100x1", "jax_plugins", "cuda")])
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("v5e-4", "libtpu", "plan"), ("h100x1", "jax_plugins", "cuda")]
+)
 def test_a_missing_compiler_is_named_with_its_extra(capsys, name, package, extra):
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
@@ -296,10 +361,13 @@ needs_libtpu = pytest.mark.skipif(
 
 
 def run_apart(*arguments):
-    """Run Python in a process of its own, since libtpu reads the environment once; return what it printed."""
+    """Run Python in a process of its own, since libtpu reads the environment once; return what it
+    printed."""
     paths = os.pathsep.join([str(Path(TINY).parent), *sys.path])
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=240)
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -308,8 +376,21 @@ def run_apart(*arguments):
 def test_a_train_step_compiled_for_a_tpu():
     """As a user types it."""
     overrides = ["--stage", "sft", *(f"--{item}" for item in SMALL), "--config.dtype=bfloat16"]
-    text = run_apart("-m", "g2d_jax", "plan", "--config", TINY, "--topology", "v5e-4", "--price", "1.5", *overrides)
-    rows = {cells[1].strip(): cells for line in text.splitlines() if len(cells := line.split("|")) > 6}
+    text = run_apart(
+        "-m",
+        "g2d_jax",
+        "plan",
+        "--config",
+        TINY,
+        "--topology",
+        "v5e-4",
+        "--price",
+        "1.5",
+        *overrides,
+    )
+    rows = {
+        cells[1].strip(): cells for line in text.splitlines() if len(cells := line.split("|")) > 6
+    }
     assert rows["sft"][2].strip() == "train step" and "fits: yes, 0.0 h on v5e-4" in text
 
 
@@ -335,7 +416,8 @@ with planning.planned(config, compiler) as context:
 
 @needs_libtpu
 def test_every_stage_on_two_tpu_slices():
-    """Gradients go over the network between them, sampled tokens and weights do not, but for a few flags."""
+    """Gradients go over the network between them, sampled tokens and weights do not, but for a few
+    flags."""
     lines = run_apart("-c", SLICES.format(tiny=TINY)).splitlines()
     assert [line for line in lines if line.startswith("mesh")] == ["mesh 2 4 1 0 0 0 0 1 1 1 1"]
     rows = [line.split(",")[1:] for line in lines if line.startswith("program")]
@@ -344,7 +426,9 @@ def test_every_stage_on_two_tpu_slices():
     with planned_on(1, resolve(TINY)) as context:
         parameters = 4 * count_params(context.model_config)
     for _, name, far, sent, _ in rows:
-        if name == "train step":  # each device sends its share of the gradients, twice, of which the slice keeps a half
+        if (
+            name == "train step"
+        ):  # each device sends its share of the gradients, twice, of which the slice keeps a half
             assert parameters / 4 < float(far) < float(sent)
         else:
             assert float(far) < 4096, (name, far)
@@ -380,22 +464,48 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
 
 
 @needs_libtpu
-@pytest.mark.parametrize(("tensor", "kernel", "weights"), [(4, "xla", ""), (8, "pallas", ""), (4, "xla", "int8")])
+@pytest.mark.parametrize(
+    ("tensor", "kernel", "weights"), [(4, "xla", ""), (8, "pallas", ""), (4, "xla", "int8")]
+)
 def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
-    """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads. Codes
-    are decoded where they are read: their weights, half of the cache's size, do not lie beside them."""
-    shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
-    lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
-    rows = ["model.num_attention_heads=8", "compute.max_num_seqs=128", "stages.warmup.prompts_per_step=32"]
+    """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4
+    key heads. Codes
+    are decoded where they are read: their weights, half of the cache's size, do not lie beside
+    them."""
+    shape = [
+        "model.num_hidden_layers=16",
+        "model.head_dim=64",
+        "model.num_key_value_heads=4",
+        "dtype=bfloat16",
+    ]
+    lengths = [
+        "stages.warmup.sampling.max_new_tokens=2000",
+        "stages.warmup.policy=init",
+        "compute.row_length=0",
+    ]
+    rows = [
+        "model.num_attention_heads=8",
+        "compute.max_num_seqs=128",
+        "stages.warmup.prompts_per_step=32",
+    ]
     kernels = [f"compute.sampling_tensor={tensor}", f"compute.decode_attention={kernel}"]
     overrides = [*shape, *lengths, *rows, *kernels]
     if weights:
         pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-        overrides += ["model.hidden_size=1024", "model.intermediate_size=4096", "stages.warmup.importance_cap=2.0"]
+        overrides += [
+            "model.hidden_size=1024",
+            "model.intermediate_size=4096",
+            "stages.warmup.importance_cap=2.0",
+        ]
         overrides += [f"stages.warmup.sampling_weights={weights}"]
     text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))
     rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
     more, sent, called = ({name: float(row[i]) for name, *row in rows} for i in (0, 1, 2))
     assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
-    assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 2e7, (more, sent)
+    assert (
+        more["insert"] < 0.2
+        and more["decode"] < 0.2
+        and sent["insert"] == 0
+        and sent["decode"] < 2e7
+    ), (more, sent)
     assert called["decode"] == (kernel == "pallas")

@@ -36,14 +36,22 @@ from g2d_jax.plan.topologies import DEVICES, GRIDS, TOPOLOGIES, topology
 )
 def test_what_a_name_means(name, chips, devices, hosts, compiler):
     found = topology(name)
-    assert (found.chips, found.devices, found.hosts, found.compiler_name) == (chips, devices, hosts, compiler)
+    assert (found.chips, found.devices, found.hosts, found.compiler_name) == (
+        chips,
+        devices,
+        hosts,
+        compiler,
+    )
     assert found.describe().startswith(f"{name}: {chips} chip")
 
 
 def test_every_machines_grid_has_its_chips():
     assert set(GRIDS) == set(DEVICES)
     for machine in TOPOLOGIES.values():
-        assert math.prod(map(int, machine.grid.split("x"))) == machine.chips and machine.devices % machine.hosts == 0
+        assert (
+            math.prod(map(int, machine.grid.split("x"))) == machine.chips
+            and machine.devices % machine.hosts == 0
+        )
 
 
 @pytest.mark.parametrize(
@@ -72,9 +80,14 @@ def test_gpus_are_described_to_the_compiler_by_their_generation():
     cores = {"a100-80": 108, "h100": 132, "h200": 132, "l40s": 142}
     for kind in (kind for kind, device in DEVICES.items() if device.platform == "gpu"):
         text = gpu_config(topology(f"{kind}x8"))
-        assert f"cuda_compute_capability {capability[kind]}" in text and f"core_count: {cores[kind]} " in text
+        assert (
+            f"cuda_compute_capability {capability[kind]}" in text
+            and f"core_count: {cores[kind]} " in text
+        )
         memory = int(re.search(r"device_memory_size: (\d+)", text)[1])
-        assert memory == pytest.approx(DEVICES[kind].hbm / 0.9) and text.count("{") == text.count("}")
+        assert memory == pytest.approx(DEVICES[kind].hbm / 0.9) and text.count("{") == text.count(
+            "}"
+        )
 
 
 def test_what_a_plan_may_use_is_what_a_run_may():
@@ -104,5 +117,7 @@ def test_what_a_plan_may_use_is_what_a_run_may():
     ],
 )
 def test_other_names_are_refused_with_those_there_are(name):
-    with pytest.raises(ValueError, match=r"unknown topology .* there are v5e-1, .* for 2 to 64 of any TPU"):
+    with pytest.raises(
+        ValueError, match=r"unknown topology .* there are v5e-1, .* for 2 to 64 of any TPU"
+    ):
         topology(name)

@@ -1,4 +1,5 @@
-"""Formulas by literal values: rooflines, bytes on a device, saved activations, a train step's memory."""
+"""Formulas by literal values: rooflines, bytes on a device, saved activations, a train step's
+memory."""
 
 import dataclasses
 import importlib.util
@@ -22,14 +23,20 @@ from g2d_jax.session.training_programs import saved_per_token
 
 def test_the_roofline_is_the_longest_of_four():
     work = Work(1, 197e12, 819e9 / 2, {})  # a v5e: 197 TFLOP/s, 819 GB/s, 200 GB/s
-    assert roofline(work, {"all-gather": 300e9, "all-reduce": 100e9}, DEVICES["v5e"]) == (2.0, "links")
+    assert roofline(work, {"all-gather": 300e9, "all-reduce": 100e9}, DEVICES["v5e"]) == (
+        2.0,
+        "links",
+    )
     assert roofline(work, {}, DEVICES["v5e"]) == (1.0, "compute")
     # Of 40 GB 25 leave the slice, at 3.125 GB/s a chip.
     assert roofline(work, {"all-reduce": 40e9}, DEVICES["v5e"], 25e9) == (8.0, "network")
-    # Decoding Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB of cache.
+    # Decoding Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB
+    # of cache.
     moved = 2 * 1.544e9 + 256 * 1024 * 28_672
     seconds, bound = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
-    assert bound == "memory" and seconds == pytest.approx(6.5e-3, rel=0.01)  # as performance tables have it
+    assert bound == "memory" and seconds == pytest.approx(
+        6.5e-3, rel=0.01
+    )  # as performance tables have it
 
 
 def test_bytes_on_a_device():
@@ -40,12 +47,16 @@ def test_bytes_on_a_device():
         "b": jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole),
     }
     assert device_bytes(tree) == 2 * 3 * 4 + 5 * 2
-    offloaded = jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=split.with_memory_kind("pinned_host"))
+    offloaded = jax.ShapeDtypeStruct(
+        (16, 3), jnp.float32, sharding=split.with_memory_kind("pinned_host")
+    )
     assert device_bytes([offloaded, tree]) == device_bytes(tree)
 
 
 def test_saved_activations():
-    model = shapes.shape("Qwen2.5-7B")  # 28 layers, 3584 wide, 28 heads and 4 key heads of 128, 18944 in between
+    model = shapes.shape(
+        "Qwen2.5-7B"
+    )  # 28 layers, 3584 wide, 28 heads and 4 key heads of 128, 18944 in between
     assert saved_per_token(model, "full") == 28 * 3584
     assert saved_per_token(model, "attention") == 28 * 2 * 3584
     assert saved_per_token(model, "none") == 28 * (7 * 3584 + 3 * 512 + 3 * 18_944)
@@ -85,7 +96,9 @@ def test_a_slice_takes_its_share_of_the_rows_and_all_of_the_parameters():
 
 def test_what_saves_memory_and_changes_the_result():
     config = settings.base()
-    config.stages.sft, config.stages.dpo, config.stages.test = settings.sft(), settings.offline(), settings.evaluate()
+    config.stages.sft = settings.sft()
+    config.stages.dpo = settings.offline()
+    config.stages.test = settings.evaluate()
     adapters = ["lora.rank=16", "lora.base_dtype=bfloat16"]
     moments = [f"stages.{name}.optimizer.moment_dtype=bfloat16" for name in ("dpo", "sft")]
     codes = [["lora.quantise=int8"]] if importlib.util.find_spec("qwix") else []
@@ -107,14 +120,21 @@ def test_what_saves_memory_and_changes_the_result():
 def test_choices_are_those_a_config_can_take_quickest_first():
     config = Config.of(settings.base())
     tried = choices(config, topology("v5e-16"))
-    first = ["mesh.data=1", "mesh.fsdp=16", "mesh.tensor=1", "compute.microbatch_tokens=65536", "compute.remat=none"]
+    first = [
+        "mesh.data=1",
+        "mesh.fsdp=16",
+        "mesh.tensor=1",
+        "compute.microbatch_tokens=65536",
+        "compute.remat=none",
+    ]
     assert overrides(tried[0]) == first
     assert {choice.mesh.tensor for choice in tried} == {1, 2, 4}  # within a host
     assert all(choice.mesh.fsdp * choice.mesh.tensor == 16 for choice in tried)
     assert dataclasses.replace(tried[0], mesh=config.mesh, compute=config.compute) == config
-    assert {(one.mesh.data, one.mesh.fsdp * one.mesh.tensor) for one in choices(config, topology("2xv5e-16"))} == {
-        (2, 16)
-    }
+    assert {
+        (one.mesh.data, one.mesh.fsdp * one.mesh.tensor)
+        for one in choices(config, topology("2xv5e-16"))
+    } == {(2, 16)}
 
 
 def test_counts():
@@ -129,7 +149,10 @@ def test_counts():
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("/no/such", "there is no folder /no/such: give one"), ("Qwen/Qwen9-7B", "a folder with its config")],
+    [
+        ("/no/such", "there is no folder /no/such: give one"),
+        ("Qwen/Qwen9-7B", "a folder with its config"),
+    ],
 )
 def test_a_model_that_is_not_known(path: str, message: str):
     with pytest.raises(ValueError, match=message):
@@ -137,7 +160,10 @@ def test_a_model_that_is_not_known(path: str, message: str):
 
 
 def test_the_compilers_refusal_in_a_line():
-    text = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (720.00G) "
+    text = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (720.00G) "
+    )
     assert _needed(text + "exceeds available HBM (15.75G).") == "needs 720.00G of 15.75G"
     assert _needed("Ran out of memory in memory space hbm. Used 17.2G of 15.75G hbm. Exceeded") == (
         "needs 17.2G of 15.75G"

@@ -24,11 +24,18 @@ def launching(forks: Forks, one_device: dict[str, str]) -> Launch:
     path = os.pathsep.join([one_device["PYTHONPATH"], str(HERE)])
 
     def launch(
-        count: int, devices: int, *arguments: object, env: dict[str, str] | None = None, told: Told = by_jax
+        count: int,
+        devices: int,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        told: Told = by_jax,
     ) -> Launched:
         flags = f"{one_device['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-        shared, port = one_device | {"XLA_FLAGS": flags, "PYTHONPATH": path} | (env or {}), free_port()
-        variables = [shared | (told(count, port, index) if count > 1 else {}) for index in range(count)]
+        shared = one_device | {"XLA_FLAGS": flags, "PYTHONPATH": path} | (env or {})
+        port = free_port()
+        variables = [
+            shared | (told(count, port, index) if count > 1 else {}) for index in range(count)
+        ]
         return Launched([forks.start(*arguments, code=CODE, env=own) for own in variables])
 
     return launch
@@ -43,7 +50,8 @@ def launch(launching: Launch) -> Iterator[Launch]:
 
 @pytest.fixture(scope="session")
 def whole(launching: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The work directory of an undisturbed run of small.py by 2 processes with 2 devices each. Nothing may write there.
+    """The work directory of an undisturbed run of small.py by 2 processes with 2 devices each.
+    Nothing may write there.
 
     One for all test workers.
     """

@@ -1,4 +1,5 @@
-"""Several processes on this machine, each with simulated devices: started, watched, and never left behind."""
+"""Several processes on this machine, each with simulated devices: started, watched, and never left
+behind."""
 
 import signal
 import socket
@@ -82,7 +83,8 @@ class Launched:
         return [process.wait(max(limit - time.monotonic(), 0.1)) for process in self.running]
 
     def said(self, index: int, text: str, within: float = 10.0) -> bool:
-        """Whether a process, or the one that speaks for it after its end, wrote this to standard error."""
+        """Whether a process, or the one that speaks for it after its end, wrote this to standard
+        error."""
         limit = time.monotonic() + within
         while text not in self.running[index].stderr:
             if time.monotonic() > limit:
@@ -92,7 +94,9 @@ class Launched:
 
     def told(self) -> str:
         """The end of each one's standard error, for the message of an assertion."""
-        return "\n".join(f"--- process {i}\n{process.stderr[-3000:]}" for i, process in enumerate(self.running))
+        return "\n".join(
+            f"--- process {i}\n{process.stderr[-3000:]}" for i, process in enumerate(self.running)
+        )
 
 
 Launch = Callable[..., Launched]

@@ -15,11 +15,13 @@ from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 
 ATOL = {"logprobs": 1e-5, "parameters": 5e-5, "metrics": 1e-4}
-"""What rounding may change where devices share a sum in another order; seen are 5e-7, 4e-6 and 5e-6."""
+"""What rounding may change where devices share a sum in another order; seen are 5e-7, 4e-6 and
+5e-6."""
 
 
 def but_for_rounding(one: Path, other: Path, policy_names: tuple[str, ...], exports: Path) -> None:
-    """The same draws, tokens, verdicts, pairs and manifests; log-probabilities, metrics and parameters within ATOL."""
+    """The same draws, tokens, verdicts, pairs and manifests; log-probabilities, metrics and
+    parameters within ATOL."""
     assert parquet(one) == parquet(other) != []
     pairs = [folder.relative_to(one) for folder in one.glob("*/preferences")]
     for path in (*parquet(one), *pairs):
@@ -27,16 +29,24 @@ def but_for_rounding(one: Path, other: Path, policy_names: tuple[str, ...], expo
         assert len(first)
         pd.testing.assert_frame_equal(first, second, rtol=0, atol=ATOL["logprobs"], obj=str(path))
     for file in sorted(one.glob("*/manifest.json")):
-        close(*(timeless(storage.finished(workdir / file.parent.name)) for workdir in (one, other)), file.parent.name)
+        close(
+            *(timeless(storage.finished(workdir / file.parent.name)) for workdir in (one, other)),
+            file.parent.name,
+        )
     close(metrics(one), metrics(other), "metrics")
     for policy in policy_names:
         first, second = (
-            load_file(commands.export(workdir, exports / workdir.name / policy, policy=policy) / "model.safetensors")
+            load_file(
+                commands.export(workdir, exports / workdir.name / policy, policy=policy)
+                / "model.safetensors"
+            )
             for workdir in (one, other)
         )
         assert first.keys() == second.keys()
         for name, array in first.items():
-            np.testing.assert_allclose(array, second[name], 0, ATOL["parameters"], err_msg=f"{policy}: {name}")
+            np.testing.assert_allclose(
+                array, second[name], 0, ATOL["parameters"], err_msg=f"{policy}: {name}"
+            )
 
 
 def parquet(workdir: Path) -> list[Path]:

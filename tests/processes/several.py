@@ -1,4 +1,5 @@
-"""What the tests of several processes run in each of them: a function of this file, by its name, with arguments."""
+"""What the tests of several processes run in each of them: a function of this file, by its name,
+with arguments."""
 
 import contextlib
 import json
@@ -58,13 +59,17 @@ if "SKEW" in os.environ:
 
 
 def late(seconds: str) -> None:
-    """Execute programs of all devices for which the last process is late: it compiles, or does something else, or its
-    devices are at work on a program of their own.
+    """Execute programs of all devices for which the last process is late: it compiles, or does
+    something else, or its devices are at work on a program of their own.
 
     One adds up over a part of the devices first, so that these have not talked before.
     """
     processes.initialise()
-    mesh = jax.make_mesh((2, jax.device_count() // 2), ("pairs", "rest"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = jax.make_mesh(
+        (2, jax.device_count() // 2),
+        ("pairs", "rest"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+    )
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("pairs", "rest")))
     numbers = np.arange(8 * jax.device_count(), dtype=np.float32)
     array = jax.make_array_from_callback(numbers.shape, where, lambda index: numbers[index])
@@ -79,7 +84,9 @@ def late(seconds: str) -> None:
 
     with watched(peer_timeout=60, hang_timeout=300):
         spread = jax.jit(
-            jax.shard_map(scattered, mesh=mesh, in_specs=where.spec, out_specs=where.spec, check_vma=False)
+            jax.shard_map(
+                scattered, mesh=mesh, in_specs=where.spec, out_specs=where.spec, check_vma=False
+            )
         )
         found = []
         for _ in range(2):
@@ -88,7 +95,9 @@ def late(seconds: str) -> None:
         if last:
             jax.jit(lambda x: jax.pure_callback(slowly, x, x))(np.float32(0))  # not waited for here
         found.append(jax.block_until_ready(array + 1))  # a program of JAX's own
-    own = [np.concatenate([shard.data for shard in each.addressable_shards]).tolist() for each in found]
+    own = [
+        np.concatenate([shard.data for shard in each.addressable_shards]).tolist() for each in found
+    ]
     print(json.dumps(own))
 
 
@@ -129,7 +138,9 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
 def score(peer_timeout: str, hang_timeout: str) -> None:
     """What a stage does with its share of responses: score them, and wait for the others."""
     processes.initialise()
-    scorers = RewardManager({"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path())
+    scorers = RewardManager(
+        {"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path()
+    )
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
         processes.note_progress("scoring")
         print("scoring", flush=True)
@@ -137,10 +148,13 @@ def score(peer_timeout: str, hang_timeout: str) -> None:
 
 
 def loads(folder: str, output: str) -> None:
-    """Load two models on several meshes of all processes, export them again, and print what share of a file was read;
-    and whether codes made while loading are those of what was loaded."""
+    """Load two models on several meshes of all processes, export them again, and print what share
+    of a file was read; and whether codes made while loading are those of what was loaded."""
     processes.initialise()
-    meshes = {"even": {"ft": {"fsdp": 2, "tensor": 2}, "d": {"data": -1, "fsdp": 1}}, "odd": {"f": {}}}
+    meshes = {
+        "even": {"ft": {"fsdp": 2, "tensor": 2}, "d": {"data": -1, "fsdp": 1}},
+        "odd": {"f": {}},
+    }
     shares, same = {}, []
     for model, sizes_of in meshes.items():
         source = Path(folder) / model
@@ -149,7 +163,9 @@ def loads(folder: str, output: str) -> None:
             hf.load(source, mesh=mesh)  # programs are compiled, or read from a cache
             before = bytes_read()
             loaded = jax.block_until_ready(hf.load(source, mesh=mesh))
-            shares[f"{model}-{name}"] = (bytes_read() - before) / (source / "model.safetensors").stat().st_size
+            shares[f"{model}-{name}"] = (bytes_read() - before) / (
+                source / "model.safetensors"
+            ).stat().st_size
             hf.save(loaded, Path(output) / f"{model}-{name}")
             codes = hf.load(source, mesh=mesh, lora=Lora(2, 4.0), quantised="int8")
             equal = jax.jit(lambda *two: jax.tree.map(lambda a, b: (a == b).all(), *two))
@@ -163,7 +179,8 @@ def bytes_read() -> int:
 
 
 def agreement(folder: str) -> None:
-    """Every way to agree, and what each process gets; an assertion that fails ends it with another status."""
+    """Every way to agree, and what each process gets; an assertion that fails ends it with another
+    status."""
     processes.initialise()
     jax.devices()
     mine, last = processes.index(), processes.count() - 1
@@ -187,14 +204,19 @@ def agreement(folder: str) -> None:
     differ = f"differ between processes, there process 1 on {host} and here process 0 on {host}: "
     for what, value, named in (
         ("sizes", [1, mine], "it is [1, 1] there and [1, 0] here. All hosts need"),
-        ("settings", {"a": {"b": 1, "c": mine}, **({} if mine else {"d": 5})}, "a.c is 1 there and 0 here; d is None"),
+        (
+            "settings",
+            {"a": {"b": 1, "c": mine}, **({} if mine else {"d": 5})},
+            "a.c is 1 there and 0 here; d is None",
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(f"{what} {differ}{named}")):
             processes.agreed(what, value)
     with pytest.raises(ValueError, match=re.escape(f"problems {differ}")):
         problems(Path(folder) / f"{mine}.jsonl")
     with pytest.raises(
-        (ValueError, processes.PeerFailed), match=f"is not the same folder on {host} as for process 0"
+        (ValueError, processes.PeerFailed),
+        match=f"is not the same folder on {host} as for process 0",
     ) as error:
         same_folder(Path(folder) / str(mine))
     assert error.type is (ValueError if mine else processes.PeerFailed)
@@ -209,7 +231,12 @@ def agreement(folder: str) -> None:
     met = processes.state.met
     names = ["a/b", "a b", "a%2Fb"]  # of which none meets another one
     with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(lambda name: [processes.meet(name, tuple(sorted(everyone))) for _ in range(10)], names))
+        list(
+            pool.map(
+                lambda name: [processes.meet(name, tuple(sorted(everyone))) for _ in range(10)],
+                names,
+            )
+        )
     assert processes.state.met == met + 10 * len(names)
     with failure_of(0, "the leader's"), watched(peer_timeout=60, hang_timeout=60):
         if processes.leader():  # it leaves with an error while the others wait for it
@@ -230,7 +257,9 @@ def failure_of(index: int, whose: str) -> Iterator[None]:
     """One process has an error of its own, the others are told whose it is."""
     own = processes.index() == index
     text = "" if own else f"process {index} on {socket.gethostname()}: OSError: "
-    with pytest.raises(OSError if own else processes.PeerFailed, match=f"^{text}{whose} disk is full$"):
+    with pytest.raises(
+        OSError if own else processes.PeerFailed, match=f"^{text}{whose} disk is full$"
+    ):
         yield
 
 
@@ -261,11 +290,15 @@ def problems(file: Path) -> int:
     config.data.train = settings.source(str(file))
     config.data.dev.limit = config.data.test.limit = 4
     with Tracker(None, tensorboard=False) as tracker:
-        return len(Session(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
+        return len(
+            Session(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"]
+        )
 
 
 def stopped(index: int, number: signal.Signals) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a suite in the background ignores
     with watched(peer_timeout=60, hang_timeout=60):
         if processes.index() == index:
             os.kill(os.getpid(), number)
@@ -275,6 +308,8 @@ def stopped(index: int, number: signal.Signals) -> None:
 
 def main(name: str, *arguments: str) -> None:
     status = globals()[name](*arguments)
-    if processes.count() > 1:  # forked processes end at once, where an interpreter would wait here for the others
+    if (
+        processes.count() > 1
+    ):  # forked processes end at once, where an interpreter would wait here for the others
         jax.distributed.shutdown()
     sys.exit(status)

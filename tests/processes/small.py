@@ -1,7 +1,9 @@
-"""The tiny config with refilled batches, a probed warm-up that may end by itself, and what can go wrong.
+"""The tiny config with refilled batches, a probed warm-up that may end by itself, and what can go
+wrong.
 
-SLOW: seconds that a call of the reward takes. HANGS, DIFFERS, STOPPED: index of the process in which it never returns,
-of the one with another seed, and of the one that gets SIGTERM while it reads this config.
+SLOW: seconds that a call of the reward takes. HANGS, DIFFERS, STOPPED: index of the process in
+which it never returns, of the one with another seed, and of the one that gets SIGTERM while it
+reads this config.
 """
 
 import os

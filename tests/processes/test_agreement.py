@@ -34,10 +34,14 @@ def test_a_launcher_starts_again_where_it_may_go_well_next_time() -> None:
     assert {error: processes.status_of(error) for error in errors} == errors
 
 
-@pytest.mark.parametrize(("count", "told"), [(2, by_slurm), *slow((3, by_jax))], ids=["2 of Slurm", "3"])
+@pytest.mark.parametrize(
+    ("count", "told"), [(2, by_slurm), *slow((3, by_jax))], ids=["2 of Slurm", "3"]
+)
 def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Path) -> None:
     for index in range(count):
-        (tmp_path / f"{index}.jsonl").write_text(json.dumps({"problem": f"9 + {index} =", "answer": "9"}) + "\n")
+        (tmp_path / f"{index}.jsonl").write_text(
+            json.dumps({"problem": f"9 + {index} =", "answer": "9"}) + "\n"
+        )
     launched = launch(count, 1, "agreement", tmp_path, told=told)
     assert launched.statuses() == [0] * count, launched.told()
 
@@ -64,7 +68,9 @@ def test_a_single_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     processes.initialise()
     with watched(peer_timeout=60, hang_timeout=60), processes.barrier():
         started = {thread.name for thread in {*threading.enumerate()} - before}
-        assert started <= {"g2d-signals"}  # that hears Ctrl-C, unless a suite in the background ignores it
+        assert started <= {
+            "g2d-signals"
+        }  # that hears Ctrl-C, unless a suite in the background ignores it
         assert children() <= others
         own = processes.on_leader(
             lambda: [processes.count(), processes.index(), processes.leader(), processes.gather(7)]
@@ -80,12 +86,17 @@ WRONG = {
     "nothing": ({"JAX_PROCESS_ID": ""}, "JAX_PROCESS_ID must be a whole number, got ''"),
     "too high": (by_jax(2, 1, 2), "process 2 of 2 at 'localhost:1'"),
     "none": (by_jax(0, 1, 0), "process 0 of 0"),
-    "no port": (by_jax(2, 1, 0) | {"JAX_COORDINATOR_ADDRESS": "localhost"}, "the coordinator is HOST:PORT"),
+    "no port": (
+        by_jax(2, 1, 0) | {"JAX_COORDINATOR_ADDRESS": "localhost"},
+        "the coordinator is HOST:PORT",
+    ),
 }
 
 
 @pytest.mark.parametrize(("variables", "message"), WRONG.values(), ids=WRONG)
-def test_half_an_address_is_refused(variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_address_is_refused(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
@@ -101,7 +112,14 @@ def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, forks: Fo
         "import sys; from g2d_jax import cli; from g2d_jax.runtime import processes; "
         "processes.JOIN = int(sys.argv[1]); sys.exit(cli.main(sys.argv[2:]))"
     )
-    others = ("--coordinator", f"localhost:{free_port()}", "--num-processes", 2, "--process-id", index)
+    others = (
+        "--coordinator",
+        f"localhost:{free_port()}",
+        "--num-processes",
+        2,
+        "--process-id",
+        index,
+    )
     ended = forks.run(6, "run", "--config", "demo", *others, code=code, timeout=120)
     assert ended.returncode == processes.RESTART, ended.stderr
     place = f"process {index} of 2 with the coordinator localhost:"

@@ -1,4 +1,5 @@
-"""`g2d export` started on several hosts alike: one model, as from one process; and what becomes of errors."""
+"""`g2d export` started on several hosts alike: one model, as from one process; and what becomes of
+errors."""
 
 from pathlib import Path
 
@@ -23,7 +24,10 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work directory with a checkpoint of adapters that are not zero."""
     folder = tmp_path_factory.mktemp("export") / "run"
     claim(Config.of(adapters.get_config()), epath.Path(folder))
-    with commands.opened(folder) as session, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
+    with (
+        commands.opened(folder) as session,
+        Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints,
+    ):
         trained, _ = lora.partition(load_policy(session, "init"))
         checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})
     return folder
@@ -38,15 +42,21 @@ def test_two_processes_export_what_one_does(workdir: Path, launch: Launch, tmp_p
     commands.export(workdir, tmp_path / "one", dtype="bfloat16")
     launched = launch(2, 2, *command(workdir, tmp_path / "two"))
     assert launched.statuses() == [0, 0], launched.told()
-    assert [str(tmp_path / "two") in process.stdout for process in launched.running] == [True, False]
+    assert [str(tmp_path / "two") in process.stdout for process in launched.running] == [
+        True,
+        False,
+    ]
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
 
 
 @pytest.mark.slow
-def test_an_error_in_the_midst_of_writing_ends_all(workdir: Path, launch: Launch, tmp_path: Path) -> None:
-    """The other one is then waiting for a tensor; it hears of the error long before a silent one would be lost."""
+def test_an_error_in_the_midst_of_writing_ends_all(
+    workdir: Path, launch: Launch, tmp_path: Path
+) -> None:
+    """The other one is then waiting for a tensor; it hears of the error long before a silent one
+    would be lost."""
     launched = launch(2, 1, *command(workdir, tmp_path / "two"), env={"FULL": "10000"})
     assert launched.statuses(within=50) == [1, 1], launched.told()
     for process in launched.running:
@@ -55,8 +65,22 @@ def test_an_error_in_the_midst_of_writing_ends_all(workdir: Path, launch: Launch
 
 
 @pytest.mark.slow
-def test_two_processes_push_together_and_the_first_one_publishes(workdir: Path, launch: Launch) -> None:
-    command = ["push", "--workdir", workdir, "--repo", "me/model", "--what", "adapters", "--dry-run"]
+def test_two_processes_push_together_and_the_first_one_publishes(
+    workdir: Path, launch: Launch
+) -> None:
+    command = [
+        "push",
+        "--workdir",
+        workdir,
+        "--repo",
+        "me/model",
+        "--what",
+        "adapters",
+        "--dry-run",
+    ]
     launched = launch(2, 2, *command)
     assert launched.statuses() == [0, 0], launched.told()
-    assert ["| adapter_model.safetensors" in process.stdout for process in launched.running] == [True, False]
+    assert ["| adapter_model.safetensors" in process.stdout for process in launched.running] == [
+        True,
+        False,
+    ]

@@ -1,4 +1,5 @@
-"""One of two processes is killed, stopped, held, or hangs: all end soon and name it; the same command continues."""
+"""One of two processes is killed, stopped, held, or hangs: all end soon and name it; the same
+command continues."""
 
 import fcntl
 import json
@@ -16,7 +17,9 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
-ABORTED = -signal.SIGABRT  # by JAX, whose coordination service goes with the leader: it may be the first to tell
+ABORTED = (
+    -signal.SIGABRT
+)  # by JAX, whose coordination service goes with the leader: it may be the first to tell
 
 # What for, who is killed, pattern of a file, and up to how many seconds after it appears.
 KILLS = (
@@ -28,13 +31,18 @@ KILLS = (
 
 
 def ends(launched: Launched, survivor: int, *words: str) -> None:
-    """The other one ends to be started again, and names the one that is lost; or JAX ends it, with its own words."""
+    """The other one ends to be started again, and names the one that is lost; or JAX ends it, with
+    its own words."""
     status = launched.running[survivor].wait(90)
     assert status in ((75, ABORTED) if survivor else (75,)), launched.told()
-    assert status == ABORTED or all(launched.said(survivor, word) for word in words), launched.told()
+    assert status == ABORTED or all(launched.said(survivor, word) for word in words), (
+        launched.told()
+    )
 
 
-def test_a_run_that_loses_processes_ends_like_one_that_never_did(whole: Path, launch: Launch, tmp_path: Path) -> None:
+def test_a_run_that_loses_processes_ends_like_one_that_never_did(
+    whole: Path, launch: Launch, tmp_path: Path
+) -> None:
     workdir, rng = tmp_path / "broken", random.Random(0)
     for _, index, pattern, seconds in KILLS:
         launched = launch(2, 2, *command(workdir, "--config.faults.peer_timeout=5"))
@@ -57,14 +65,18 @@ def stop(launched: Launched, index: int, within: float = 30.0) -> None:
     assert "stopped by SIGTERM" in launched.running[0].stdout + launched.running[0].stderr
 
 
-def test_a_run_that_is_stopped_ends_like_one_that_never_was(whole: Path, launch: Launch, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_ends_like_one_that_never_was(
+    whole: Path, launch: Launch, tmp_path: Path
+) -> None:
     workdir = tmp_path / "stopped"
     launched = launch(2, 2, *command(workdir))
     launched.wait_for(workdir, "01-sft/checkpoints/2")
     stop(launched, 1)
     saved = Checkpoints(workdir / "01-sft" / "checkpoints").steps()
     assert saved[-1] < 6
-    assert f"saved at step {saved[-1]} of 6" in launched.running[0].stdout + launched.running[0].stderr
+    assert (
+        f"saved at step {saved[-1]} of 6" in launched.running[0].stdout + launched.running[0].stderr
+    )
     # While the reward of the first rollouts is computed, which takes some seconds.
     launched = launch(2, 2, *command(workdir), env={"SLOW": "3"})
     launched.wait_for(workdir, "02-warmup/checkpoints")
@@ -73,8 +85,11 @@ def test_a_run_that_is_stopped_ends_like_one_that_never_was(whole: Path, launch:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_sigterm_while_the_leader_waits_for_the_lock_ends_both(launch: Launch, tmp_path: Path, index: int) -> None:
-    """A file server may hold on to the lock of another host: the leader waits for it, its peer for the leader."""
+def test_sigterm_while_the_leader_waits_for_the_lock_ends_both(
+    launch: Launch, tmp_path: Path, index: int
+) -> None:
+    """A file server may hold on to the lock of another host: the leader waits for it, its peer for
+    the leader."""
     workdir = tmp_path / "held"
     workdir.mkdir()
     with open(workdir / ".lock", "w") as lock:
@@ -82,19 +97,24 @@ def test_sigterm_while_the_leader_waits_for_the_lock_ends_both(launch: Launch, t
         json.dump({"host": "elsewhere", "pid": 1}, lock)
         lock.flush()
         launched = launch(2, 1, *command(workdir))
-        assert launched.said(0, "is locked by process 1 on 'elsewhere'", within=100), launched.told()
+        assert launched.said(0, "is locked by process 1 on 'elsewhere'", within=100), (
+            launched.told()
+        )
         stop(launched, index)
     assert not (workdir / "config.json").exists()
 
 
 def test_sigterm_before_the_run_has_begun_ends_both(launch: Launch, tmp_path: Path) -> None:
-    """One process waits for the other to come, and, once it has, goes on to where both can be told."""
+    """One process waits for the other to come, and, once it has, goes on to where both can be
+    told."""
     launched = launch(2, 1, *command(tmp_path / "both"), env={"STOPPED": "1"})
     assert launched.statuses(120) == [75, 75], launched.told()
     assert not (tmp_path / "both" / "01-sft").exists()
 
 
-def test_sigterm_while_the_others_have_not_come_ends_the_one_that_waits(launch: Launch, tmp_path: Path) -> None:
+def test_sigterm_while_the_others_have_not_come_ends_the_one_that_waits(
+    launch: Launch, tmp_path: Path
+) -> None:
     launched = launch(2, 1, *command(tmp_path / "alone"))
     launched.send(1, signal.SIGKILL)
     assert launched.said(0, "waiting for the others", within=100), launched.told()
@@ -119,8 +139,17 @@ def scoring(launch: Launch) -> Launch:
 
 def test_a_reward_function_that_never_returns_ends_both(scoring: Launch) -> None:
     launched = scoring(60, 8, HANGS="1")
-    ends(launched, 0, "no process got on for", "the others wait for process 1 on ", "(scoring)", "Current thread")
-    ends(launched, 1, "no process got on for", "the others wait for process 1 on ", "in even")  # where it hangs
+    ends(
+        launched,
+        0,
+        "no process got on for",
+        "the others wait for process 1 on ",
+        "(scoring)",
+        "Current thread",
+    )
+    ends(
+        launched, 1, "no process got on for", "the others wait for process 1 on ", "in even"
+    )  # where it hangs
 
 
 @pytest.mark.parametrize("held", [1, 0])
@@ -131,7 +160,8 @@ def test_a_process_that_is_held_is_lost(held: int, scoring: Launch) -> None:
 
 
 def test_a_process_that_compiles_or_works_longer_is_waited_for(launch: Launch) -> None:
-    """Gloo gives up after 30 s: where devices talk for the first time, and in every reduce-scatter."""
+    """Gloo gives up after 30 s: where devices talk for the first time, and in every
+    reduce-scatter."""
     launched = launch(2, 2, "late", 40, env={"SKEW": "0:40:scattered"})
     assert launched.statuses(300) == [0, 0], launched.told()
     own = [json.loads(process.stdout.splitlines()[-1]) for process in launched.running]
@@ -139,14 +169,17 @@ def test_a_process_that_compiles_or_works_longer_is_waited_for(launch: Launch) -
     expected = [2 * numbers.reshape(4, 8).sum(axis=0)] * 2 + [numbers + 1]
     for each, *parts in zip(expected, *own, strict=True):
         assert np.concatenate(parts).tolist() == each.tolist()
-    assert launched.said(1, "waits for process 0, which may still compile, before jit(scattered)"), launched.told()
+    assert launched.said(
+        1, "waits for process 0, which may still compile, before jit(scattered)"
+    ), launched.told()
 
 
 @pytest.mark.parametrize("killed", [[1], [0, 1]])
 def test_a_run_continues_with_programs_that_one_process_has(
     whole: Path, launch: Launch, tmp_path: Path, killed: list[int]
 ) -> None:
-    """After a kill the first process finds its programs; the other one has none, and compiles for a minute."""
+    """After a kill the first process finds its programs; the other one has none, and compiles for a
+    minute."""
     workdir, cache = tmp_path / "one-sided", tmp_path / "compiled"
     env, kept = {"FIRST_WRITES": "1"}, f"--config.compute.compilation_cache={cache}"
     launched = launch(2, 2, *command(workdir, "--config.faults.peer_timeout=5", kept), env=env)

@@ -1,4 +1,5 @@
-"""Several processes that load one model: each reads its share of the file, and together they have all of it."""
+"""Several processes that load one model: each reads its share of the file, and together they have
+all of it."""
 
 import json
 
@@ -11,7 +12,8 @@ from g2d_jax.models.config import ModelConfig
 
 @pytest.mark.slow
 def test_each_process_reads_its_share(launch, tmp_path):
-    """The odd one's 131 rows cannot be shared out among 4 devices: there each process reads what its devices hold."""
+    """The odd one's 131 rows cannot be shared out among 4 devices: there each process reads what
+    its devices hold."""
     wholes = {}
     for name, vocab in (("even", 8192), ("odd", 131)):
         config = ModelConfig("qwen2", vocab, 128, 3, 4, 2, 32, 512, tie_word_embeddings=True)
@@ -26,4 +28,6 @@ def test_each_process_reads_its_share(launch, tmp_path):
     for name, share in (item for one in told for item in one.items()):
         model = name.partition("-")[0]
         assert (tmp_path / "out" / name / "model.safetensors").read_bytes() == wholes[model], name
-        assert 0.5 < share < 0.65, told  # C's files read blocks of 4 KiB at both ends of a part, and these are small
+        assert 0.5 < share < 0.65, (
+            told
+        )  # C's files read blocks of 4 KiB at both ends of a part, and these are small

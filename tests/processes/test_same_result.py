@@ -1,4 +1,5 @@
-"""Several processes give what one gives: the same prompts, tokens, verdicts and pairs, and numbers but for rounding."""
+"""Several processes give what one gives: the same prompts, tokens, verdicts and pairs, and numbers
+but for rounding."""
 
 import json
 import shutil
@@ -17,11 +18,16 @@ def test_each_stage_from_the_same_artefacts(whole: Path, launch: Launch, tmp_pat
     workdir = tmp_path / "stages"
     launched = launch(1, 4, "stages", HERE / "small.py", whole, workdir)
     assert launched.statuses() == [0], launched.told()
-    same.but_for_rounding(whole, workdir, ("sft", "warmup@1", "warmup", "dpo"), tmp_path / "exports")
+    same.but_for_rounding(
+        whole, workdir, ("sft", "warmup@1", "warmup", "dpo"), tmp_path / "exports"
+    )
 
 
-def test_resume_on_another_number_of_processes_and_devices(whole: Path, launch: Launch, tmp_path: Path) -> None:
-    """From 2 to 1 in the middle of sft, from 1 to 2 between stages, from 2 to 4 in the middle of the warm-up."""
+def test_resume_on_another_number_of_processes_and_devices(
+    whole: Path, launch: Launch, tmp_path: Path
+) -> None:
+    """From 2 to 1 in the middle of sft, from 1 to 2 between stages, from 2 to 4 in the middle of
+    the warm-up."""
     workdir, reference = tmp_path / "elsewhere", tmp_path / "whole"
     shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("02-*", "03-*", "04-*", "05-*"))
     go_back(workdir / "01-sft", "checkpoints/6")
@@ -43,7 +49,9 @@ def go_back(stage: Path, *patterns: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_tasks_reward_models_adapters_and_rollouts_from_elsewhere(launch: Launch, tmp_path: Path) -> None:
+def test_tasks_reward_models_adapters_and_rollouts_from_elsewhere(
+    launch: Launch, tmp_path: Path
+) -> None:
     write_inputs(tmp_path)
     one, two = tmp_path / "one", tmp_path / "two"
     launched = launch(1, 2, *command(one, config="mixed"), env={"MIXED": str(tmp_path)})
@@ -64,6 +72,11 @@ def write_inputs(folder: Path) -> None:
         for n in range(10)
         for i in range(3)
     ]
-    given = [{**row, "reward": float(i % 3 == 0), "prompt": f"1{row['prompt']}"} for i, row in enumerate(outside)]
-    (folder / "outside.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outside + given))
+    given = [
+        {**row, "reward": float(i % 3 == 0), "prompt": f"1{row['prompt']}"}
+        for i, row in enumerate(outside)
+    ]
+    (folder / "outside.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in outside + given)
+    )
     save_reward_model(folder / "reward-model", "Llama")

@@ -13,7 +13,9 @@ from g2d_jax.report.run import write_run
 @pytest.fixture(scope="session")
 def read() -> Callable[[Path], Page]:
     """Writes a run's report and parses its page."""
-    return lambda workdir: Page(Path(write_run(workdir, figures=False)[0]).read_text(encoding="utf-8"))
+    return lambda workdir: Page(
+        Path(write_run(workdir, figures=False)[0]).read_text(encoding="utf-8")
+    )
 
 
 @pytest.fixture(scope="session")

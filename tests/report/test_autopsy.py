@@ -1,4 +1,5 @@
-"""The autopsy of a run by its rollouts: those that TRL wrote, made-up ones in other formats; and its config."""
+"""The autopsy of a run by its rollouts: those that TRL wrote, made-up ones in other formats; and
+its config."""
 
 import csv
 import json
@@ -38,10 +39,16 @@ def save(path: Path, rows: list[dict]) -> str:
 
 def test_what_trl_s_tables_say(written: Path) -> None:
     with open(written / "autopsy.csv") as file:
-        values = {(row["step"], row["measure"]): float(row["value"]) for row in csv.DictReader(file)}
+        values = {
+            (row["step"], row["measure"]): float(row["value"]) for row in csv.DictReader(file)
+        }
     table = pd.read_parquet(Path(TRL) / "completions_00012.parquet")
     rates = table.groupby("prompt").accuracy_reward.mean()
-    answers = table.completion.str.extract(r"boxed\{(.*)\}")[0].groupby(table.prompt).nunique(dropna=False)
+    answers = (
+        table.completion.str.extract(r"boxed\{(.*)\}")[0]
+        .groupby(table.prompt)
+        .nunique(dropna=False)
+    )
     expected = {
         "responses": 256,
         "prompts": 32,
@@ -52,18 +59,29 @@ def test_what_trl_s_tables_say(written: Path) -> None:
         "mean_length": table.completion.str.len().mean(),
     }
     assert {name: values["12", name] for name in expected} == pytest.approx(expected)
-    assert values["12", "frac_truncated"] != values["12", "frac_truncated"]  # the tables do not say what was cut
-    assert (values["", "bend/step/value"], values["", "bend/step/low"], values["", "bend/step/high"]) == (12, 12, 16)
+    assert (
+        values["12", "frac_truncated"] != values["12", "frac_truncated"]
+    )  # the tables do not say what was cut
+    assert (
+        values["", "bend/step/value"],
+        values["", "bend/step/low"],
+        values["", "bend/step/high"],
+    ) == (12, 12, 16)
     said = (written / "autopsy.md").read_text()
     assert "It taught little from step 12 \\[12, 16\\] on: a step added +2.6 points" in said
     assert "length in characters" in said and "2605.21266" in said
 
 
 def test_its_config_makes_the_pairs_that_it_counted(written: Path, tmp_path: Path) -> None:
-    config = resolve(str(written / "autopsy_dpo.py"), ["dtype=float32", "logging.tensorboard=false"])
+    config = resolve(
+        str(written / "autopsy_dpo.py"), ["dtype=float32", "logging.tensorboard=false"]
+    )
     pipeline.run(config, tmp_path / "run", until="collect")
     counts = read_json(tmp_path / "run" / "01-collect" / "manifest.json")["counts"]
-    assert f"They have {counts['pairs']} pairs of {counts['prompts']} prompts" in (written / "autopsy.md").read_text()
+    assert (
+        f"They have {counts['pairs']} pairs of {counts['prompts']} prompts"
+        in (written / "autopsy.md").read_text()
+    )
     rows = [json.loads(line) for line in (written / "rollouts.jsonl").read_text().splitlines()]
     assert counts["rollouts"] == len(rows) == 512 and {row["step"] for row in rows} == {12, 16}
 
@@ -78,7 +96,9 @@ def test_without_a_policy_its_config_is_refused(written: Path, tmp_path: Path, c
 
 def test_stages_that_go_by_problems_want_some(written: Path, tmp_path: Path) -> None:
     config = resolve(str(written / "autopsy_dpo.py"))
-    with pytest.raises(ValueError, match=r"stages\.dpo: it needs problems of dev, and no setting names any"):
+    with pytest.raises(
+        ValueError, match=r"stages\.dpo: it needs problems of dev, and no setting names any"
+    ):
         config.stages.dpo.probe.every = 1
         pipeline.run(config, tmp_path / "run")
 
@@ -100,10 +120,22 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
     ]
     dump = save(tmp_path / "dump.jsonl", rows)
     found = read([dump])
-    assert list(found.steps) == [1, 2, 4] and found.repeated == [3] and not found.verifiable and found.unit == "tokens"
+    assert (
+        list(found.steps) == [1, 2, 4]
+        and found.repeated == [3]
+        and not found.verifiable
+        and found.unit == "tokens"
+    )
     last = found.measures[4]
-    assert last["pairs"] == 2 and last["reward_mean"] == pytest.approx(2.5 / 3) and last["frac_truncated"] == 2 / 3
-    assert last["confidence"] == pytest.approx(2.718281828**-1) and last["pass_rate"] != last["pass_rate"]
+    assert (
+        last["pairs"] == 2
+        and last["reward_mean"] == pytest.approx(2.5 / 3)
+        and last["frac_truncated"] == 2 / 3
+    )
+    assert (
+        last["confidence"] == pytest.approx(2.718281828**-1)
+        and last["pass_rate"] != last["pass_rate"]
+    )
     assert "Cannot tell" in headline(found) and found.chosen == (1, 1) and found.checkpoint == 1
     page = report(found, "<script>")
     paths = write_autopsy(found, page, [dump], tmp_path / "out", None, "")
@@ -115,9 +147,15 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
 def test_prompts_behind_a_template_want_their_problems(tmp_path: Path) -> None:
     """The rows of verl."""
     row = {"input": "user\n1+1=?", "gts": "2", "step": 1}
-    dump = save(tmp_path / "1.jsonl", [{**row, "output": str(n), "score": float(n == 2)} for n in range(4)])
+    dump = save(
+        tmp_path / "1.jsonl", [{**row, "output": str(n), "score": float(n == 2)} for n in range(4)]
+    )
     found = read([dump])
-    assert found.verifiable and found.measures[1]["pass_rate"] == 0.25 and found.measures[1]["pairs"] == 3
+    assert (
+        found.verifiable
+        and found.measures[1]["pass_rate"] == 0.25
+        and found.measures[1]["pairs"] == 3
+    )
     write_autopsy(found, report(found, "verl"), [dump], tmp_path / "out", None, str(tmp_path))
     with pytest.raises(ValueError, match=r"line 22: PROBLEMS is empty: fill in its line"):
         resolve(str(tmp_path / "out" / "autopsy_dpo.py"))
@@ -125,9 +163,13 @@ def test_prompts_behind_a_template_want_their_problems(tmp_path: Path) -> None:
 
 def test_different_answers_are_counted_by_the_rule_that_is_named(tmp_path: Path) -> None:
     texts = ["Answer: 1", "Answer: 2", "Answer: 2", "none"]
-    rows = [{"prompt": "1+1=?", "completion": text, "reward": "2" in text, "step": 1} for text in texts]
+    rows = [
+        {"prompt": "1+1=?", "completion": text, "reward": "2" in text, "step": 1} for text in texts
+    ]
     dump = save(tmp_path / "dump.jsonl", rows)
-    counts = [read([dump], None, rule).measures[1]["distinct_answers"] for rule in ("boxed", "last_line")]
+    counts = [
+        read([dump], None, rule).measures[1]["distinct_answers"] for rule in ("boxed", "last_line")
+    ]
     assert counts[0] != counts[0] and counts[1] == 3  # NaN: no answer at all
 
 
@@ -135,7 +177,10 @@ def test_different_answers_are_counted_by_the_rule_that_is_named(tmp_path: Path)
     ("row", "complaint"),
     [
         ({"prompt": "p", "completion": "c", "reward": 1}, "line 1: it does not give its step"),
-        ({"prompt": "p", "completion": "c", "answer": "1", "step": 1}, "line 1: it does not give its reward"),
+        (
+            {"prompt": "p", "completion": "c", "answer": "1", "step": 1},
+            "line 1: it does not give its reward",
+        ),
     ],
 )
 def test_a_dump_that_does_not_tell(tmp_path: Path, row: dict, complaint: str) -> None:

@@ -1,4 +1,5 @@
-"""Runs side by side: known figures over common problems only, honest gaps, hostile names, and what is refused."""
+"""Runs side by side: known figures over common problems only, honest gaps, hostile names, and what
+is refused."""
 
 import csv
 import math
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
-from g2d_jax.report.comparison import FILES, evaluated, headline, notes, records, report, results, write_comparison
+from g2d_jax.report.comparison import (
+    FILES,
+    evaluated,
+    headline,
+    notes,
+    records,
+    report,
+    results,
+    write_comparison,
+)
 from g2d_jax.report.page import check_output, html, text
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import Study, read_comparison
@@ -29,15 +39,27 @@ STAGES = {
 }
 ONE = {"p0": [1, 1], "p1": [1, 0], "p2": [0, 0], "p3": [1, 1]}
 OTHER = {"p0": [1, 1], "p1": [1, 1], "p2": [1, 0], "p3": [0, 1]}
-COST = {"tokens": {"generated": 1, "prefilled": 10, "scored": 100, "trained": 1000}, "flops": 7.0, "seconds": 60.0}
+COST = {
+    "tokens": {"generated": 1, "prefilled": 10, "scored": 100, "trained": 1000},
+    "flops": 7.0,
+    "seconds": 60.0,
+}
 
 
-def run(folder: Path, policies: dict, result: dict = MEASURED, stages: dict = STAGES, **config) -> Path:
+def run(
+    folder: Path, policies: dict, result: dict = MEASURED, stages: dict = STAGES, **config
+) -> Path:
     """A finished run of these stages, whose manifests know no device time."""
-    write_json(folder / "config.json", {"config": {"name": folder.name, "seed": 3, "stages": stages, **config}})
+    write_json(
+        folder / "config.json",
+        {"config": {"name": folder.name, "seed": 3, "stages": stages, **config}},
+    )
     for i, (name, stage) in enumerate(stages.items()):
         counts = {"steps": 20} if stage["kind"] == "online" else {}
-        finish(folder / f"{i:02d}-{name}", {"kind": stage["kind"], "name": name, "counts": counts, **COST})
+        finish(
+            folder / f"{i:02d}-{name}",
+            {"kind": stage["kind"], "name": name, "counts": counts, **COST},
+        )
     evaluation(folder / "09-evaluate", policies, result, mean_length=3.0, entropy=0.5)
     return folder
 
@@ -50,7 +72,9 @@ def compared(folders, output: Path = Path("compare"), **chosen) -> Study:
 def two(tmp_path: Path) -> tuple[Path, Path]:
     """Four common problems; each run has one of its own on which it would look better."""
     one = run(tmp_path / "one", {"dpo": {**ONE, "only-here": [1, 1]}})
-    return one, run(tmp_path / "other", {"dpo": {**OTHER, "only-there": [1, 1], "and-this": [1, 1]}})
+    return one, run(
+        tmp_path / "other", {"dpo": {**OTHER, "only-there": [1, 1], "and-this": [1, 1]}}
+    )
 
 
 def names(runs: Study) -> list[str]:
@@ -79,23 +103,40 @@ def test_known_figures_over_common_problems_only(two):
     assert (pair.better, pair.equal, pair.worse) == (2, 1, 1)
     half = 3.18245 * 0.2393568  # Student's t of four problems
     assert (pair.low, pair.high) == pytest.approx((0.125 - half, 0.125 + half), rel=1e-5)
-    assert notes(comparison)[0] == "4 problems are common to all; 1 of A, 2 of B are not, and count nowhere here."
+    assert (
+        notes(comparison)[0]
+        == "4 problems are common to all; 1 of A, 2 of B are not, and count nowhere here."
+    )
     assert headline(comparison) == (
-        "B: G2D (dpo) answers 75.0 % of 4 common problems correctly, A: G2D (dpo) 62.5 %: these two policies differ on "
+        "B: G2D (dpo) answers 75.0 % of 4 common problems correctly, A: G2D (dpo) 62.5 %: these "
+        "two policies differ on "
         "them by 12.5 points [-63.7, 88.7] (95 %, over problems; another seed is not in it)."
     )
     cells = lines(comparison)[0]
     assert cells.pop("accuracy % [95 %]").startswith("62.5 [")
     assert cells == {
-        **{"policy": "A: G2D (dpo)", "K": "20", "pass@2 %": "75.0", "entropy, nats": "0.500", "length": "3.0"},
-        **{"generated": "3", "trained": "3.00 k", "FLOPs": "21", "time": "3 min 00 s", "run": "one"},
+        **{
+            "policy": "A: G2D (dpo)",
+            "K": "20",
+            "pass@2 %": "75.0",
+            "entropy, nats": "0.500",
+            "length": "3.0",
+        },
+        **{
+            "generated": "3",
+            "trained": "3.00 k",
+            "FLOPs": "21",
+            "time": "3 min 00 s",
+            "run": "one",
+        },
     }  # of warmup, collect and dpo; not of sft
 
 
 def test_which_policies_take_part(tmp_path):
     tables = {"sft": {"p0": [0, 0], "p1": [0, 1]}, "warmup": {"p0": [1, 0], "p1": [0, 1]}}
     runs = [
-        run(tmp_path / name, {**tables, "dpo": {"p0": [1, i], "p1": [0, 1]}}) for i, name in enumerate(("one", "other"))
+        run(tmp_path / name, {**tables, "dpo": {"p0": [1, i], "p1": [0, 1]}})
+        for i, name in enumerate(("one", "other"))
     ]
     ends = compared(runs)
     assert names(ends) == ["A: cold (sft)", "A: G2D (dpo)", "B: cold (sft)", "B: G2D (dpo)"]
@@ -103,14 +144,20 @@ def test_which_policies_take_part(tmp_path):
     assert len(compared(runs, policies="all").rows) == 6
     page = Page(html(report(ends)))
     pairs = [row["pair"] for row in page.table("Paired differences")]
-    assert len(pairs) == 6 and pairs[1] == "A: cold (sft) → B: cold (sft)" and "Of 6 pairs" in page.text
+    assert (
+        len(pairs) == 6
+        and pairs[1] == "A: cold (sft) → B: cold (sft)"
+        and "Of 6 pairs" in page.text
+    )
     with pytest.raises(ValueError, match="policies must be ends or all, got 'some'"):
         compared(runs, policies="some")
 
 
 def test_policies_with_different_numbers_of_answers_are_compared_at_the_pass_at_k_of_all(tmp_path):
     few, many = ({f"p{i}": [1, *[0] * more] for i in range(3)} for more in (1, 3))
-    comparison = compared([run(tmp_path / "few", {"dpo": few}), run(tmp_path / "many", {"dpo": many})])
+    comparison = compared(
+        [run(tmp_path / "few", {"dpo": few}), run(tmp_path / "many", {"dpo": many})]
+    )
     assert [row["pass@2 %"] for row in lines(comparison)] == ["100.0", "50.0"]
 
 
@@ -128,7 +175,9 @@ def test_a_timeout_is_wrong_and_what_cannot_be_scored_counts_nowhere(tmp_path):
 
 
 def test_one_common_problem_has_no_interval(tmp_path):
-    comparison = compared([run(tmp_path / name, {"dpo": {"p0": [i, 1]}}) for i, name in enumerate("ab")])
+    comparison = compared(
+        [run(tmp_path / name, {"dpo": {"p0": [i, 1]}}) for i, name in enumerate("ab")]
+    )
     (row,) = Page(html(report(comparison))).table("Paired differences")
     assert (row["difference"], row.get("95 % interval")) == ("+50.0", None)
     assert headline(comparison).endswith(": 50.0 points apart, too few problems for an interval.")
@@ -146,16 +195,24 @@ def test_no_difference_of_one_seed_each_is_called_beyond_noise(tmp_path):
     pair = compare(*comparison.rows)
     assert pair.low > 0.9
     page = html(report(comparison)) + text(report(comparison))
-    assert "differ on them by 97.5 points [92.4, 100.0] (95 %, over problems; another seed is not in it)" in page
+    assert (
+        "differ on them by 97.5 points [92.4, 100.0] (95 %, over problems; another seed is not "
+        "in it)" in page
+    )
     assert "noise" not in page and "significant" not in page
 
 
 def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
     for folder in two:
         for file in folder.glob("0[0-3]-*/manifest.json"):
-            finish(file.parent, {**read_json(file), "device_seconds": 240.0, "verifier_cpu_seconds": 1.0})
+            finish(
+                file.parent,
+                {**read_json(file), "device_seconds": 240.0, "verifier_cpu_seconds": 1.0},
+            )
     first, second = (read_json(folder / "config.json")["config"] for folder in two)
-    write_json(two[0] / "config.json", {"config": {**first, "compute": {"price_per_device_hour": 3.0}}})
+    write_json(
+        two[0] / "config.json", {"config": {**first, "compute": {"price_per_device_hour": 3.0}}}
+    )
     stages = {**STAGES, "warmup": {**STAGES["warmup"], "policy": "run:/far/away#sft"}}
     write_json(two[1] / "config.json", {"config": {**second, "stages": stages}})
     comparison = compared(two)
@@ -172,21 +229,35 @@ def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
 )
 def test_other_sampling_is_warned_of(tmp_path, name, value):
     one = run(tmp_path / "one", {"dpo": ONE})
-    other = run(tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: value}})
+    other = run(
+        tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: value}}
+    )
     comparison = compared([one, other])
-    expected = f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in accuracy may"
+    expected = (
+        f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in "
+        "accuracy may"
+    )
     assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
-    assert expected in html(report(comparison)) and expected.replace("_", "\\_") in text(report(comparison))
+    assert expected in html(report(comparison)) and expected.replace("_", "\\_") in text(
+        report(comparison)
+    )
 
 
-@pytest.mark.parametrize(("name", "there", "said"), [("stop", ["\n", "Q:"], "['\\n', 'Q:']"), ("top_k", 5, "5")])
+@pytest.mark.parametrize(
+    ("name", "there", "said"), [("stop", ["\n", "Q:"], "['\\n', 'Q:']"), ("top_k", 5, "5")]
+)
 def test_the_table_of_evaluations_shows_settings_of_either_kind(tmp_path, name, there, said):
-    """Stop strings are a list, which evaluations of earlier versions lack; all others are numbers."""
+    """Stop strings are a list, which evaluations of earlier versions lack; all others are
+    numbers."""
     one = run(tmp_path / "one", {"dpo": ONE})
-    other = run(tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: there}})
+    other = run(
+        tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: there}}
+    )
     comparison = compared([one, other])
     here = {"stop": "none", "top_k": "0"}[name]
-    assert comparison.warnings[0].startswith(f"The evaluations differ in {name}: A {here}, B {said}.")
+    assert comparison.warnings[0].startswith(
+        f"The evaluations differ in {name}: A {here}, B {said}."
+    )
     shown = evaluated(comparison)
     assert [row[shown.columns.index(name)] for row in shown.rows] == [here, said]
 
@@ -195,12 +266,21 @@ def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(t
     one, other = run(tmp_path / "a/run", {"dpo": ONE}), run(tmp_path / "b/run", {"dpo": OTHER})
     evaluation(other / "10-dev", {"dpo": {"d0": [1, 1]}}, {**MEASURED, "split": "dev"})
     path = other / "09-evaluate/problems.json"
-    write_json(path, [{**row, "answer": "8" if row["id"] == "p1" else "7"} for row in read_json(path)])
+    write_json(
+        path, [{**row, "answer": "8" if row["id"] == "p1" else "7"} for row in read_json(path)]
+    )
     comparison = compared([one, other])
     assert [side.stage.name for side in comparison.sides] == ["evaluate", "evaluate"]
-    assert [side.label for side in comparison.sides] == [str(one), str(other)]  # folders of one name
-    assert comparison.warnings == ["1 of the common problems have other reference answers in one run than in another."]
-    with pytest.raises(ValueError, match=r"no problem in common.* A \(.*b/run\) 1 of dev, B \(.*a/run\) 4 of test"):
+    assert [side.label for side in comparison.sides] == [
+        str(one),
+        str(other),
+    ]  # folders of one name
+    assert comparison.warnings == [
+        "1 of the common problems have other reference answers in one run than in another."
+    ]
+    with pytest.raises(
+        ValueError, match=r"no problem in common.* A \(.*b/run\) 1 of dev, B \(.*a/run\) 4 of test"
+    ):
         compared([other, one])
 
 
@@ -208,7 +288,9 @@ def test_settings_that_differ(tmp_path):
     one = run(tmp_path / "one", {"dpo": ONE}, beta=0.1, name="x")
     other = run(tmp_path / "other", {"dpo": OTHER}, beta=1.0, name="x")
     same = run(tmp_path / "same", {"dpo": OTHER}, beta=0.1, name="x")
-    write_json(other / "config.json", {**read_json(other / "config.json"), "own": {"reward": "mine:even"}})
+    write_json(
+        other / "config.json", {**read_json(other / "config.json"), "own": {"reward": "mine:even"}}
+    )
     page = Page(html(report(compared([one, other, same]))))
     assert page.table("A (one) -> B (other)") == [
         {"setting": "beta", "change": "0.1 -> 1.0"},
@@ -221,7 +303,9 @@ def test_what_points_of_a_study_share_is_listed_once(tmp_path):
     """A policy whose completions are one file is one row, unless it is a run's last."""
     one, other = (run(tmp_path / name, {"sft": ONE, "dpo": OTHER}) for name in ("one", "other"))
     entries = read_json(other / "09-evaluate/manifest.json")["result"]["policies"]
-    shared = [{**entry, "rollouts": f"../../one/09-evaluate/{entry['rollouts']}"} for entry in entries]
+    shared = [
+        {**entry, "rollouts": f"../../one/09-evaluate/{entry['rollouts']}"} for entry in entries
+    ]
     change(other, policies=shared)
     comparison = compared([one, other])
     assert names(comparison) == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
@@ -232,15 +316,25 @@ def test_what_points_of_a_study_share_is_listed_once(tmp_path):
 
 
 def test_problems_where_runs_differ_most(tmp_path):
-    one = run(tmp_path / "one", {"dpo": {"a": [1, 1], "b": [0, 0], "c": [1, 0], "d": [0, 0], "p0": [1, 1]}})
+    one = run(
+        tmp_path / "one",
+        {"dpo": {"a": [1, 1], "b": [0, 0], "c": [1, 0], "d": [0, 0], "p0": [1, 1]}},
+    )
     table = {"a": [1, 1], "b": [1, 0], "c": [0, 1], "d": [1, 1], "p0": ["u", "u"]}
     comparison = compared([one, run(tmp_path / "other", {"dpo": table})])
     assert furthest_apart(comparison) == ["d", "b"]  # a and c are equal, p0 is not scored
-    answers, count = read_samples([comparison.sides[1].file("dpo")], ("problem_id", "sample"), {"d"}, 0)
-    assert [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
+    answers, count = read_samples(
+        [comparison.sides[1].file("dpo")], ("problem_id", "sample"), {"d"}, 0
+    )
+    assert (
+        [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
+    )
     page = Page(html(report(comparison)))
     assert page.links == ["#results", "#differences", "#frontier", "#problems"]
-    assert "2 of 5 common problems: those on which" in page.text and page.source.count("<details data-row>") == 2
+    assert (
+        "2 of 5 common problems: those on which" in page.text
+        and page.source.count("<details data-row>") == 2
+    )
     assert page.text.index("d = ?") < page.text.index("b = ?")
 
 
@@ -315,11 +409,15 @@ def test_hostile_names_and_completions_stay_text(tmp_path):
     assert "</script><script>alert(1)</script>" in page.text and "<script>x<" in page.text
     for char in STEERING:
         assert char not in source, hex(ord(char))
-    assert not re.search(r"(?<!\\)<", text(report(comparison))) and "\x1b" not in text(report(comparison))
+    assert not re.search(r"(?<!\\)<", text(report(comparison))) and "\x1b" not in text(
+        report(comparison)
+    )
     written = sheet(COLUMNS, records(comparison)).splitlines()
     cells = [cell for row in csv.reader(written) for cell in row[:5]]
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells) and "run==1+1" in cells
     write_json(other / "config.json", {"config": {"name": "x", "seed": evil, "stages": stages}})
-    with pytest.raises(ValueError, match=r"config\.json is damaged: its seed is .*, no whole number") as error:
+    with pytest.raises(
+        ValueError, match=r"config\.json is damaged: its seed is .*, no whole number"
+    ) as error:
         report(compared([one, other]))
     assert "\x1b" not in str(error.value)

@@ -12,12 +12,19 @@ from reports import HOSTILE, STEERING, Page
 from g2d_jax.report import figures
 from g2d_jax.report.figures import Point
 
-NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64) | st.sampled_from([0.0, 1e-300, -1e300, 5e-324])
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64) | st.sampled_from(
+    [0.0, 1e-300, -1e300, 5e-324]
+)
 
 
 def drawn(chart: figures.Chart) -> list[list[tuple[float, float]]]:
-    """The lines of the first axes as pixels: that they are to scale is seen in their proportions."""
-    return [ax.transData.transform(line.get_xydata()).tolist() for ax in chart.figure.axes for line in ax.lines]
+    """The lines of the first axes as pixels: that they are to scale is seen in their
+    proportions."""
+    return [
+        ax.transData.transform(line.get_xydata()).tolist()
+        for ax in chart.figure.axes
+        for line in ax.lines
+    ]
 
 
 def texts(chart: figures.Chart) -> list[str]:
@@ -32,12 +39,17 @@ def test_a_line_is_drawn_and_told_in_words():
     assert points[2][1] == pytest.approx((points[0][1] + points[1][1]) / 2)
     svg = ET.fromstring(chart.inline())
     assert svg.get("role") == "img" and svg.get("aria-label") == f"Loss: {chart.words}"
-    assert {"0.00", "1.00", "3"} <= set(texts(chart)) and "loss" not in texts(chart)  # one series needs no legend
+    assert {"0.00", "1.00", "3"} <= set(texts(chart)) and "loss" not in texts(
+        chart
+    )  # one series needs no legend
 
 
 def test_gaps_are_gaps_and_counted_and_nothing_to_draw_is_no_figure():
     chart = figures.curves("kl", "KL", {"a": {"kl": (range(5), [1, 2, math.nan, math.inf, 3])}})
-    assert chart.note == "2 of 5 values are not finite and not drawn." and "over 3 points" in chart.words
+    assert (
+        chart.note == "2 of 5 values are not finite and not drawn."
+        and "over 3 points" in chart.words
+    )
     assert figures.curves("kl", "KL", {"a": {"kl": ([1], [math.nan])}}) is None
     assert figures.intervals("a", "A", [("cold", math.nan, 0.1, 0.2)]) is None
     assert figures.points("a", "A", {"a": [Point(0, math.nan)]}, x_title="") is None
@@ -49,22 +61,35 @@ def test_stages_stand_side_by_side_and_a_series_keeps_its_colour():
         "dpo": {"rejected": ([1, 20], [0, 1])},
     }
     chart = figures.curves("rewards", "Rewards", panels)
-    assert [text for text in texts(chart) if text.isalpha()] == ["warmup", "dpo", "chosen", "rejected"]
+    assert [text for text in texts(chart) if text.isalpha()] == [
+        "warmup",
+        "dpo",
+        "chosen",
+        "rejected",
+    ]
     first, second = chart.figure.axes
     assert first.lines[1].get_color() == second.lines[0].get_color() != first.lines[0].get_color()
     assert first.get_ylim() == second.get_ylim()
     apart = figures.curves(
-        "rewards", "Rewards", {"a": {"x": ([1, 2], [0, 1])}, "b": {"x": ([1, 2], [5, 9])}}, share=False
+        "rewards",
+        "Rewards",
+        {"a": {"x": ([1, 2], [0, 1])}, "b": {"x": ([1, 2], [5, 9])}},
+        share=False,
     )
     assert apart.figure.axes[0].get_ylim() != apart.figure.axes[1].get_ylim()
 
 
 def test_long_lines_become_means_with_a_band_over_their_range():
-    chart = figures.curves("loss", "Loss", {"a": {"loss": (range(3000), [float(i % 2) for i in range(3000)])}})
+    chart = figures.curves(
+        "loss", "Loss", {"a": {"loss": (range(3000), [float(i % 2) for i in range(3000)])}}
+    )
     (line,) = chart.figure.axes[0].lines
     assert len(line.get_ydata()) == 150 and set(line.get_ydata()) == {0.5}
     (band,) = chart.figure.axes[0].collections
-    assert band.get_paths()[0].get_extents().height == 1.0 and "means over about 20 points" in chart.note
+    assert (
+        band.get_paths()[0].get_extents().height == 1.0
+        and "means over about 20 points" in chart.note
+    )
 
 
 def test_ticks_do_not_repeat_where_values_hardly_differ():
@@ -74,16 +99,25 @@ def test_ticks_do_not_repeat_where_values_hardly_differ():
 
 
 def test_points_have_bars_labels_and_a_square_root_axis():
-    series = {"one": [Point(0, 40, label="0"), Point(25, 60, label="5"), Point(100, 80, 70, 90, "10")]}
+    series = {
+        "one": [Point(0, 40, label="0"), Point(25, 60, label="5"), Point(100, 80, 70, 90, "10")]
+    }
     chart = figures.points("f", "Accuracy", series, x_title="cost", joined={"one"})
     dots = drawn(chart)[0]
     assert dots[1][0] - dots[0][0] == pytest.approx((dots[2][0] - dots[0][0]) / 2)
     assert {"0", "5", "10", "cost (square-root axis)"} <= set(texts(chart)) and not chart.note
     assert chart.words == "one: 0 40 at 0, 5 60 at 25, 10 80 at 100"
-    crowd = {"one": [Point(1 + i / 1000, 5, label=f"label{i}") for i in range(20)] + [Point(9, 9), Point(1, math.nan)]}
+    crowd = {
+        "one": [Point(1 + i / 1000, 5, label=f"label{i}") for i in range(20)]
+        + [Point(9, 9), Point(1, math.nan)]
+    }
     chart = figures.points("f", "Crowd", crowd, x_title="x")
     above, below = chart.figure.axes[0].texts[:2]
-    assert above.xyann == (0, 4) and below.xyann == (0, -4) and above.get_color() == next(iter(figures.COLOURS))
+    assert (
+        above.xyann == (0, 4)
+        and below.xyann == (0, -4)
+        and above.get_color() == next(iter(figures.COLOURS))
+    )
     assert 2 <= sum("label" in text for text in texts(chart)) <= 4 and "label19 5" in chart.words
     assert chart.note == "1 of 22 points are not known."
 
@@ -99,15 +133,27 @@ def test_intervals_reach_to_their_ends():
     chart = figures.intervals("a", "A", [("cold", 30, 28, 32), ("warm-up", 50, math.nan, math.nan)])
     cold, warm = (bar.get_segments()[0] for bar in chart.figure.axes[0].collections)
     assert cold.tolist() == [[28, 0], [32, 0]] and warm.tolist() == [[50, 1], [50, 1]]
-    assert {"cold", "warm-up"} <= set(texts(chart)) and chart.words.startswith("cold: 30 (28 to 32); warm-up: 50")
+    assert {"cold", "warm-up"} <= set(texts(chart)) and chart.words.startswith(
+        "cold: 30 (28 to 32); warm-up: 50"
+    )
 
 
 def test_a_pages_policy_allows_the_svg_and_hostile_names_stay_text():
-    chart = figures.curves("x", HOSTILE, {HOSTILE: {HOSTILE: ([1, 2], [0, 1]), "数 $x^2$": ([1, 2], [0, 1])}, "c": {}})
+    chart = figures.curves(
+        "x", HOSTILE, {HOSTILE: {HOSTILE: ([1, 2], [0, 1]), "数 $x^2$": ([1, 2], [0, 1])}, "c": {}}
+    )
     source = str(chart.inline())
-    Page(source)  # refuses elements and attributes that reports do not use themselves, styles and scripts among them
+    Page(
+        source
+        # refuses elements and attributes that reports do not use themselves, styles and scripts
+        # among them
+    )
     assert not set(STEERING) & set(source) and "\\u202e" in source and "数 $x^2$" in texts(chart)
-    assert not re.search(r"https?:|#[0-9a-f]{6}\"", source) and "var(--s0)" in source and "var(--soft)" in source
+    assert (
+        not re.search(r"https?:|#[0-9a-f]{6}\"", source)
+        and "var(--s0)" in source
+        and "var(--soft)" in source
+    )
     named = figures.intervals("x", HOSTILE, [(HOSTILE, 0.5, 0.4, 0.6)])
     Page(str(named.inline()))
     for form in ("svg", "pdf"):

@@ -1,4 +1,5 @@
-"""The report of a run: what it shows is what was measured, hostile text stays text, and parts may be missing."""
+"""The report of a run: what it shows is what was measured, hostile text stays text, and parts may
+be missing."""
 
 import base64
 import csv
@@ -25,7 +26,12 @@ from g2d_jax.report.samples import PROBLEMS, Cell, Listing, Row, Sample, painter
 from g2d_jax.report.tokens import Span
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.runtime.storage import finished as of_a_stage
-from g2d_jax.runtime.tables import read_preferences, read_rollouts, write_preferences, write_rollouts
+from g2d_jax.runtime.tables import (
+    read_preferences,
+    read_rollouts,
+    write_preferences,
+    write_rollouts,
+)
 from g2d_jax.runtime.tracking import Tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -40,28 +46,54 @@ def change(folder: Path, stage: str, **fields) -> None:
 
 def test_a_finished_run_has_everything_and_its_numbers(report_of):
     folder, page = report_of
-    assert page.links == ["#results", "#compute", "#curves", "#informativeness", "#pairs", "#browser", "#settings"]
+    assert page.links == [
+        "#results",
+        "#compute",
+        "#curves",
+        "#informativeness",
+        "#pairs",
+        "#browser",
+        "#settings",
+    ]
     manifest = read_json(folder / "05-evaluate/manifest.json")["result"]
-    for row, policy in zip(page.table("Accuracy on 16 problems, 2 answers each"), manifest["policies"], strict=True):
-        assert row["pass@1 %"] == f"{100 * policy['mean']:.1f} ± {100 * policy['sem_clustered']:.1f}"
+    for row, policy in zip(
+        page.table("Accuracy on 16 problems, 2 answers each"), manifest["policies"], strict=True
+    ):
+        assert (
+            row["pass@1 %"] == f"{100 * policy['mean']:.1f} ± {100 * policy['sem_clustered']:.1f}"
+        )
         assert row["pass@2 %"] == f"{100 * policy['pass_at']['2']:.1f}"
-        mean, half = 100 * policy["mean"], 100 * 2.13145 * policy["sem_clustered"]  # Student's t of 16 problems
+        mean, half = (
+            100 * policy["mean"],
+            100 * 2.13145 * policy["sem_clustered"],
+        )  # Student's t of 16 problems
         assert f"{mean:.4g} ({mean - half:.4g} to {mean + half:.4g})" in page.source
     assert "Bars: 95 %, over problems only; another seed is not in them." in page.text
     assert "another seed of training is not in them" in page.text
     shares = page.table("Answers that are not right, by verdict, %")
     for row, policy in zip(shares, manifest["policies"], strict=True):
-        assert row["incorrect"] == f"{100 * policy['verdicts']['incorrect'] / 32:.1f}" and "correct" not in row
+        assert (
+            row["incorrect"] == f"{100 * policy['verdicts']['incorrect'] / 32:.1f}"
+            and "correct" not in row
+        )
     costs = {row["stage"]: row for row in page.table("Compute of each finished stage")}
     assert list(costs) == ["sft", "warmup", "collect", "dpo", "evaluate", "all stages"]
     assert page.table("Rollouts of each policy")[0]["policy"] == "warm-up"
-    prompts = {row["count"]: row["collect"] for row in page.table("What became of the prompts of collect")}
+    prompts = {
+        row["count"]: row["collect"] for row in page.table("What became of the prompts of collect")
+    }
     assert prompts["prompts"] == "8" and prompts["rollouts"] == "32"
-    moved = {row["measure"]: row for row in page.table("The pairs under the policy before and after dpo")}
+    moved = {
+        row["measure"]: row for row in page.table("The pairs under the policy before and after dpo")
+    }
     before = read_json(folder / "04-dpo/manifest.json")["result"]["before"]
-    assert moved["gap in log-prob, chosen − rejected, nats"]["before"] == f"{before['gap_mean']:.2f}"
+    assert (
+        moved["gap in log-prob, chosen − rejected, nats"]["before"] == f"{before['gap_mean']:.2f}"
+    )
     assert moved["pairs ranked right %"]["before"] == f"{100 * before['frac_ranked']:.1f}"
-    assert not re.search(r"p10|gap_|_mean\b", " ".join(page.tables)) and "under way" not in page.text
+    assert (
+        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables)) and "under way" not in page.text
+    )
     assert "config tiny · seed 0" in page.text and '"name": "tiny"' in page.text
 
 
@@ -69,7 +101,10 @@ def test_no_number_is_shown_twice(report_of):
     """One table a subject, one figure a metric."""
     _, page = report_of
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
-    assert len(captions) == len(set(captions)) and sum("Accuracy (pass@1)" in caption for caption in captions) == 1
+    assert (
+        len(captions) == len(set(captions))
+        and sum("Accuracy (pass@1)" in caption for caption in captions) == 1
+    )
     assert page.tags.count("caption") == len(page.tables)
 
 
@@ -78,13 +113,19 @@ def test_it_is_one_file_that_asks_for_nothing_and_styles_nothing_itself(report_o
     assert all(link.startswith("#") for link in page.links)
     assert not re.search(r"@import|https?://|url\((?!#)", page.source)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page.source)[1]
-    digests = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in (STYLE, SCRIPT)]
+    digests = [
+        base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        for part in (STYLE, SCRIPT)
+    ]
     assert policy == (
-        f"default-src 'none'; style-src 'sha256-{digests[0]}'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"default-src 'none'; style-src 'sha256-{digests[0]}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; "
         f"script-src 'sha256-{digests[1]}'"
     )
     assert page.source.index("Content-Security-Policy") < page.source.index("<style>")
-    assert page.tags.count("script") == page.tags.count("style") == 1  # the parser compares them with STYLE and SCRIPT
+    assert (
+        page.tags.count("script") == page.tags.count("style") == 1
+    )  # the parser compares them with STYLE and SCRIPT
     assert not [name for name, _ in page.attributes if name.startswith("on") or name == "style"]
     assert not re.search(r"innerHTML|eval|document\.write|Function|setAttribute|</", SCRIPT)
     assert "prefers-color-scheme: dark" in STYLE and ("name", "viewport") in page.attributes
@@ -100,7 +141,12 @@ def test_the_same_run_gives_the_same_bytes_and_figures_for_papers(report_of):
     write_run(folder)
     assert [file.read_bytes() for file in files] == before
     names = {file.name for file in files}
-    assert {"report-accuracy.svg", "report-accuracy.pdf", "report-reward.svg", "report-token-entropy.pdf"} <= names
+    assert {
+        "report-accuracy.svg",
+        "report-accuracy.pdf",
+        "report-reward.svg",
+        "report-token-entropy.pdf",
+    } <= names
     assert all(file.read_bytes().startswith(b"%PDF") for file in files if file.suffix == ".pdf")
     shutil.rmtree(folder / "figures")
     write_run(folder, figures=False)
@@ -115,27 +161,40 @@ def test_the_csv_has_every_figure_and_the_markdown_every_table(report_of):
     assert len(table) == len(rows)
     result = read_json(folder / "05-evaluate/manifest.json")["result"]
     assert table["evaluate", "dpo", "mean"] == result["policies"][2]["mean"]
-    assert table["evaluate", "dpo", "informativeness/ece"] == result["policies"][2]["informativeness"]["ece"]
+    assert (
+        table["evaluate", "dpo", "informativeness/ece"]
+        == result["policies"][2]["informativeness"]["ece"]
+    )
     pair = result["paired"][1]
-    assert table["evaluate", pair["after"], f"paired/{pair['before']}/greedy/sem"] == pair["greedy"]["sem"]
+    assert (
+        table["evaluate", pair["after"], f"paired/{pair['before']}/greedy/sem"]
+        == pair["greedy"]["sem"]
+    )
     manifest = read_json(folder / "03-collect/manifest.json")
     assert table["collect", "", "counts/pairs"] == manifest["counts"]["pairs"]
     assert table["collect", "", "tokens/generated"] == manifest["tokens"]["generated"]
     assert ("sft", "", "started") not in table
     text = (folder / "report.md").read_text("utf-8")
-    assert text.startswith("# tiny\n\n") and headline(read_json(folder / "05-evaluate/manifest.json")) in text
+    assert (
+        text.startswith("# tiny\n\n")
+        and headline(read_json(folder / "05-evaluate/manifest.json")) in text
+    )
     for caption, (first, *_) in page.tables.items():
         if caption not in page.source.partition("<details>")[0] and "Programs" not in caption:
             continue
         line = f"| {' | '.join(first.values())} |"
-        assert line in text.replace("\\", "") or caption.startswith(("Programs", "Other", "Accuracy by")), caption
+        assert line in text.replace("\\", "") or caption.startswith(
+            ("Programs", "Other", "Accuracy by")
+        ), caption
 
 
 def test_every_source_of_completions_is_listed_with_coloured_tokens(report_of):
     folder, page = report_of
     browser = page.source.partition('<section id="browser">')[2].partition("</section>")[0]
     evaluated, collected, pairs = browser.split("<div data-listing>")[1:]
-    assert evaluated.count("<details data-row>") == 16 and collected.count("<details data-row>") == 8
+    assert (
+        evaluated.count("<details data-row>") == 16 and collected.count("<details data-row>") == 8
+    )
     paired = {row.problem_id for row in read_preferences(folder / "03-collect/preferences")}
     assert pairs.count("<details data-row>") == len(paired)
     names = re.findall(r'<option value="(\w*)">([^<]*)', evaluated)
@@ -154,28 +213,41 @@ def test_of_many_problems_the_first_by_id_are_read_and_listed(own_run, read):
     parts = own_run / "03-collect/rollouts"
     row, *_ = read_rollouts(parts)
     ids = [f"{7 * i % 200:03}" for i in range(200)]
-    rows = [dataclasses.replace(row, rollout=dataclasses.replace(row.rollout, problem_id=name)) for name in ids]
+    rows = [
+        dataclasses.replace(row, rollout=dataclasses.replace(row.rollout, problem_id=name))
+        for name in ids
+    ]
     shutil.rmtree(parts)
     for part in range(4):
         write_rollouts(parts / f"part-{part:05d}.parquet", rows[50 * part : 50 * part + 50])
     answers, total = read_samples(sorted(parts.iterdir()), ROLLOUT, {"150"})
     assert sorted(answers) == [f"{i:03}" for i in [*range(PROBLEMS), 150]] and total == 200
-    assert "60 of 200 problems, the first by problem id, which is a hash; 140 are left out." in read(own_run).text
+    assert (
+        "60 of 200 problems, the first by problem id, which is a hash; 140 are left out."
+        in read(own_run).text
+    )
 
 
 def test_a_list_stays_within_its_budget():
-    rows = [Row(f"{i}", "", None, [Cell(0, "", [Sample("correct", "", [Span("x" * 100_000)])])]) for i in range(40)]
+    rows = [
+        Row(f"{i}", "", None, [Cell(0, "", [Sample("correct", "", [Span("x" * 100_000)])])])
+        for i in range(40)
+    ]
     section = pages.Section("x", "X", [Listing("Many", "", [""], rows, "")])
     source = pages.html(pages.Report("report", "Many", "", "", [], [section]))
     count = source.count("<details data-row>")
     assert 25 < count < 40 and len(source) < pages.BUDGET + 100_000
-    assert f"{40 - count} of them would make this page too large and are left out." in Page(source).text
+    assert (
+        f"{40 - count} of them would make this page too large and are left out."
+        in Page(source).text
+    )
 
 
 def test_without_the_tokenizer_text_is_plain_and_the_page_says_why(read, own_run):
     content = read_json(own_run / "config.json")
     write_json(
-        own_run / "config.json", {**content, "config": {**content["config"], "tokenizer": {"path": "/nowhere/<t>"}}}
+        own_run / "config.json",
+        {**content, "config": {**content["config"], "tokenizer": {"path": "/nowhere/<t>"}}},
     )
     page = read(own_run)
     assert "shown without colours: the run's tokenizer is not to be had here." in page.text
@@ -211,30 +283,58 @@ def test_hostile_text_everywhere_stays_text(read, own_run):
     (own_run / f"06-{'<img src=x onerror=alert(2)>'}").mkdir()
     with Tracker(own_run, tensorboard=False) as tracker:
         for step in (1, 2):
-            tracker.log("<img src=x onerror=alert(2)>", step, {HOSTILE: 0.5 * step, "entropy": 0.5}, kind="probe")
+            tracker.log(
+                "<img src=x onerror=alert(2)>",
+                step,
+                {HOSTILE: 0.5 * step, "entropy": 0.5},
+                kind="probe",
+            )
             tracker.log("warmup", 10 + step, {HOSTILE: 0.5})
-    page = read(own_run)  # the parser refuses elements and attributes that reports do not use themselves
-    assert "</script><script>alert(1)</script>" in page.text and "</pre></article><img src=x" in page.text
+    page = read(
+        own_run
+    )  # the parser refuses elements and attributes that reports do not use themselves
+    assert (
+        "</script><script>alert(1)</script>" in page.text
+        and "</pre></article><img src=x" in page.text
+    )
     assert "\\u202e" in page.text and "\\x1b" in page.text and "\\x00" in page.text
     assert "characters left out …]" in page.text and len(page.source) < 4_000_000
     for char in STEERING:
         assert char not in page.source, hex(ord(char))
     lines = (own_run / "report.md").read_text("utf-8")
     assert not re.search(r"(?<!\\)<", lines) and not set(STEERING) & set(lines)
-    cells = [cell for row in csv.reader((own_run / "report.csv").read_text("utf-8").splitlines()) for cell in row[:3]]
+    cells = [
+        cell
+        for row in csv.reader((own_run / "report.csv").read_text("utf-8").splitlines())
+        for cell in row[:3]
+    ]
     assert not any(cell.lstrip().startswith(("=", "+", "-", "@")) for cell in cells)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_in_a_browser_the_filters_appear_and_hostile_text_does_nothing(tmp_path):
     """The policy lets the script run, and only it: without it the bar stays hidden."""
-    rows = [Row(f"{HOSTILE} {i}", HOSTILE, HOSTILE, [Cell(0, HOSTILE, [Sample("correct", "", [])])]) for i in range(3)]
+    rows = [
+        Row(f"{HOSTILE} {i}", HOSTILE, HOSTILE, [Cell(0, HOSTILE, [Sample("correct", "", [])])])
+        for i in range(3)
+    ]
     section = pages.Section("x", "X", [Listing("List", "", [HOSTILE], rows, "")])
     source = pages.html(pages.Report("report", "Safe", "", "", [], [section]))
     path = tmp_path / "page.html"
-    path.write_text(source.replace("</body>", '<script>document.title = "broken"</script></body>'), encoding="utf-8")
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
-    done = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120)
+    path.write_text(
+        source.replace("</body>", '<script>document.title = "broken"</script></body>'),
+        encoding="utf-8",
+    )
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    done = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
+    )
     assert "3 of 3 problems, 3 completions</output>" in done.stdout
     assert re.search(r'data-control="bar"[^>]*>', done.stdout)[0].count("hidden") == 0
     assert "<title>Safe: G2D report</title>" in done.stdout
@@ -244,14 +344,18 @@ PARTS = ["01-sft", "03-collect", "05-evaluate", "metrics", *(f"0*/{name}" for na
          ("manifest.json", "rollouts", "preferences", "problems.json", "informativeness*"))]  # fmt: skip
 
 
-@pytest.mark.parametrize("missing", some(["03-collect", "metrics", "0*/manifest.json", "0*/rollouts"], PARTS))
+@pytest.mark.parametrize(
+    "missing", some(["03-collect", "metrics", "0*/manifest.json", "0*/rollouts"], PARTS)
+)
 def test_any_part_may_be_missing(read, own_run, missing):
     """A stage, what was logged, and any artefact of all stages."""
     for path in own_run.glob(missing):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     page = read(own_run)
     assert "#settings" in page.links
-    unfinished = re.search(r"not finished: sft[\w ]*, warmup[\w ]*, collect[\w ]*, dpo[\w ]*, evaluate", page.text)
+    unfinished = re.search(
+        r"not finished: sft[\w ]*, warmup[\w ]*, collect[\w ]*, dpo[\w ]*, evaluate", page.text
+    )
     assert bool(unfinished) == missing.endswith("manifest.json")
     assert missing[:1] != "0" or "*" in missing or f"not begun: {missing[3:]}" in page.text
 
@@ -263,7 +367,8 @@ def test_a_run_that_has_only_begun(read, tmp_path):
     page = read(tmp_path)
     assert "No policy has been evaluated yet." in page.text and page.links == ["#settings"]
     assert (
-        "This run stopped before its end (not finished: sft; not begun: dpo), and no process works on it" in page.text
+        "This run stopped before its end (not finished: sft; not begun: dpo), and no process "
+        "works on it" in page.text
     )
     assert "script" not in page.tags and "script-src" not in page.source
 
@@ -271,16 +376,22 @@ def test_a_run_that_has_only_begun(read, tmp_path):
 def test_what_is_no_work_directory_is_refused_and_damage_names_the_file(tmp_path, own_run):
     with pytest.raises(ValueError, match="holds no run"):
         write_run(tmp_path / "run" / "metrics")
-    with pytest.raises(ValueError, match=r"gone holds no run \(there is no such folder\): give the work directory"):
+    with pytest.raises(
+        ValueError, match=r"gone holds no run \(there is no such folder\): give the work directory"
+    ):
         write_run(tmp_path / "gone")
     (own_run / "05-evaluate/rollouts/dpo.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(ValueError, match=r"dpo\.parquet is damaged"):
         write_run(own_run)
 
 
-def test_stages_are_in_the_order_of_their_numbers_and_conversations_have_roles(read, tmp_path, own_run):
+def test_stages_are_in_the_order_of_their_numbers_and_conversations_have_roles(
+    read, tmp_path, own_run
+):
     for name in ("10-dpo", "9-collect", "2-warmup"):
-        finish(tmp_path / "other" / name, {"kind": "x", "name": name.partition("-")[2], "seconds": 1})
+        finish(
+            tmp_path / "other" / name, {"kind": "x", "name": name.partition("-")[2], "seconds": 1}
+        )
     rows = read(tmp_path / "other").table("Compute of each finished stage")
     assert [row["stage"] for row in rows] == ["warmup", "collect", "dpo", "all stages"]
     problems = own_run / "05-evaluate/problems.json"
@@ -296,14 +407,33 @@ def test_curves_are_of_what_was_logged_side_by_side_with_fresh_samples(tmp_path,
     counts = {"counts": {"steps": 20, "rollouts": 5120, "skipped": 0}}
     more = {"warnings": [{"text": warned}], "generation": {"calls": 4, "share": 0.5}}
     for number, name in enumerate(stages, 1):
-        manifest = {"name": name, "kind": "online", "seconds": 1.0, **counts, **(more if name == "train" else {})}
+        manifest = {
+            "name": name,
+            "kind": "online",
+            "seconds": 1.0,
+            **counts,
+            **(more if name == "train" else {}),
+        }
         finish(tmp_path / f"0{number}-{name}", manifest)
     with Tracker(tmp_path, tensorboard=False) as tracker:
         for step in range(1, 21):
-            tracker.log("plain", step, {"entropy": 0.4 - 0.01 * step, "mine/metric": 1.0, "goodput/training": 0.5})
-            tracker.log("train", step, {"entropy": 0.3, "logps/chosen": -3.0, "logps/rejected": float("nan")})
+            tracker.log(
+                "plain",
+                step,
+                {"entropy": 0.4 - 0.01 * step, "mine/metric": 1.0, "goodput/training": 0.5},
+            )
+            tracker.log(
+                "train",
+                step,
+                {"entropy": 0.3, "logps/chosen": -3.0, "logps/rejected": float("nan")},
+            )
         for step in (0, 10, 20):
-            tracker.log("train", step, {"entropy": 0.4, "once": 1.0} if step == 0 else {"entropy": 0.2}, kind="probe")
+            tracker.log(
+                "train",
+                step,
+                {"entropy": 0.4, "once": 1.0} if step == 0 else {"entropy": 0.2},
+                kind="probe",
+            )
     page = read(tmp_path)
     assert page.source.index(f'<p class="warning">{warned}') < page.source.index("<section")
     words = {label for name, label in page.attributes if name == "aria-label" and label}
@@ -313,7 +443,9 @@ def test_curves_are_of_what_was_logged_side_by_side_with_fresh_samples(tmp_path,
     assert "20 of 40 values are not finite and not drawn." in page.text
     assert any(label.startswith("mine: mine/metric in plain") for label in words)
     assert not any(label.startswith(("goodput", "once")) for label in words)
-    counted = {row["count"]: (row["plain"], row["train"]) for row in page.table("What training did")}
+    counted = {
+        row["count"]: (row["plain"], row["train"]) for row in page.table("What training did")
+    }
     assert counted == {"steps": ("20", "20"), "rollouts": ("5,120", "5,120"), "generation, calls": ("–", "4"),
                        "generation, share": ("–", "0.50")}  # fmt: skip
     titles = [part.title for section in report(read_run(tmp_path)).sections for part in section.parts
@@ -326,19 +458,31 @@ def test_what_a_run_returns_has_its_manifests_accuracies_and_policies(finished, 
     assert list(result) == ["sft", "warmup", "collect", "dpo", "evaluate"] and len(result) == 5
     assert result["dpo"] == of_a_stage(finished / "04-dpo")
     evaluated = {policy["name"]: policy for policy in result["evaluate"]["result"]["policies"]}
-    assert result.accuracies["accuracy"].to_dict() == {name: policy["mean"] for name, policy in evaluated.items()}
+    assert result.accuracies["accuracy"].to_dict() == {
+        name: policy["mean"] for name, policy in evaluated.items()
+    }
     assert result.accuracies.loc["dpo", "greedy"] == evaluated["dpo"]["greedy"]
     assert result.policies["warmup"] == finished / "02-warmup/checkpoints/3"
     assert list(result.policies) == ["sft", "warmup", "dpo"]
     assert result.report == finished / "report.html"
     shown = Result(folder)._repr_html_()
-    page = Page(unescape(re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox [^<>]*></iframe>', shown)[1]))
-    assert page.links == ["#results", "#curves"] and page.table("Accuracy on")[0]["policy"] == "cold (sft)"
+    page = Page(
+        unescape(re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox [^<>]*></iframe>', shown)[1])
+    )
+    assert (
+        page.links == ["#results", "#curves"]
+        and page.table("Accuracy on")[0]["policy"] == "cold (sft)"
+    )
 
 
 def test_a_run_that_has_begun_has_a_result_too(own_run):
     (own_run / "05-evaluate/manifest.json").unlink()
     (own_run / "report.html").unlink(missing_ok=True)
     result = Result(own_run)
-    assert "evaluate" not in result and result.accuracies.empty and result.report is None and result.policies == {}
+    assert (
+        "evaluate" not in result
+        and result.accuracies.empty
+        and result.report is None
+        and result.policies == {}
+    )
     assert repr(result) == f"Result('{own_run}': sft, warmup, collect, dpo)"

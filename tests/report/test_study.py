@@ -1,4 +1,5 @@
-"""Studies whose numbers are known: costs, choices on dev, what a point is worth, what the headline says."""
+"""Studies whose numbers are known: costs, choices on dev, what a point is worth, what the headline
+says."""
 
 import csv
 import dataclasses
@@ -27,18 +28,30 @@ from g2d_jax.report.study import (
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.study.pricing import Rates
 
-STEPS, RATE, SELECT = "stages.warmup.steps", "stages.warmup.optimizer.learning_rate", "stages.collect.select"
+STEPS = "stages.warmup.steps"
+RATE = "stages.warmup.optimizer.learning_rate"
+SELECT = "stages.collect.select"
 VERSUS = "against GRPO at this budget"
 HOSTILE = "<img src=x onerror=alert(1)>|=1"
 WARM = {2: [1, 0, 0, 0], 4: [1, 1, 0, 0]}  # right or wrong on each test problem after so many steps
-ENDS = {0: [[1, 0, 0, 0]] * 2, 2: [[1, 1, 1, 0], [1, 1, 1, 1]], 4: [[1, 1, 1, 1]] * 2}  # after the offline stage
+ENDS = {
+    0: [[1, 0, 0, 0]] * 2,
+    2: [[1, 1, 1, 0], [1, 1, 1, 1]],
+    4: [[1, 1, 1, 1]] * 2,
+}  # after the offline stage
 DEV = {0: 0.2, 2: 0.7, 4: 0.6}
 COMMAND = ["/somewhere/g2d", "sweep", "--config", "mine:x", "--workdir", "runs/fake"]
 
 
 def cost(flops: float) -> dict:
     tokens = {"generated": 10, "prefilled": 1, "scored": flops, "trained": 5}
-    return {"seconds": 1.0, "device_seconds": 1.0, "verifier_cpu_seconds": 0.5, "flops": flops, "tokens": tokens}
+    return {
+        "seconds": 1.0,
+        "device_seconds": 1.0,
+        "verifier_cpu_seconds": 0.5,
+        "flops": flops,
+        "tokens": tokens,
+    }
 
 
 class Fake:
@@ -55,21 +68,39 @@ class Fake:
 
     def evaluation(self, key: str, split: str, answers: dict[str, list[int]], **measured) -> str:
         """dev: the mean accuracy of all policies, in place of what the answers say."""
-        table = {policy: {f"p{i}": [mark] for i, mark in enumerate(marks)} for policy, marks in answers.items()}
+        table = {
+            policy: {f"p{i}": [mark] for i, mark in enumerate(marks)}
+            for policy, marks in answers.items()
+        }
         folder = self.root / "stages" / f"{split}-{key}"
         evaluation(folder, table, {"split": split, "problems": 4, "samples": 1}, **measured)
         finish(folder, {**cost(0), **read_json(folder / "manifest.json")})
         return folder.name
 
-    def point(self, arm: str, seed: int, values: dict[str, str], stages: dict, links: dict[str, str]) -> None:
-        label = ",".join([arm, *(f"{field.rpartition('.')[2]}={value}" for field, value in values.items()), f"s{seed}"])
+    def point(
+        self, arm: str, seed: int, values: dict[str, str], stages: dict, links: dict[str, str]
+    ) -> None:
+        label = ",".join(
+            [
+                arm,
+                *(f"{field.rpartition('.')[2]}={value}" for field, value in values.items()),
+                f"s{seed}",
+            ]
+        )
         folder = self.root / "points" / "fake" / label.replace("/", "_")
-        write_json(folder / "config.json", {"config": {"seed": seed, "compute": {}, "stages": stages}})
-        write_json(folder / "stages.json", [[name, f"../../../stages/{target}"] for name, target in links.items()])
+        write_json(
+            folder / "config.json", {"config": {"seed": seed, "compute": {}, "stages": stages}}
+        )
+        write_json(
+            folder / "stages.json",
+            [[name, f"../../../stages/{target}"] for name, target in links.items()],
+        )
         self.points.append({"arm": arm, "label": folder.name, "seed": seed, "values": values})
 
     def study(self):
-        write_json(self.root / "sweeps" / "fake.json", {"config": {"name": "fake"}, "points": self.points})
+        write_json(
+            self.root / "sweeps" / "fake.json", {"config": {"name": "fake"}, "points": self.points}
+        )
         return read_study(self.root, "fake")
 
     def warmup(self, rate: str, seed: int, each: float) -> None:
@@ -77,13 +108,23 @@ class Fake:
         at = {str(k): cost(k * each) for k in (0, 2, 4)}
         self.stage(f"warmup-{rate}-{seed}", "online", 4 * each, counts={"steps": 4}, at=at)
 
-    def offline(self, arm: str, seed: int, values: dict, policy: str, warmup: str, right: list[int], **more) -> None:
-        """A point that collects for 20 and trains for 30 FLOPs after a warm-up. dev: None for no evaluation on it."""
+    def offline(
+        self, arm: str, seed: int, values: dict, policy: str, warmup: str, right: list[int], **more
+    ) -> None:
+        """A point that collects for 20 and trains for 30 FLOPs after a warm-up. dev: None for no
+        evaluation on it."""
         key = f"{arm}{seed}{'.'.join(values.values())}".replace("/", "_")
         measured = {"frac_mixed": more.get("mixed", 0.5)}
         counts = {"pairs": more.get("pairs", 100)}
-        self.stage(f"collect-{key}", "collect", 20, counts=counts, result={"informativeness": measured})
-        self.stage(f"dpo-{key}", "offline", 30, result={"before": {"gap_mean": 1.5}, "after": {"gap_mean": 4.5}})
+        self.stage(
+            f"collect-{key}", "collect", 20, counts=counts, result={"informativeness": measured}
+        )
+        self.stage(
+            f"dpo-{key}",
+            "offline",
+            30,
+            result={"before": {"gap_mean": 1.5}, "after": {"gap_mean": 4.5}},
+        )
         before = {} if policy == "init" else {policy: more.get("before") or [0, 0, 0, 0]}
         answers = {"init": [0, 0, 0, 0], **before, "dpo": right}
         links = {"warmup": warmup, "collect": f"collect-{key}", "dpo": f"dpo-{key}"}
@@ -101,24 +142,52 @@ class Fake:
         links = {"warmup": f"warmup-{rate}-{seed}"}
         links["dev"] = self.evaluation(f"{rate}-{k}-{seed}", "dev", {policy: right}, mean=dev)
         links["evaluate"] = self.evaluation(f"{rate}-{k}-{seed}", "test", {policy: right})
-        self.point("grpo", seed, {RATE: rate, STEPS: str(k)}, recipe(policy, [policy], offline=False), links)
+        self.point(
+            "grpo",
+            seed,
+            {RATE: rate, STEPS: str(k)},
+            recipe(policy, [policy], offline=False),
+            links,
+        )
 
     def k(self, k: int, seed: int, **more) -> None:
         """A point of the arm g2d after K steps at the first learning rate."""
-        policy, more = f"warmup@{k}" if k else "init", {"dev": DEV[k], "before": WARM.get(k), **more}
-        self.offline("g2d", seed, {STEPS: str(k)}, policy, f"warmup-0.1-{seed}", ENDS[k][seed], **more)
+        policy = f"warmup@{k}" if k else "init"
+        more = {"dev": DEV[k], "before": WARM.get(k), **more}
+        self.offline(
+            "g2d", seed, {STEPS: str(k)}, policy, f"warmup-0.1-{seed}", ENDS[k][seed], **more
+        )
 
     def arm(self, arm: str, seed: int, stage: dict, right: list[int] | None, **more) -> None:
-        """A point of 20 updates of online training from an SFT policy; right: None for one not evaluated yet."""
+        """A point of 20 updates of online training from an SFT policy; right: None for one not
+        evaluated yet."""
         key, names = str(len(self.points)), more.get("policies", ("sft", "train"))
-        links = {"sft": self.stage(f"sft-{more.get('sft', seed)}", "sft", 7), "train": f"train-{key}"}
+        links = {
+            "sft": self.stage(f"sft-{more.get('sft', seed)}", "sft", 7),
+            "train": f"train-{key}",
+        }
         kept = {name: more[name] for name in ("generation",) if name in more}
-        self.stage(links["train"], "online", more.get("flops", 1e9), counts={"steps": more.get("steps", 20)}, **kept)
+        self.stage(
+            links["train"],
+            "online",
+            more.get("flops", 1e9),
+            counts={"steps": more.get("steps", 20)},
+            **kept,
+        )
         if right is not None:
             answers = {name: [1, 0, 0, 0] if name == "sft" else right for name in names}
-            measured = {"entropy": 0.25, "mean_length": 24.0, "greedy": None, "truncated": 0.125, "mean": 0.5}
+            measured = {
+                "entropy": 0.25,
+                "mean_length": 24.0,
+                "greedy": None,
+                "truncated": 0.125,
+                "mean": 0.5,
+            }
             links["evaluate"] = self.evaluation(key, "test", answers, **measured)
-        stages = {"sft": {"kind": "sft", "policy": "init"}, "train": {"kind": "online", "policy": "sft", **stage}}
+        stages = {
+            "sft": {"kind": "sft", "policy": "init"},
+            "train": {"kind": "online", "policy": "sft", **stage},
+        }
         stages["evaluate"] = {"kind": "evaluate", "split": "test", "policies": list(names)}
         self.point(arm, seed, more.get("values", {}), stages, links)
 
@@ -147,14 +216,28 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate, best in (("0.1", 0.5), ("0.2", 0.55)):
             for k in ENDS:
                 fake.online(rate, seed, k, best)
-        probe = {"slope": 0.004, "slope_error": 0.001, "step_flops": 4e10, "prolonged": 0.08, "offline_flops": 5e11}
+        probe = {
+            "slope": 0.004,
+            "slope_error": 0.001,
+            "step_flops": 4e10,
+            "prolonged": 0.08,
+            "offline_flops": 5e11,
+        }
         stop = {"rule": "adaptive", "step": 3 - seed, "probes": [probe]}
         own = fake.stage(f"warmup-own-{seed}", "online", 150, counts={"steps": 3 - seed}, stop=stop)
         fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, stop="adaptive")
         for select, right, pairs in (("all", [1, 0, 0, 0], 80), (HOSTILE, [1, 1, 0, seed], 60)):
             warm = f"warmup-0.1-{seed}"
-            fake.offline("ways", seed, {SELECT: select}, "warmup@2", warm, right, dev=0.5, pairs=pairs)
-    links = {"warmup": "warmup-0.1-0", "collect": "none", "dpo": "none-2", "dev": "none-3", "evaluate": "none-4"}
+            fake.offline(
+                "ways", seed, {SELECT: select}, "warmup@2", warm, right, dev=0.5, pairs=pairs
+            )
+    links = {
+        "warmup": "warmup-0.1-0",
+        "collect": "none",
+        "dpo": "none-2",
+        "dev": "none-3",
+        "evaluate": "none-4",
+    }
     fake.point("g2d", 2, {STEPS: "4"}, recipe("warmup@4", ["dpo"]), links)
     fake.study()
     return fake.root
@@ -176,10 +259,17 @@ def lines(table) -> dict[str, dict[str, str]]:
 
 def test_points_are_read_with_their_cost_and_answers(root, study):
     assert studies(root) == ["fake"]
-    assert [one.name for one in study.baselines] == ["grpo, learning rate 0.1", "grpo, learning rate 0.2"]
+    assert [one.name for one in study.baselines] == [
+        "grpo, learning rate 0.1",
+        "grpo, learning rate 0.2",
+    ]
     g2d = group(study, "g2d")
     assert [row.k for row in g2d.rows] == [0, 2, 4] and [row.steps for row in g2d.rows] == [0, 2, 4]
-    assert [row.costs["flops"] for row in g2d.rows] == [50.0, 150.0, 250.0]  # the warm-up up to K, and 20 + 30
+    assert [row.costs["flops"] for row in g2d.rows] == [
+        50.0,
+        150.0,
+        250.0,
+    ]  # the warm-up up to K, and 20 + 30
     assert [row.accuracy.mean for row in g2d.rows] == [0.25, 0.875, 1.0]
     assert [row.dev for row in g2d.rows] == pytest.approx([0.2, 0.7, 0.6])
     assert [row.gain.mean for row in g2d.rows] == [0.25, 0.625, 0.5]
@@ -190,7 +280,8 @@ def test_points_are_read_with_their_cost_and_answers(root, study):
 
 def test_an_advantage_is_taken_between_the_baselines_points_and_never_beyond(study):
     rows, slow, fast = group(study, "g2d").rows, *study.baselines
-    # at 150 FLOPs the slow baseline is halfway from [1 0 0 0] to [1 1 0 0]: 0.375; the seeds have 0.75 and 1
+    # at 150 FLOPs the slow baseline is halfway from [1 0 0 0] to [1 1 0 0]: 0.375; the seeds have
+    # 0.75 and 1
     worth = paired.advantage(rows[1], slow)
     assert worth.mean == pytest.approx(0.5) and worth.seeds == 2
     assert paired.advantage(rows[0], slow).mean == pytest.approx(0.125)
@@ -208,19 +299,29 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
     assert best["dev %"] == "70.0" and best["seed std"] == "17.7" and best["FLOPs"] == "150"
     assert best["accuracy % [95 %]"].startswith("87.5 [") and best["gain"].startswith("+62.5 [")
     assert best[VERSUS].startswith("+62.5 [") and best[VERSUS].endswith("], learning rate 0.2")
-    assert table["own"]["over"].startswith("-25.0 [") and table["own"]["over"].endswith("], g2d, K = 2")
-    assert table[f"ways, select {HOSTILE}"]["over"].startswith("+37.5 [")  # over the first setting of the arm
+    assert table["own"]["over"].startswith("-25.0 [") and table["own"]["over"].endswith(
+        "], g2d, K = 2"
+    )
+    assert table[f"ways, select {HOSTILE}"]["over"].startswith(
+        "+37.5 ["
+    )  # over the first setting of the arm
     assert table["grpo, learning rate 0.1, K = 4"]["accuracy % [95 %]"].startswith("50.0 [")
     said = headline(study)
     assert said.startswith("On 4 test problems: g2d, K = 2, chosen on dev, answers 87.5 [")
     assert "12.5 points below the best, g2d, K = 4 (difference [" in said
     assert "for 150 FLOPs or 60 % of its compute; its last training added +62.5 [" in said
-    assert said.endswith("points.") and "against grpo, learning rate 0.2 at these FLOPs it has +62.5 [" in said
+    assert (
+        said.endswith("points.")
+        and "against grpo, learning rate 0.2 at these FLOPs it has +62.5 [" in said
+    )
 
 
 def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
-    """A policy of 20 scored tokens in collect and 30 in DPO; the warm-up has 50 a step at K, GRPO likewise."""
-    own = {kind: {"scored": 36.0} for kind in ("collect", "online", "offline")}  # and not the names of stages
+    """A policy of 20 scored tokens in collect and 30 in DPO; the warm-up has 50 a step at K, GRPO
+    likewise."""
+    own = {
+        kind: {"scored": 36.0} for kind in ("collect", "online", "offline")
+    }  # and not the names of stages
     seconds = {"": {"generated": 0.0, "scored": 1e9, "trained": 0.0}, **own}
     rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024)
     for scale, price in ((1.0, None), (2.0, 3.0)):
@@ -231,15 +332,24 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
         assert (line["time"], line.get("price")) == (
             ("1 h 30 min", None) if price is None else ("3 h 00 min", "144.00")
         )
-        flops = lines(results(study))["g2d, K = 2 (best on dev)"][VERSUS]  # FLOPs and tokens are in proportion here
+        flops = lines(results(study))["g2d, K = 2 (best on dev)"][
+            VERSUS
+        ]  # FLOPs and tokens are in proportion here
         equal = line["against grpo, learning rate 0.2 in equal time"]
-        assert f"{equal}, learning rate 0.2" == flops and line["against grpo, learning rate 0.1 in equal time"] != "–"
+        assert (
+            f"{equal}, learning rate 0.2" == flops
+            and line["against grpo, learning rate 0.1 in equal time"] != "–"
+        )
         measured = {(measure, k): value for *_, k, _, measure, value in records(other)}
         advantage = "advantage/grpo, learning rate 0.2"
         assert measured[f"{advantage}/hours/mean", "2"] == measured[f"{advantage}/flops/mean", "2"]
         page = Page(html(report(other)))
-        assert "prices what was done here, and is no forecast" in page.text and page.table("as those of big on v5e-16")
-        assert "no rate for tokens prefilled" in page.text and ("all tokens times 2" in page.text) == (scale == 2)
+        assert "prices what was done here, and is no forecast" in page.text and page.table(
+            "as those of big on v5e-16"
+        )
+        assert "no rate for tokens prefilled" in page.text and (
+            "all tokens times 2" in page.text
+        ) == (scale == 2)
 
 
 def test_a_token_costs_what_it_does_in_its_kind_of_stage():
@@ -247,7 +357,10 @@ def test_a_token_costs_what_it_does_in_its_kind_of_stage():
     rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024, scale=10.0)
     tokens = {"generated": 60.0, "prefilled": 1e9, "scored": 30.0, "trained": 15.0}
     assert rates.hours([("online", tokens)]) == 10 * (180 + 30 + 60) / 3600
-    assert rates.hours([("online", tokens), ("collect", tokens)]) == 10 * (180 + 120 + 2 * (30 + 60)) / 3600
+    assert (
+        rates.hours([("online", tokens), ("collect", tokens)])
+        == 10 * (180 + 120 + 2 * (30 + 60)) / 3600
+    )
 
 
 def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
@@ -258,16 +371,23 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
             fake.k(k, seed, dev=None)
     study = fake.study()
     assert headline(study) == (
-        "On 4 test problems: 3 settings answer 25.0 to 100.0 % correctly; K cannot be chosen. dpo was not evaluated on "
-        'dev. Add config.stages.dev = settings.evaluate(policies=("dpo",), split="dev") to the config and run again, '
+        "On 4 test problems: 3 settings answer 25.0 to 100.0 % correctly; K cannot be chosen. "
+        "dpo was not evaluated on "
+        'dev. Add config.stages.dev = settings.evaluate(policies=("dpo",), split="dev") to the '
+        "config and run again, "
         "what is finished is kept: g2d sweep --config mine:x --workdir runs/fake"
     )
     (alone,) = study.baselines  # the warm-ups that the points evaluated on their way
     assert alone.name == "warm-up (GRPO goes on)" and [row.k for row in alone.rows] == [0, 2, 4]
     assert [row.costs["flops"] for row in alone.rows] == [0.0, 100.0, 200.0]
     assert [row.accuracy.mean for row in alone.rows] == [0.0, 0.25, 0.5]
-    assert paired.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(0.5)  # 0.875 - 0.375
-    assert lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [") and len(study.policies) == 6
+    assert paired.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(
+        0.5
+    )  # 0.875 - 0.375
+    assert (
+        lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [")
+        and len(study.policies) == 6
+    )
 
 
 def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_same_seeds(tmp_path):
@@ -284,7 +404,9 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
     study = fake.study()
     rows = group(study, "g2d").rows
     assert paired.chosen(rows).k == 2  # the 0.9 of K = 4 is one seed's
-    assert paired.best_at(study, rows[1]).name == "grpo, learning rate 0.1"  # as are those of the faster one
+    assert (
+        paired.best_at(study, rows[1]).name == "grpo, learning rate 0.1"
+    )  # as are those of the faster one
     assert "g2d, K = 2, chosen on dev among 2 of 3, answers" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
     for k, seed in ((2, 0), (4, 1)):
@@ -292,7 +414,9 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
         apart.k(k, seed)
     study = apart.study()
     assert paired.chosen(group(study, "g2d").rows) is None
-    assert "K cannot be chosen. No row has all seeds yet. To finish them: g2d sweep" in headline(study)
+    assert "K cannot be chosen. No row has all seeds yet. To finish them: g2d sweep" in headline(
+        study
+    )
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
 
 
@@ -305,33 +429,53 @@ def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
         fake.online("0.2", 0, k, {0: 0.1, 2: 0.2, 4: 0.9}[k])  # best in the end
         fake.k(k, 0)
     study = fake.study()
-    best = [paired.best_at(study, row) for row in group(study, "g2d").rows]  # at 50, 150 and 250 FLOPs
+    best = [
+        paired.best_at(study, row) for row in group(study, "g2d").rows
+    ]  # at 50, 150 and 250 FLOPs
     # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
     assert [baseline and baseline.values[RATE] for baseline in best] == ["0.1", "0.2", None]
     cells = [row[VERSUS] for name, row in lines(results(study)).items() if name.startswith("g2d")]
-    assert [cell.rpartition(", ")[2] for cell in cells] == ["learning rate 0.1", "learning rate 0.2", "out of range"]
+    assert [cell.rpartition(", ")[2] for cell in cells] == [
+        "learning rate 0.1",
+        "learning rate 0.2",
+        "out of range",
+    ]
 
 
 def test_a_point_of_no_steps_does_not_wait_for_its_warm_up(tmp_path):
     fake = Fake(tmp_path)
     for k in (0, 2):
-        fake.offline("g2d", 0, {STEPS: str(k)}, f"warmup@{k}" if k else "init", "none", ENDS[k][0], dev=0.5)
+        fake.offline(
+            "g2d", 0, {STEPS: str(k)}, f"warmup@{k}" if k else "init", "none", ENDS[k][0], dev=0.5
+        )
     study = fake.study()
     assert [policy.run.workdir.name for policy in study.policies] == ["g2d,steps=0,s0"]
     assert study.left_out == {"g2d,steps=2,s0": "not finished"}
     assert state(study).endswith("To finish them: g2d sweep --config mine:x --workdir runs/fake")
-    assert headline(dataclasses.replace(study, groups=[], warmups=[])).startswith("No point of this study is finished")
+    assert headline(dataclasses.replace(study, groups=[], warmups=[])).startswith(
+        "No point of this study is finished"
+    )
 
 
 def test_ranks_share_ties_and_what_has_none_is_left_out():
-    measures = {"ties": [10, 20, 20, 40, 5], "reversed": [4, 3, 2, math.nan, 1], "same": [1] * 5, "few": [math.nan] * 5}
+    measures = {
+        "ties": [10, 20, 20, 40, 5],
+        "reversed": [4, 3, 2, math.nan, 1],
+        "same": [1] * 5,
+        "few": [math.nan] * 5,
+    }
     ranked = rank_correlations(measures, [1, 2, 3, 4, math.nan])
-    assert ranked == [("ties", pytest.approx(0.9486832980505138), 4), ("reversed", pytest.approx(-1.0), 3)]
+    assert ranked == [
+        ("ties", pytest.approx(0.9486832980505138), 4),
+        ("reversed", pytest.approx(-1.0), 3),
+    ]
 
 
 def test_the_files_have_the_same_bytes_every_time(root, study):
     shown = []
-    paths = [Path(path) for path in write_study(root, "fake", show=lambda *table: shown.append(table))]
+    paths = [
+        Path(path) for path in write_study(root, "fake", show=lambda *table: shown.append(table))
+    ]
     assert [path.name for path in paths] == ["fake.html", "fake.md", "fake.csv"]
     assert {"fake-flops.svg", "fake-flops.pdf", "fake-device_seconds.pdf"} <= {
         file.name for file in (root / "figures").iterdir()
@@ -348,7 +492,10 @@ def test_the_files_have_the_same_bytes_every_time(root, study):
     assert found["g2d", "", "0", "2", "", "collect/pairs"] == "100"
     assert found["g2d", "", "1", "2", "test", "offline_gain"] == "0.75"
     assert found["g2d", "", "all", "2", "test", "accuracy/mean"] == "0.875"
-    assert found["g2d", "", "all", "2", "test", "advantage/grpo, learning rate 0.1/flops/mean"] == "0.5"
+    assert (
+        found["g2d", "", "all", "2", "test", "advantage/grpo, learning rate 0.1/flops/mean"]
+        == "0.5"
+    )
     assert found["g2d", "", "all", "2", "test", "advantage/best on dev/flops/mean"] == "0.625"
     assert found["own", "", "1", "2", "dev", "mean"] == "0.65"
     assert found["grpo", f"{RATE}=0.1", "0", "4", "", "cost/flops"] == "200"
@@ -358,17 +505,34 @@ def test_the_files_have_the_same_bytes_every_time(root, study):
 def test_the_page(study):
     source = html(report(study))
     page = Page(source)
-    assert page.links == ["#results", "#frontier", "#informativeness", "#stopping", "#points", "#settings"]
-    assert "&lt;img src=x onerror=alert(1)&gt;" in source and "script-src" not in source  # no script is needed
-    assert "95 %, over problems and 2 seeds: Student's t times" in page.text and "fewer than 5 seeds" in page.text
+    assert page.links == [
+        "#results",
+        "#frontier",
+        "#informativeness",
+        "#stopping",
+        "#points",
+        "#settings",
+    ]
+    assert (
+        "&lt;img src=x onerror=alert(1)&gt;" in source and "script-src" not in source
+    )  # no script is needed
+    assert (
+        "95 %, over problems and 2 seeds: Student's t times" in page.text
+        and "fewer than 5 seeds" in page.text
+    )
     assert page.tags.count("svg") == 6  # a measure each: there is no price
     stopped = page.table("Where each warm-up ended")
     assert stopped[1] == {"policy": "own", "seed": "1", "K": "2", "why": "adaptive"}
     assert page.table("Points left out") == [{"point": "g2d,steps=4,s2", "why": "not finished"}]
-    taught = {row["policy"]: row for row in page.table("Rollouts and pairs that offline training was given")}
+    taught = {
+        row["policy"]: row
+        for row in page.table("Rollouts and pairs that offline training was given")
+    }
     assert taught["g2d, K = 2"] == {"policy": "g2d, K = 2", "mixed %": "70.0", "gap before, nats": "1.50",
                                     "gap after, nats": "4.50", "pairs": "100"}  # fmt: skip
-    ranks = {row["measure"]: row["g2d, 6 points"] for row in page.table("Spearman's rank correlation")}
+    ranks = {
+        row["measure"]: row["g2d, 6 points"] for row in page.table("Spearman's rank correlation")
+    }
     assert float(ranks["K"]) == -float(ranks["mixed %"]) > 0
     assert page.table("Accuracy on 4 test problems")[0]["policy"] == "g2d, K = 0"
     assert "| g2d,steps=4,s2 | not finished |" in text(report(study))
@@ -383,7 +547,15 @@ def test_the_page(study):
             ["over problems and 3 seeds", "With fewer than 5 seeds intervals are wide"],
             ["only", "too few"],
         ),
-        ([1, 5], ["over problems and 1 to 5 seeds", "Those of one seed are over problems only", "With fewer"], []),
+        (
+            [1, 5],
+            [
+                "over problems and 1 to 5 seeds",
+                "Those of one seed are over problems only",
+                "With fewer",
+            ],
+            [],
+        ),
         ([5, 5], ["over problems and 5 seeds"], ["fewer", "only"]),
     ],
 )
@@ -397,15 +569,22 @@ def test_a_study_says_what_its_intervals_are_over(tmp_path, seeds, says, not_sai
 
 
 def test_intervals_of_two_seeds_are_students(study):
-    """Accuracies 0.75 and 1 on problems whose means are 1, 1, 1 and 1/2; the CSV and the table have one interval."""
+    """Accuracies 0.75 and 1 on problems whose means are 1, 1, 1 and 1/2; the CSV and the table have
+    one interval."""
     row = group(study, "g2d").rows[1]
     half = math.hypot(12.7062 * 0.125, 3.18245 * 0.125)
     assert row.accuracy.low == 0.0 and row.accuracy.high == 1.0  # cut from 0.875 ± 1.64
     assert half == pytest.approx(1.64, abs=0.01)
-    known = {(arm, k, measure): value for arm, _, seed, k, _, measure, value in records(study) if seed == "all"}
+    known = {
+        (arm, k, measure): value
+        for arm, _, seed, k, _, measure, value in records(study)
+        if seed == "all"
+    }
     own = paired.advantage(row, study.baselines[0])
     for part in ("low", "high"):
-        assert known["g2d", "2", f"advantage/grpo, learning rate 0.1/flops/{part}"] == getattr(own, part)
+        assert known["g2d", "2", f"advantage/grpo, learning rate 0.1/flops/{part}"] == getattr(
+            own, part
+        )
         assert known["g2d", "2", f"accuracy/{part}"] == getattr(row.accuracy, part)
 
 
@@ -426,7 +605,14 @@ def test_arms_go_from_offline_to_online_and_to_other_losses(tmp_path):
     fake = Fake(tmp_path)
     for seed in (0, 1):
         for arm, (loss, sync_every, flops, right) in ARMS.items():
-            fake.arm(arm, seed, online(loss, sync_every), right[seed], flops=flops, generation={"calls": 4})
+            fake.arm(
+                arm,
+                seed,
+                online(loss, sync_every),
+                right[seed],
+                flops=flops,
+                generation={"calls": 4},
+            )
     fake.arm("s1", 2, online("dpo", 1), None)
     study = fake.study()
     found = lines(results(study))
@@ -435,21 +621,39 @@ def test_arms_go_from_offline_to_online_and_to_other_losses(tmp_path):
         *(("grpo", "1", "grpo"), (HOSTILE, "1", "group_dpo")),
     ]
     s1 = found["s1"]
-    assert s1["accuracy % [95 %]"].startswith("87.5 [") and s1["FLOPs"] == "300 G" and s1["K"] == "20"
+    assert (
+        s1["accuracy % [95 %]"].startswith("87.5 [") and s1["FLOPs"] == "300 G" and s1["K"] == "20"
+    )
     assert s1["over offline"].startswith("+50.0 [") and s1["gain"].startswith("+62.5 [")
     assert found["offline"]["over offline"] == found["sft"]["gain"] == "–"
-    assert found["sft"]["over offline"].startswith("-12.5 [") and "seeds" not in s1 and "dev %" not in s1
+    assert (
+        found["sft"]["over offline"].startswith("-12.5 [")
+        and "seeds" not in s1
+        and "dev %" not in s1
+    )
     said = headline(study)
-    assert said.startswith("On 4 test problems, from sft (25.0 %), after 20 updates: offline answers 37.5 [")
+    assert said.startswith(
+        "On 4 test problems, from sft (25.0 %), after 20 updates: offline answers 37.5 ["
+    )
     assert "] %, s100 62.5 [" in said and said.endswith("] % correctly.")
     page = Page(html(report(study)))
     answers = {row["policy"]: row for row in page.table("Their answers, and what they cost")}["s1"]
-    assert (answers["entropy, nats"], answers["length"], answers["truncated %"]) == ("0.250", "24.0", "12.5")
+    assert (answers["entropy, nats"], answers["length"], answers["truncated %"]) == (
+        "0.250",
+        "24.0",
+        "12.5",
+    )
     assert (answers["generated"], answers["time"]) == ("10", "1.0 s") and "greedy %" not in answers
     assert "Test accuracy, % (bars: 95 %)" in page.text
     rows = csv.DictReader(Path(write_study(fake.root, "fake")[2]).read_text("utf-8").splitlines())
-    figures = {tuple(row[name] for name in ("arm", "seed", "split", "measure")): row["value"] for row in rows}
-    assert figures["s1", "1", "", "online/steps"] == "20" and figures["s1", "all", "test", "gain/seeds"] == "2"
+    figures = {
+        tuple(row[name] for name in ("arm", "seed", "split", "measure")): row["value"]
+        for row in rows
+    }
+    assert (
+        figures["s1", "1", "", "online/steps"] == "20"
+        and figures["s1", "all", "test", "gain/seeds"] == "2"
+    )
     assert figures["offline", "0", "", "online/generation/calls"] == "4"
 
 
@@ -460,11 +664,15 @@ def test_arms_that_miss_seeds_or_begin_with_different_policies(tmp_path):
     fake.arm("s1", 1, online("dpo", 1), [1, 1, 1, 1], policies=("train",))
     found = lines(results(fake.study()))
     assert (found["s1"]["seeds"], found["offline"]["seeds"], found["s1"]["K"]) == ("2", "1", "19")
-    assert found["s1"]["over offline"].startswith("+25.0 [") and found["s1"]["over offline"].endswith("(1 of 2 seeds)")
+    assert found["s1"]["over offline"].startswith("+25.0 [") and found["s1"][
+        "over offline"
+    ].endswith("(1 of 2 seeds)")
     assert found["s1"]["gain"].endswith("(1 of 2 seeds)")
     for i, sync_every in enumerate((10, 1)):
         fake.arm(f"other{sync_every}", i, online("dpo", sync_every), [1, 1, 0, 0], sft=f"own{i}")
-    assert paired.start_of([row for _, row in paired.spectrum(fake.study())]) is None  # two cold policies
+    assert (
+        paired.start_of([row for _, row in paired.spectrum(fake.study())]) is None
+    )  # two cold policies
 
 
 def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
@@ -474,8 +682,13 @@ def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
         fake.arm("range", 0, online("dpo", sync_every), [1, 1, 0, 0], values=values)
     names = [row.name for _, row in paired.spectrum(fake.study())]
     assert names == ["range, sync every 0", "range, sync every 10", "range, sync every 1"]
-    for rate, stage in (("0.1", {}), ("0.2", online("grpo", 1))):  # {}: from before there was anything but GRPO
-        other.arm("grpo", 0, stage, [1, 1, 0, 0], values={"stages.train.optimizer.learning_rate": rate})
+    for rate, stage in (
+        ("0.1", {}),
+        ("0.2", online("grpo", 1)),
+    ):  # {}: from before there was anything but GRPO
+        other.arm(
+            "grpo", 0, stage, [1, 1, 0, 0], values={"stages.train.optimizer.learning_rate": rate}
+        )
     assert paired.spectrum(other.study()) == [] and "s" not in results(other.study()).columns
 
 
@@ -489,7 +702,9 @@ def test_points_of_one_setting_were_tested_on_the_same_problems(tmp_path):
 
 def test_the_notebook_reads_a_study(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("G2D_WORKDIR", str(root))
-    cells = json.loads((Path(__file__).parents[2] / "notebooks" / "study.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads(
+        (Path(__file__).parents[2] / "notebooks" / "study.ipynb").read_text("utf-8")
+    )["cells"]
     names: dict[str, Any] = {}
     for cell in cells:
         if cell["cell_type"] == "code":

@@ -23,10 +23,14 @@ PAIRED = [
     {"before": "sft", "after": "dpo", "difference": 0.4186, "sem": 0.009, "problems": 1024},
 ]
 EVALUATION = {"kind": "evaluate", "name": "evaluate", "seconds": 5.0, "flops": 1e9}
-EVALUATION |= {"result": {"policies": [COLD, WARM, BEST], "paired": PAIRED, "problems": 1024, "samples": 4}}
+EVALUATION |= {
+    "result": {"policies": [COLD, WARM, BEST], "paired": PAIRED, "problems": 1024, "samples": 4}
+}
 
 
-def stage(name: str, kind: str, generated: int, trained: int, flops: float, seconds: float, *inputs: str) -> dict:
+def stage(
+    name: str, kind: str, generated: int, trained: int, flops: float, seconds: float, *inputs: str
+) -> dict:
     tokens = {"generated": generated, "prefilled": 0, "scored": 0, "trained": trained}
     made = {"name": name, "kind": kind, "tokens": tokens, "flops": flops, "seconds": seconds}
     return made | {"inputs": dict.fromkeys(inputs, "fingerprint")}
@@ -53,35 +57,63 @@ def test_the_result_and_its_sentence():
     ]  # fmt: skip
     assert headline(EVALUATION) == (
         "Cold (sft) answers 33.4 ± 1.0 % of 1,024 held-out problems correctly; "
-        "warm-up (warmup@20) rises to 70.0 % (+36.6 ± 1.1 points); G2D (dpo) rises to 75.2 % (+5.2 ± 0.8 points)."
+        "warm-up (warmup@20) rises to 70.0 % (+36.6 ± 1.1 points); G2D (dpo) rises to 75.2 % "
+        "(+5.2 ± 0.8 points)."
     )
-    assert tables.paired_table(EVALUATION).rows == [["sft → dpo", "+41.9 ± 0.9"]]  # what the result does not have
+    assert tables.paired_table(EVALUATION).rows == [
+        ["sft → dpo", "+41.9 ± 0.9"]
+    ]  # what the result does not have
 
 
 def chat(reward: float, **accuracy: float) -> dict:
-    """Results of a task with a scalar reward, after those of the main task where it has accuracies."""
-    first = {"main": {"reward": 0.5, "sem": 0.1, "accuracy": 0.5, "problems": 8}} if accuracy else {}
+    """Results of a task with a scalar reward, after those of the main task where it has
+    accuracies."""
+    first = (
+        {"main": {"reward": 0.5, "sem": 0.1, "accuracy": 0.5, "problems": 8}} if accuracy else {}
+    )
     scored = {"reward": reward, "sem": 0.125, "accuracy": None, "problems": 4, "unscorable": 0.25}
-    return {"tasks": {**first, "chat": {**scored, "length_normalised": reward / 10}}, "mean": None, **accuracy}
+    return {
+        "tasks": {**first, "chat": {**scored, "length_normalised": reward / 10}},
+        "mean": None,
+        **accuracy,
+    }
 
 
 def rewarded(*entries: dict) -> dict:
-    pair = {"before": "sft", "after": "dpo", "tasks": {"chat": {"difference": 0.5, "sem": 0.0625, "problems": 4}}}
-    policies = [{"name": name, **entry} for name, entry in zip(("sft", "dpo"), entries, strict=True)]
+    pair = {
+        "before": "sft",
+        "after": "dpo",
+        "tasks": {"chat": {"difference": 0.5, "sem": 0.0625, "problems": 4}},
+    }
+    policies = [
+        {"name": name, **entry} for name, entry in zip(("sft", "dpo"), entries, strict=True)
+    ]
     return {"result": {"policies": policies, "paired": [pair], "problems": 4, "samples": 2}}
 
 
 def test_rewards_stand_where_there_is_no_accuracy():
     evaluation = rewarded(chat(1.0), chat(1.5))
     title, columns, rows = summary_table(evaluation, [])
-    assert title == "Reward on 4 problems, 2 answers each (± standard error clustered by problem; changes are paired)"
+    assert (
+        title
+        == "Reward on 4 problems, 2 answers each (± standard error clustered by problem; changes "
+        "are paired)"
+    )
     assert columns == ["policy", "reward", "change"]
     assert rows == [["cold (sft)", "1 ± 0.12", "–"], ["G2D (dpo)", "1.5 ± 0.12", "+0.5 ± 0.062"]]
     assert headline(evaluation) == (
-        "Cold (sft) has a mean reward of 1 ± 0.12 on 4 held-out problems; G2D (dpo) rises to 1.5 (+0.5 ± 0.062)."
+        "Cold (sft) has a mean reward of 1 ± 0.12 on 4 held-out problems; G2D (dpo) rises to 1.5 "
+        "(+0.5 ± 0.062)."
     )
     task = tables.tasks_table(evaluation)
-    assert task.columns == ["policy", "task", "reward", "reward / token", "problems", "unscorable %"]
+    assert task.columns == [
+        "policy",
+        "task",
+        "reward",
+        "reward / token",
+        "problems",
+        "unscorable %",
+    ]
     assert task.rows[0][1:] == ["chat", "1 ± 0.12", "0.1", "4", "25.0"]
 
 
@@ -91,8 +123,13 @@ def test_accuracy_and_rewards_of_a_mixed_evaluation():
     assert title.startswith("Accuracy on 8 problems, ")
     assert columns == ["policy", "pass@1 %", "chat reward", "chat change"]
     assert rows[0][1] == "50.0 ± 10.0" and rows[1][-2:] == ["1.5 ± 0.12", "+0.5 ± 0.062"]
-    assert [row[1:3] for row in tables.tasks_table(evaluation).rows] == [["main", "50.0"], ["chat", "–"]] * 2
-    assert headline(evaluation).startswith("Cold (sft) answers 50.0 ± 10.0 % of 8 held-out problems correctly")
+    assert [row[1:3] for row in tables.tasks_table(evaluation).rows] == [
+        ["main", "50.0"],
+        ["chat", "–"],
+    ] * 2
+    assert headline(evaluation).startswith(
+        "Cold (sft) answers 50.0 ± 10.0 % of 8 held-out problems correctly"
+    )
 
 
 def test_what_a_selection_saw_with_its_steps_as_numbers():
@@ -108,12 +145,17 @@ def test_what_a_selection_saw_with_its_steps_as_numbers():
 @pytest.mark.parametrize("path", ["run:/runs/cold#sft", "hf:org/model", "models/cold"])
 def test_no_sentence_begins_with_a_capitalised_path(path):
     result = {"policies": [{"name": path, "mean": 0.25}], "problems": 9, "samples": 1}
-    assert headline({"result": result}) == f"The policy {path} answers 25.0 % of 9 held-out problems correctly."
+    assert (
+        headline({"result": result})
+        == f"The policy {path} answers 25.0 % of 9 held-out problems correctly."
+    )
 
 
 def test_a_stages_cost_counts_once_and_little_is_little():
     policies = [{**WARM, "name": f"warmup@{k}"} for k in (10, 20)]
-    _, columns, rows = summary_table({"result": {"policies": policies, "problems": 2, "samples": 1}}, STAGES[1:2])
+    _, columns, rows = summary_table(
+        {"result": {"policies": policies, "problems": 2, "samples": 1}}, STAGES[1:2]
+    )
     assert [row[columns.index("made by")] for row in rows] == ["–", "warmup"]
     assert summary_table(None, STAGES) == ("No evaluation is finished yet", [], [])
     base = {"result": {"policies": [{"name": "base"}]}}
@@ -125,7 +167,10 @@ def test_compute_sums_up_with_device_time_and_price_where_they_say_something():
     rows = tables.compute_table(STAGES[:4]).rows
     assert rows[-1] == ["all stages", "", "349 k", "0", "0", "5.60 M", "10.6 T", "2 min 33 s"]
     assert len(rows) == 5 and len(tables.compute_table(STAGES[:1]).rows) == 1  # no total of one
-    stages = [{**one, "device_seconds": 8 * one["seconds"], "verifier_cpu_seconds": 1.0} for one in STAGES[:2]]
+    stages = [
+        {**one, "device_seconds": 8 * one["seconds"], "verifier_cpu_seconds": 1.0}
+        for one in STAGES[:2]
+    ]
     _, columns, rows = tables.compute_table(stages, price_per_device_hour=4.5)
     assert columns[-4:] == ["time", "device time", "verifier CPU", "price"]
     assert [row[-4:] for row in rows] == [
@@ -133,25 +178,44 @@ def test_compute_sums_up_with_device_time_and_price_where_they_say_something():
         ["32 s", "4 min 14 s", "1.0 s", "0.32"],
         ["1 min 56 s", "15 min 27 s", "2.0 s", "1.16"],
     ]
-    stages = [{**one, "peak_memory_bytes": gib << 30} for one, gib in zip(STAGES[:2], (3, 2), strict=True)]
-    assert [row[-1] for row in tables.compute_table(stages).rows] == ["3.0 GiB", "2.0 GiB", "3.0 GiB"]
-    assert [row[-1] for row in tables.compute_table([stages[0], STAGES[1]]).rows] == ["3.0 GiB", "–", "–"]
+    stages = [
+        {**one, "peak_memory_bytes": gib << 30} for one, gib in zip(STAGES[:2], (3, 2), strict=True)
+    ]
+    assert [row[-1] for row in tables.compute_table(stages).rows] == [
+        "3.0 GiB",
+        "2.0 GiB",
+        "3.0 GiB",
+    ]
+    assert [row[-1] for row in tables.compute_table([stages[0], STAGES[1]]).rows] == [
+        "3.0 GiB",
+        "–",
+        "–",
+    ]
     programs = {f"p{i}": {"compiled": 1, "seconds": 10.0 - i} for i in range(10)}
     more = {"programs": {"p0": {"compiled": 2, "seconds": 1.0}}}
     _, _, rows = tables.compiled_table([{"programs": programs}, more, {}])
-    assert rows[0] == ["p0", "3", "11.0 s"] and rows[-1] == ["others", "2", "3.0 s"] and len(rows) == 9
+    assert (
+        rows[0] == ["p0", "3", "11.0 s"] and rows[-1] == ["others", "2", "3.0 s"] and len(rows) == 9
+    )
 
 
 def test_greedy_answers_are_compared_like_sampled_ones():
-    policies = [{**entry, "greedy": value} for entry, value in ((COLD, 0.066), (WARM, 0.652), (BEST, 0.77))]
+    policies = [
+        {**entry, "greedy": value} for entry, value in ((COLD, 0.066), (WARM, 0.652), (BEST, 0.77))
+    ]
     greedily = [{"difference": 0.586, "sem": 0.022}, {"difference": 0.118, "sem": 0.014}]
     paired = [{**pair, "greedy": found} for pair, found in zip(PAIRED, greedily, strict=False)]
     evaluation = {"result": {**EVALUATION["result"], "policies": policies, "paired": paired}}
     assert headline(evaluation).endswith(
-        "(+5.2 ± 0.8 points). Decoded greedily: 6.6 %, then 65.2 % (+58.6 ± 2.2), then 77.0 % (+11.8 ± 1.4)."
+        "(+5.2 ± 0.8 points). Decoded greedily: 6.6 %, then 65.2 % (+58.6 ± 2.2), then 77.0 % "
+        "(+11.8 ± 1.4)."
     )
     _, columns, rows = summary_table(evaluation, [])
-    assert [row[columns.index("greedy change")] for row in rows] == ["–", "+58.6 ± 2.2", "+11.8 ± 1.4"]
+    assert [row[columns.index("greedy change")] for row in rows] == [
+        "–",
+        "+58.6 ± 2.2",
+        "+11.8 ± 1.4",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +223,8 @@ def test_greedy_answers_are_compared_like_sampled_ones():
     [
         (
             *(0.02, 0.0101, 9),
-            "G2D (dpo) is at 75.2 %, and the 95 % interval of its difference from cold (sft) has 0 in it (+2.0 ± 1.0",
+            "G2D (dpo) is at 75.2 %, and the 95 % interval of its difference from cold (sft) has "
+            "0 in it (+2.0 ± 1.0",
         ),
         (-0.02, 0.0103, 1000, "has 0 in it (-2.0 ± 1.0 points)"),
         (-0.03, 0.01, 9, "G2D (dpo) falls to 75.2 % (-3.0 ± 1.0 points)"),
@@ -171,8 +236,16 @@ def test_greedy_answers_are_compared_like_sampled_ones():
     ],
 )
 def test_a_change_whose_interval_has_zero_in_it_is_called_so(difference, sem, problems, words):
-    pair = {"before": "sft", "after": "dpo", "difference": difference, "sem": sem, "problems": problems}
-    assert words in headline({"result": {"policies": [COLD, BEST], "paired": [pair], "problems": 9, "samples": 1}})
+    pair = {
+        "before": "sft",
+        "after": "dpo",
+        "difference": difference,
+        "sem": sem,
+        "problems": problems,
+    }
+    assert words in headline(
+        {"result": {"policies": [COLD, BEST], "paired": [pair], "problems": 9, "samples": 1}}
+    )
 
 
 def test_labels_of_the_shipped_stages():
@@ -202,11 +275,30 @@ def test_numbers_as_text(written, value, text):
 
 
 def test_numbers_are_read_as_storage_writes_them_and_nothing_else():
-    record = {"a": {"b": 2, "nan": "NaN", "inf": "-Infinity"}, "none": None, "true": True, "text": "many", "list": [1]}
+    record = {
+        "a": {"b": 2, "nan": "NaN", "inf": "-Infinity"},
+        "none": None,
+        "true": True,
+        "text": "many",
+        "list": [1],
+    }
     assert fmt.number(record, "a", "b") == 2.0 and fmt.number(record, "a", "inf") == -math.inf
-    for path in (("a", "nan"), ("none",), ("true",), ("text",), ("list",), ("a",), ("gone", "b"), ("none", "b")):
+    for path in (
+        ("a", "nan"),
+        ("none",),
+        ("true",),
+        ("text",),
+        ("list",),
+        ("a",),
+        ("gone", "b"),
+        ("none", "b"),
+    ):
         assert math.isnan(fmt.number(record, *path)), path
-    assert (fmt.spread(0.3338, math.nan), fmt.change(-0.0524, math.nan), fmt.change(math.nan, 0)) == (
+    assert (
+        fmt.spread(0.3338, math.nan),
+        fmt.change(-0.0524, math.nan),
+        fmt.change(math.nan, 0),
+    ) == (
         "33.4",
         "-5.2",
         "–",

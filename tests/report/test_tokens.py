@@ -1,4 +1,5 @@
-"""Tokens with their probabilities: what is coloured spells the text, whatever the tokenizer does with characters."""
+"""Tokens with their probabilities: what is coloured spells the text, whatever the tokenizer does
+with characters."""
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from g2d_jax.report.tokens import MOST, Span, coloured, level, pieces, run_token
 
 
 def byte_level() -> PromptTokenizer:
-    """A token for every byte, as what is left of a character that no merge knows, and one for the end."""
-    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"the": 256}
+    """A token for every byte, as what is left of a character that no merge knows, and one for the
+    end."""
+    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {
+        "the": 256
+    }
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -21,13 +25,23 @@ def byte_level() -> PromptTokenizer:
 
 
 def sentence_piece() -> PromptTokenizer:
-    """As in Llama 2: "▁" for a space, the first one not part of the text, and bytes where there is no token."""
+    """As in Llama 2: "▁" for a space, the first one not part of the text, and bytes where there is
+    no token."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "b"]
     vocabulary = {word: i for i, word in enumerate(words)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>")
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
-    return PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<unk>"))
+    return PromptTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<unk>")
+    )
 
 
 BYTES, PIECES, EMBEDDED = byte_level(), sentence_piece(), run_tokenizer({})
@@ -35,7 +49,9 @@ BYTES, PIECES, EMBEDDED = byte_level(), sentence_piece(), run_tokenizer({})
 
 def test_every_token_has_its_probability():
     ids = EMBEDDED.encode_completion("8-4=4;")
-    spans = coloured(EMBEDDED, "8-4=4;", ids, np.log(np.float32([0.99, 0.95, 0.51, 0.21, 0.06, 0.01, 0.97])))
+    spans = coloured(
+        EMBEDDED, "8-4=4;", ids, np.log(np.float32([0.99, 0.95, 0.51, 0.21, 0.06, 0.01, 0.97]))
+    )
     assert [span for span in spans if span.text] == [
         Span("8-", "p0", "2 tokens, least p = 0.95"),
         *(Span("4", "p1", "p = 0.51"), Span("=", "p2", "p = 0.21"), Span("4", "p3", "p = 0.06")),
@@ -45,7 +61,18 @@ def test_every_token_has_its_probability():
 
 @pytest.mark.parametrize(
     ("probability", "number"),
-    [(1, 0), (0.9, 0), (0.899, 1), (0.5, 1), (0.49, 2), (0.2, 2), (0.19, 3), (0.05, 3), (0.049, 4), (0, 4)],
+    [
+        (1, 0),
+        (0.9, 0),
+        (0.899, 1),
+        (0.5, 1),
+        (0.49, 2),
+        (0.2, 2),
+        (0.19, 3),
+        (0.05, 3),
+        (0.049, 4),
+        (0, 4),
+    ],
 )
 def test_classes(probability, number):
     assert level(probability) == number
@@ -64,7 +91,9 @@ def cut(tokenizer: PromptTokenizer, ids: list[int], *, always: bool = True) -> N
     assert found is not None or not always
     if found is not None:
         assert "".join(piece.text for piece in found) == tokenizer.decode_raw(ids)
-        assert [i for piece in found for i in range(piece.first, piece.last)] == list(range(len(ids)))
+        assert [i for piece in found for i in range(piece.first, piece.last)] == list(
+            range(len(ids))
+        )
 
 
 @given(st.text(max_size=12))
@@ -87,7 +116,9 @@ def test_spaces_belong_to_the_right_token(ids):
 def test_of_a_long_text_both_ends_are_shown():
     text = "数" * 20_000
     ids = BYTES.encode_completion(text)[:-1]
-    shown = "".join(span.text for span in coloured(BYTES, text, ids, np.zeros(len(ids), np.float32)))
+    shown = "".join(
+        span.text for span in coloured(BYTES, text, ids, np.zeros(len(ids), np.float32))
+    )
     head, tail = shown.split("\n[… ")
     left_out, tail = tail.split(" tokens left out …]\n")
     assert "\ufffd" not in shown and head.count("数") and tail.count("数")

@@ -1,4 +1,5 @@
-"""The client of a chat endpoint: retries, failures that are and are not fatal, concurrency, and the journal."""
+"""The client of a chat endpoint: retries, failures that are and are not fatal, concurrency, and the
+journal."""
 
 from __future__ import annotations
 
@@ -49,10 +50,21 @@ def test_replies_come_in_order_and_what_is_sent_is_what_the_api_names(tmp_path: 
     with serving(echo) as judge:
         replies, counts = ask(judge.url, tmp_path, "b", "a", "b", max_tokens=9)
     assert replies == [Reply("re: b", "stop"), Reply("re: a", "stop"), Reply("re: b", "stop")]
-    assert counts == {"sent": 2, "journal": 1, "cut": 0, "prompt_tokens": 14, "completion_tokens": 6}
+    assert counts == {
+        "sent": 2,
+        "journal": 1,
+        "cut": 0,
+        "prompt_tokens": 14,
+        "completion_tokens": 6,
+    }
     assert judge.headers["authorization"] == f"Bearer {KEY}"
     (body,) = [body for body in judge.asked if body["messages"][0]["content"] == "a"]
-    expected = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0.0}
+    expected = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 9,
+        "temperature": 0.0,
+    }
     assert body == expected
 
 
@@ -102,13 +114,19 @@ def test_one_failure_among_replies_is_a_failure_of_that_request_only(
         assert replies[1].failure == failure and not replies[1].complete
         assert counts["failed"] == counts[failure] == 1
         judge.reply = lambda content, number: "better"
-        assert [r.text for r in ask(judge.url, tmp_path, "good", "bad")[0]] == ["good", "better"]  # failures: again
+        assert [r.text for r in ask(judge.url, tmp_path, "good", "bad")[0]] == [
+            "good",
+            "better",
+        ]  # failures: again
 
 
 def test_a_slow_answer_is_a_timeout(tmp_path: Path) -> None:
     with serving(lambda content, number: time.sleep(1.0 * (content == "slow")) or "done") as judge:
         replies, _ = ask(judge.url, tmp_path, "quick", "slow", concurrency=1, timeout=0.4)
-    assert [(r.text, r.failure, r.detail) for r in replies] == [("done", "", ""), ("", "timeout", "no answer in 0.4 s")]
+    assert [(r.text, r.failure, r.detail) for r in replies] == [
+        ("done", "", ""),
+        ("", "timeout", "no answer in 0.4 s"),
+    ]
 
 
 def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
@@ -121,10 +139,14 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
 def test_a_server_that_is_down_stops_the_batch_early(tmp_path: Path) -> None:
     with serving(echo) as judge:
         pass
-    with pytest.raises(ConnectionError, match=r"does not answer.*Check that the server runs, the url"):
+    with pytest.raises(
+        ConnectionError, match=r"does not answer.*Check that the server runs, the url"
+    ):
         ask(judge.url, tmp_path, "a")
     with serving(lambda content, number: (500, "{}")) as judge:
-        with pytest.raises(ConnectionError, match="8 requests in a row failed, the last one with: status 500"):
+        with pytest.raises(
+            ConnectionError, match="8 requests in a row failed, the last one with: status 500"
+        ):
             ask(judge.url, tmp_path, *map(str, range(100)), concurrency=2)
         assert len(judge.asked) < 20
 
@@ -139,25 +161,35 @@ def test_a_server_that_goes_down_later_stops_too_and_keeps_what_it_said(tmp_path
 
 
 @pytest.mark.parametrize("status", [401, 404])
-def test_a_wrong_key_or_model_stops_at_once_and_the_key_is_told_to_nobody(tmp_path: Path, status: int) -> None:
+def test_a_wrong_key_or_model_stops_at_once_and_the_key_is_told_to_nobody(
+    tmp_path: Path, status: int
+) -> None:
     error = f'{{"error": {{"message": "no access with Bearer {KEY}\\u001b[2J"}}}}'
     with (
         serving(lambda content, number: "yes" if number == 1 else (status, error)) as judge,
         pytest.raises(ValueError, match=r"the key in OPENAI_API_KEY") as caught,
     ):
         ask(judge.url, tmp_path, *map(str, range(9)), concurrency=1)
-    assert f"status {status}" in str(caught.value) and "***" in str(caught.value) and KEY not in str(caught.value)
+    assert (
+        f"status {status}" in str(caught.value)
+        and "***" in str(caught.value)
+        and KEY not in str(caught.value)
+    )
     assert "\x1b" not in str(caught.value)
     written = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"***" in written and KEY.encode() not in written
     with (
-        serving(lambda content, number: (400, '{"error": {"message": "max_tokens is not supported"}}')) as judge,
+        serving(
+            lambda content, number: (400, '{"error": {"message": "max_tokens is not supported"}}')
+        ) as judge,
         pytest.raises(ValueError, match=r"answers no request.*max_tokens is not supported"),
     ):
         ask(judge.url, tmp_path / "new", "a", "b")
 
 
-def test_a_key_is_needed_away_from_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_needed_away_from_this_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     with serving(echo) as judge:
         assert ask(judge.url, tmp_path, "a")[0][0].text == "re: a"
@@ -191,14 +223,21 @@ def test_a_reply_without_text_or_cut_short() -> None:
     cut, usage = parse_completion(completion("[[5", "length").encode())
     assert not cut.complete and usage == {"prompt_tokens": 7, "completion_tokens": 3}
 
-    hostile = json.dumps({"choices": [{"message": {"content": "a"}, "finish_reason": "f" * 9999}]}).encode()
+    hostile = json.dumps(
+        {"choices": [{"message": {"content": "a"}, "finish_reason": "f" * 9999}]}
+    ).encode()
     assert len(parse_completion(hostile)[0].finish) <= 100
 
 
 @pytest.mark.parametrize("count", [10**4000, -5, 1.5, True, "7", None])
 def test_a_count_of_tokens_that_cannot_be_one_is_left_out(count: Any) -> None:
-    told = json.loads(completion("yes")) | {"usage": {"prompt_tokens": count, "completion_tokens": 3}}
-    assert parse_completion(json.dumps(told).encode()) == (Reply("yes", "stop"), {"completion_tokens": 3})
+    told = json.loads(completion("yes")) | {
+        "usage": {"prompt_tokens": count, "completion_tokens": 3}
+    }
+    assert parse_completion(json.dumps(told).encode()) == (
+        Reply("yes", "stop"),
+        {"completion_tokens": 3},
+    )
 
 
 # Hostile servers
@@ -210,7 +249,9 @@ WHOLE = completion("yes").encode()
 
 def fails(url: str, journal: Path, **settings: Any) -> Reply:
     """The failure of one request among others that the server answered before."""
-    with closing(Chat(Judge(**{"url": url, "model": "m", "retries": 0, "timeout": 5.0, **settings}), journal)) as chat:
+    with closing(
+        Chat(Judge(**{"url": url, "model": "m", "retries": 0, "timeout": 5.0, **settings}), journal)
+    ) as chat:
         chat._replies["answered before"] = Reply("yes", "stop")
         (reply,) = chat.ask([[{"role": "user", "content": "a"}]])
     assert reply.text == "" and not reply.complete
@@ -221,8 +262,14 @@ def fails(url: str, journal: Path, **settings: Any) -> Reply:
 def test_a_redirect_is_not_followed_and_stops_at_once(tmp_path: Path, status: int) -> None:
     with (
         serving(echo) as other,
-        answering(b"HTTP/1.1 %d See\r\nLocation: %s/chat/completions\r\n\r\n" % (status, other.url.encode())) as url,
-        pytest.raises(ValueError, match=rf"status {status}: redirects are not followed, give the url of the server"),
+        answering(
+            b"HTTP/1.1 %d See\r\nLocation: %s/chat/completions\r\n\r\n"
+            % (status, other.url.encode())
+        ) as url,
+        pytest.raises(
+            ValueError,
+            match=rf"status {status}: redirects are not followed, give the url of the server",
+        ),
     ):
         ask(url, tmp_path, "a secret prompt", retries=3)
     assert other.asked == []
@@ -238,11 +285,16 @@ def test_a_redirect_is_not_followed_and_stops_at_once(tmp_path: Path, status: in
         ([OK + b"Content-Length: 9999\r\n\r\n", b" "], 30.0),
     ],
 )
-def test_an_answer_that_drips_ends_at_the_deadline(tmp_path: Path, pieces: list[bytes], pause: float) -> None:
+def test_an_answer_that_drips_ends_at_the_deadline(
+    tmp_path: Path, pieces: list[bytes], pause: float
+) -> None:
     began = time.monotonic()
     with answering(*pieces, pause=pause) as url:
         reply = fails(url, tmp_path, timeout=0.4)
-    assert (reply.failure, reply.detail) == ("timeout", "no answer in 0.4 s") and time.monotonic() - began < 3
+    assert (reply.failure, reply.detail) == (
+        "timeout",
+        "no answer in 0.4 s",
+    ) and time.monotonic() - began < 3
 
 
 def test_a_handshake_that_drips_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -260,14 +312,38 @@ MOST = 2048 * (10 + 1000)
 @pytest.mark.parametrize(
     ("answer", "failure", "detail"),
     [
-        (OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB, "malformed", "no chat"),
+        (
+            OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB,
+            "malformed",
+            "no chat",
+        ),
         (OK + b"\r\n" + b" " * (MOST + 1), "malformed", f"the answer has more than {MOST:,} bytes"),
-        (OK + b"Content-Length: 99999999999\r\n\r\n" + b" " * (MOST + 1), "malformed", "the answer has more than"),
-        (OK + b"Content-Length: %d\r\n\r\n" % (len(WHOLE) + 1) + WHOLE, "unreachable", "IncompleteRead"),
-        (OK + b"Content-Length: %d\r\n\r\n" % (len(WHOLE) - 1) + WHOLE, "malformed", "no chat completion"),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n" + WHOLE, "unreachable", "IncompleteRead"),
+        (
+            OK + b"Content-Length: 99999999999\r\n\r\n" + b" " * (MOST + 1),
+            "malformed",
+            "the answer has more than",
+        ),
+        (
+            OK + b"Content-Length: %d\r\n\r\n" % (len(WHOLE) + 1) + WHOLE,
+            "unreachable",
+            "IncompleteRead",
+        ),
+        (
+            OK + b"Content-Length: %d\r\n\r\n" % (len(WHOLE) - 1) + WHOLE,
+            "malformed",
+            "no chat completion",
+        ),
+        (
+            OK + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n" + WHOLE,
+            "unreachable",
+            "IncompleteRead",
+        ),
         (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + WHOLE, "unreachable", "IncompleteRead"),
-        (OK + b"a: b\r\n" * 200 + b"\r\n" + WHOLE, "unreachable", "HTTPException: got more than 100 headers"),
+        (
+            OK + b"a: b\r\n" * 200 + b"\r\n" + WHOLE,
+            "unreachable",
+            "HTTPException: got more than 100 headers",
+        ),
         (OK + b"a: " + b"b" * 99_999 + b"\r\n\r\n" + WHOLE, "unreachable", "LineTooLong"),
         (b"\x1b[2J" * 99, "unreachable", "BadStatusLine"),
         (b"", "unreachable", "RemoteDisconnected"),
@@ -349,7 +425,9 @@ def test_https_goes_through_the_proxy_and_says_no_more_there_than_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(b"HTTP/1.1 403 no\r\n\r\n") as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", proxy.removesuffix("/v1").replace("http://", "http://me:pass%40word@"))
+        monkeypatch.setenv(
+            "HTTPS_PROXY", proxy.removesuffix("/v1").replace("http://", "http://me:pass%40word@")
+        )
         reply = fails("https://judge.example/v1", tmp_path)
     login = base64.b64encode(b"me:pass@word")
     assert reply.failure == "unreachable" and "Tunnel connection failed: 403" in reply.detail
@@ -363,9 +441,29 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=judge.example"]
-    subprocess.run([*command, "-addext", "subjectAltName=DNS:judge.example"], check=True, capture_output=True)
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += [
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+        "-days",
+        "2",
+        "-subj",
+        "/CN=judge.example",
+    ]
+    subprocess.run(
+        [*command, "-addext", "subjectAltName=DNS:judge.example"], check=True, capture_output=True
+    )
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -402,7 +500,10 @@ def test_https_is_spoken_with_the_server_behind_the_proxy_if_it_is_the_one_it_sa
         replies, _ = ask("https://judge.example/v1", tmp_path / "journal", "a")
     assert [reply.text for reply in replies] == ["yes"]
     assert asked[0].startswith(b"CONNECT judge.example:443 ") and KEY.encode() not in asked[0]
-    assert asked[1].startswith(b"POST /v1/chat/completions ") and b"\r\nHost: judge.example\r\n" in asked[1]
+    assert (
+        asked[1].startswith(b"POST /v1/chat/completions ")
+        and b"\r\nHost: judge.example\r\n" in asked[1]
+    )
     asked.clear()
     with tunnel(certified, asked) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy)
@@ -430,12 +531,20 @@ def test_a_proxy_that_cannot_be_used_is_refused_before_anything_is_asked(
     with pytest.raises(ValueError, match="HTTPS_PROXY names no proxy") as caught:
         Chat(Judge(url="https://judge.test/v1", model="m", api_key_env=""), tmp_path)
     assert "secret" not in str(caught.value)
-    Chat(Judge(url="http://judge.test/v1", model="m", api_key_env=""), tmp_path).close()  # which needs none
+    Chat(
+        Judge(url="http://judge.test/v1", model="m", api_key_env=""), tmp_path
+    ).close()  # which needs none
 
 
-@pytest.mark.parametrize("key", [f"{KEY}\n", f" {KEY}", f"{KEY}\r\nX-Other: 1", "sk-\u00fc", "sk-\x7f"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_told(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", [f"{KEY}\n", f" {KEY}", f"{KEY}\r\nX-Other: 1", "sk-\u00fc", "sk-\x7f"]
+)
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(ValueError, match="the key in the environment variable OPENAI_API_KEY holds a space") as caught:
+    with pytest.raises(
+        ValueError, match="the key in the environment variable OPENAI_API_KEY holds a space"
+    ) as caught:
         check_endpoint(Judge(url="http://localhost/v1", model="m"))
     assert KEY not in str(caught.value)

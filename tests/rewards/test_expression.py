@@ -1,4 +1,5 @@
-"""Answers whose numbers are far apart are told without a worker; what is close, or not plain arithmetic, is not."""
+"""Answers whose numbers are far apart are told without a worker; what is close, or not plain
+arithmetic, is not."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def test_one_value_in_two_notations_is_never_far_apart(gold: str, answer: str) -
 
 
 @pytest.mark.parametrize(("gold", "answer"), FAR)
-def test_what_is_far_apart_is_wrong_by_computer_algebra_too(monkeypatch, gold: str, answer: str) -> None:
+def test_what_is_far_apart_is_wrong_by_computer_algebra_too(
+    monkeypatch, gold: str, answer: str
+) -> None:
     assert quick_verdict(gold, answer) is False
     monkeypatch.setattr("g2d_jax.rewards.expression.far_apart", lambda *_: False)
     assert grade(gold, answer) is Verdict.INCORRECT

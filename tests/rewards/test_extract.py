@@ -166,15 +166,27 @@ SEPARATORS = [" and ", " or ", ", ", "; ", "$ $", "\n", "\n\n", r" \quad ", r" \
 
 @examples(200)
 @given(
-    st.lists(st.tuples(st.sampled_from(["1", "-2", r"\frac{1}{2}", "x+1", r"\{3\}"]), st.sampled_from(SEPARATORS))),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["1", "-2", r"\frac{1}{2}", "x+1", r"\{3\}"]),
+            st.sampled_from(SEPARATORS),
+        )
+    ),
     st.integers(0, 6),
     st.sampled_from(["hence", "No,", "1.", "+", "="]),
 )
-def test_any_separators_join_and_any_word_parts(boxes: list[tuple[str, str]], cut: int, word: str) -> None:
+def test_any_separators_join_and_any_word_parts(
+    boxes: list[tuple[str, str]], cut: int, word: str
+) -> None:
     first, last = boxes[:cut], boxes[cut:]
-    sides = ["".join(rf"\boxed{{{value}}}{separator}" for value, separator in side) for side in (first, last)]
+    sides = [
+        "".join(rf"\boxed{{{value}}}{separator}" for value, separator in side)
+        for side in (first, last)
+    ]
     counted = [value for value, _ in last or first]
-    assert final_answer(f"so {sides[0]} {word} {sides[1]}.") == (", ".join(dict.fromkeys(counted)) or None)
+    assert final_answer(f"so {sides[0]} {word} {sides[1]}.") == (
+        ", ".join(dict.fromkeys(counted)) or None
+    )
 
 
 MATRIX = r"\begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}"
@@ -189,7 +201,10 @@ MATRIX = r"\begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}"
         (r"\\boxed{\\{1, 2\\}}", r"\{1, 2\}"),
         (r"\\\boxed{\frac{1}{2}}", r"\frac{1}{2}"),  # a line break before a box
         (r"\\boxed{" + MATRIX.replace("\\", r"\\") + "}", MATRIX),
-        (r"\\boxed{\\begin{pmatrix}1 & 2 \\ 3 & 4\\end{pmatrix}}", MATRIX),  # its rows were not escaped
+        (
+            r"\\boxed{\\begin{pmatrix}1 & 2 \\ 3 & 4\\end{pmatrix}}",
+            MATRIX,
+        ),  # its rows were not escaped
         (r"\\boxed{" + MATRIX + "}", MATRIX),
         (r"\boxed{" + MATRIX + "}", MATRIX),
         (r"\boxed{5\\}", "5"),
@@ -328,7 +343,9 @@ def test_answers_in_tags(text: str, expected: str | None) -> None:
 
 @pytest.mark.parametrize(("rule", "form"), [*itertools.product(RULES, RULES)])
 @pytest.mark.parametrize("answer", ["5", r"\frac{1}{2}", "x < 1 or x > 2", r"\{1, 2\}"])
-def test_an_answer_in_the_form_of_a_rule_is_read_by_it(rule: AnswerRule, form: AnswerRule, answer: str) -> None:
+def test_an_answer_in_the_form_of_a_rule_is_read_by_it(
+    rule: AnswerRule, form: AnswerRule, answer: str
+) -> None:
     reads = {rule, "boxed" if rule == "last_line" else rule}
     text = "It is so.\n" + in_form(answer, form)
     if form in reads:
@@ -359,13 +376,19 @@ UNITS = ["\\boxed{", "{", "}", "\\", "$", "#### ", "\n#### 1,", "final answer is
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_megabyte_of_hostile_text_is_no_obstacle(unit: str) -> None:
-    """Also before, between and in what the rules look for; and what words part from a box does not touch it."""
+    """Also before, between and in what the rules look for; and what words part from a box does not
+    touch it."""
     hostile = unit * (1_000_000 // len(unit))
     assert final_answer(hostile + r" so \boxed{5}") == (None if unit == "<think>" else "5")
     few = hostile[:50_000]
     began = time.process_time()
     for rule in RULES:
-        for text in (rf"\boxed{{1}}{few}\boxed{{2}}", rf"\boxed{{{few}}}", f"Answer: {few}", f"<answer>{few}</answer>"):
+        for text in (
+            rf"\boxed{{1}}{few}\boxed{{2}}",
+            rf"\boxed{{{few}}}",
+            f"Answer: {few}",
+            f"<answer>{few}</answer>",
+        ):
             final_answer(text, rule)
     assert time.process_time() - began < 5  # quadratic searches take minutes
 

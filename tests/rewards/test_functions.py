@@ -1,4 +1,5 @@
-"""Reward functions of the user's own: import paths, TRL's signature, and results that are not what they should be."""
+"""Reward functions of the user's own: import paths, TRL's signature, and results that are not what
+they should be."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ from g2d_jax.runtime import processes
 
 PLAIN = Problem(id="a", prompt="1+1?", answer="2", columns={"level": 3})
 CHAT = Problem(
-    id="b", prompt=({"role": "user", "content": "2+2?"},), answer="4", solution="four", columns={"hint": "h"}
+    id="b",
+    prompt=({"role": "user", "content": "2+2?"},),
+    answer="4",
+    solution="four",
+    columns={"hint": "h"},
 )
 IDS = [np.array([5, 6], np.int32), np.array([7], np.int32)]
 
@@ -33,8 +38,12 @@ IDS = [np.array([5, 6], np.int32), np.array([7], np.int32)]
 def test_a_reward_is_called_as_trl_does() -> None:
     seen: dict[str, Any] = {}
 
-    def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float | None]:
-        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+    def reward(
+        prompts: Any, completions: Any, completion_ids: Any, **columns: Any
+    ) -> list[float | None]:
+        seen.update(
+            prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+        )
         return [1, None]
 
     assert call_reward(reward, [PLAIN, CHAT], ["two", "four"], IDS) == [1.0, None]
@@ -51,7 +60,10 @@ def test_a_reward_is_called_as_trl_does() -> None:
 
 def test_a_reward_may_name_only_what_it_needs() -> None:
     def reward(completions: list[str], answer: list[str]) -> np.ndarray:
-        return np.array([float(gold in text) for text, gold in zip(completions, answer, strict=True)], np.float32)
+        return np.array(
+            [float(gold in text) for text, gold in zip(completions, answer, strict=True)],
+            np.float32,
+        )
 
     assert call_reward(reward, [PLAIN, PLAIN], ["it is 2", "3"], IDS) == [1.0, 0.0]
 
@@ -83,7 +95,10 @@ def test_an_exception_that_cannot_be_shown_is_named() -> None:
     def reward(**columns: Any) -> list[float]:
         raise Unspeakable
 
-    with pytest.raises(RewardFailed, match=r"reward .*reward .* failed at .*, in reward: Unspeakable: <Unspeakable>"):
+    with pytest.raises(
+        RewardFailed,
+        match=r"reward .*reward .* failed at .*, in reward: Unspeakable: <Unspeakable>",
+    ):
         call_reward(reward, [PLAIN, PLAIN], ["a", "b"], IDS)
 
 
@@ -97,16 +112,34 @@ def test_an_exception_that_cannot_be_shown_is_named() -> None:
             r"returned nan for completion 1, of problem a \('1\+1\?'\); return a finite",
         ),
         (lambda **_: [float("inf"), 0.0], "returned inf for completion 0, of problem a"),
-        (lambda **_: [0.0, -np.inf], r"returned (np\.float64\()?-inf\)? for completion 1, of problem a"),
-        (lambda **_: [1e308, 1e308], r"returned 1e\+308 for completion 0, of problem a .* at most 1e\+12"),
-        (lambda **_: np.array([0.0, -1.7e38], np.float32), r"returned .*-1.7e\+38.* for completion 1"),
+        (
+            lambda **_: [0.0, -np.inf],
+            r"returned (np\.float64\()?-inf\)? for completion 1, of problem a",
+        ),
+        (
+            lambda **_: [1e308, 1e308],
+            r"returned 1e\+308 for completion 0, of problem a .* at most 1e\+12",
+        ),
+        (
+            lambda **_: np.array([0.0, -1.7e38], np.float32),
+            r"returned .*-1.7e\+38.* for completion 1",
+        ),
         (lambda **_: [10**400, 0.0], "returned 1000.* for completion 0"),
         (lambda **_: [Fraction(10**400, 3), 0.0], "returned Fraction.* for completion 0"),
         (lambda **_: [np.zeros(2), 0.0], r"returned array\(\[0\., 0\.\]\) for completion 0"),
-        (lambda **_: [10**5000, 0.0], "returned <int> for completion 0, of problem a .* at most 1e"),
+        (
+            lambda **_: [10**5000, 0.0],
+            "returned <int> for completion 0, of problem a .* at most 1e",
+        ),
         (lambda **_: [0.0, Silent("nan")], "returned <Silent> for completion 1, of problem a"),
-        (lambda **_: [Decimal(10) ** 20, 0.0], r"returned Decimal\(.*\) for completion 0, of problem a .* at most 1e"),
-        (lambda **_: [1j, 0.0], "returned 1j for completion 0, .* of type complex: return a number"),
+        (
+            lambda **_: [Decimal(10) ** 20, 0.0],
+            r"returned Decimal\(.*\) for completion 0, of problem a .* at most 1e",
+        ),
+        (
+            lambda **_: [1j, 0.0],
+            "returned 1j for completion 0, .* of type complex: return a number",
+        ),
         (lambda **_: [np.array(1j), 0.0], "for completion 0, .* of type ndarray: return a number"),
         (lambda **_: [{"score": 1}, 0.0], "for completion 0, .* of type dict: return a number"),
         (lambda **_: {0: 1.0, 1: 0.0}, "got dict"),
@@ -150,7 +183,9 @@ EXITS = {
 
 
 @pytest.mark.parametrize("statement", EXITS)
-def test_a_reward_that_exits_is_named_with_its_line_and_the_response(tmp_path: Path, statement: str) -> None:
+def test_a_reward_that_exits_is_named_with_its_line_and_the_response(
+    tmp_path: Path, statement: str
+) -> None:
     name = f"my_exit_{abs(hash(statement))}"
     lines = [
         "import asyncio, os, sys",
@@ -158,11 +193,17 @@ def test_a_reward_that_exits_is_named_with_its_line_and_the_response(tmp_path: P
         "    for text in completions:",
         "        leave(text)",
     ]
-    lines += ["    return [1.0 for _ in completions]", "def leave(text):", f"    if text == 'x': {statement}"]
+    lines += [
+        "    return [1.0 for _ in completions]",
+        "def leave(text):",
+        f"    if text == 'x': {statement}",
+    ]
     (tmp_path / f"{name}.py").write_text("\n".join(lines))
     problems = [Problem(id=str(i), prompt=f"{i}+1?") for i in range(3)]
     with pytest.raises(RewardFailed) as failed:
-        call_reward(load_reward(f"{name}:exact", str(tmp_path)), problems, ["a", "x", "b"], IDS[:1] * 3)
+        call_reward(
+            load_reward(f"{name}:exact", str(tmp_path)), problems, ["a", "x", "b"], IDS[:1] * 3
+        )
     assert f"failed at {tmp_path / name}.py, line 7, in leave: " in str(failed.value)
     assert "it does so for problem 1 ('1+1?'), response 'x'" in str(failed.value)
     if EXITS[statement] is not None:
@@ -179,12 +220,18 @@ def test_what_stops_the_run_is_no_failure_of_the_reward(error: type[BaseExceptio
 
 
 def test_a_reward_file_that_exits_when_it_is_imported_is_named(tmp_path: Path) -> None:
-    (tmp_path / "my_exiting.py").write_text("import sys\nsys.exit(0)\ndef exact(completions): return []\n")
-    with pytest.raises(ValueError, match=r"my_exiting.py, line 2, in <module>: it exits \(SystemExit: 0\)"):
+    (tmp_path / "my_exiting.py").write_text(
+        "import sys\nsys.exit(0)\ndef exact(completions): return []\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"my_exiting.py, line 2, in <module>: it exits \(SystemExit: 0\)"
+    ):
         load_reward("my_exiting:exact", str(tmp_path))
 
 
-def test_scorers_give_verdicts_by_threshold_or_by_the_answers_of_the_problems(pool: VerifierPool) -> None:
+def test_scorers_give_verdicts_by_threshold_or_by_the_answers_of_the_problems(
+    pool: VerifierPool,
+) -> None:
     scorer = function_scorer(lambda completions, **columns: [0.5, 0.7], correct_above=0.5)
     scores = scorer([PLAIN, PLAIN], [r"\boxed{3}", "none"], IDS)
     assert [(s.reward, s.verdict, s.answer) for s in scores] == [
@@ -212,7 +259,9 @@ def check(text, gold):
 def test_a_reward_that_raises_is_named_with_its_line_and_the_response(tmp_path: Path) -> None:
     (tmp_path / "my_broken_rewards.py").write_text(BROKEN)
     exact = load_reward("my_broken_rewards:exact", str(tmp_path))
-    problems = [Problem(id=str(i), prompt=f"{i}+1?", columns={"label": {"value": "x"}}) for i in range(5)]
+    problems = [
+        Problem(id=str(i), prompt=f"{i}+1?", columns={"label": {"value": "x"}}) for i in range(5)
+    ]
     problems[3] = Problem(id="3", prompt="3+1?", columns={"label": {}})
     with pytest.raises(RewardFailed) as failed:
         call_reward(exact, problems, ["x"] * 5, IDS[:1] * 5)
@@ -221,9 +270,13 @@ def test_a_reward_that_raises_is_named_with_its_line_and_the_response(tmp_path: 
         f"reward exact ({tmp_path / 'my_broken_rewards.py'}, line 3) failed at {place}; "
         "it does so for problem 3 ('3+1?'), response 'x'"
     )
-    with pytest.raises(RewardFailed, match=r"test_functions.py, line \d+\) failed: TypeError: .* 'gold'"):
+    with pytest.raises(
+        RewardFailed, match=r"test_functions.py, line \d+\) failed: TypeError: .* 'gold'"
+    ):
         call_reward(lambda gold: [1.0], [PLAIN], ["x"], IDS[:1])
-    with pytest.raises(RewardFailed, match=r"in (together|<listcomp>): ZeroDivisionError: [a-z ]+$"):
+    with pytest.raises(
+        RewardFailed, match=r"in (together|<listcomp>): ZeroDivisionError: [a-z ]+$"
+    ):
         call_reward(together, [PLAIN, PLAIN], ["x", "y"], IDS)
 
 
@@ -237,7 +290,9 @@ def test_a_file_beside_the_config_is_imported_and_nothing_else(tmp_path: Path) -
         "def get_config(arg=''):\n    config = settings.base()\n"
         "    config.reward.function = 'my_rewards_beside:exact'\n    return config\n"
     )
-    (tmp_path / "my_rewards_beside.py").write_text("def exact(completions):\n    return [1.0 for _ in completions]\n")
+    (tmp_path / "my_rewards_beside.py").write_text(
+        "def exact(completions):\n    return [1.0 for _ in completions]\n"
+    )
     (tmp_path / "json.py").write_text("raise SystemExit('run')\n")
     (tmp_path / "my_helpers.py").write_text("")
     before = list(sys.path)
@@ -248,7 +303,9 @@ def test_a_file_beside_the_config_is_imported_and_nothing_else(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"json.py has the name of another module"):
         load_reward("json:exact", str(tmp_path))
     (tmp_path / "my_wrong.py").write_text("def exact(:\n")
-    with pytest.raises(ValueError, match=r"importing 'my_wrong' failed at .*my_wrong.py, line 1: SyntaxError"):
+    with pytest.raises(
+        ValueError, match=r"importing 'my_wrong' failed at .*my_wrong.py, line 1: SyntaxError"
+    ):
         load_reward("my_wrong:exact", str(tmp_path))
     (tmp_path / "my_wrong.py").write_text("LIMIT = 3\nLIMITS[0]\n")
     with pytest.raises(ValueError, match=r"my_wrong.py, line 2, in <module>: NameError"):
@@ -270,7 +327,9 @@ def test_a_file_beside_the_config_is_imported_and_nothing_else(tmp_path: Path) -
 def test_a_reward_that_cannot_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
-    (tmp_path / "my_rewards_for_test.py").write_text("import math\nLIMIT = 3\ndef length(completions): return [1.0]\n")
+    (tmp_path / "my_rewards_for_test.py").write_text(
+        "import math\nLIMIT = 3\ndef length(completions): return [1.0]\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert load_reward("my_rewards_for_test:length")(completions=["x"]) == [1.0]
     with pytest.raises(ValueError, match=message):

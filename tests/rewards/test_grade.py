@@ -1,4 +1,5 @@
-"""The whole verifier: on answers.jsonl, on the tables of docs/grading.md, and on what once went wrong."""
+"""The whole verifier: on answers.jsonl, on the tables of docs/grading.md, and on what once went
+wrong."""
 
 from __future__ import annotations
 
@@ -11,21 +12,35 @@ from g2d_jax.records import Verdict
 from g2d_jax.rewards.grade import grade
 from g2d_jax.rewards.pool import VerifierPool
 
-CASES = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()]
-KNOWN_MISSES = {"natural_log"}  # math-verify reads a bare \log as the decimal one; only the problem says which is meant
+CASES = [
+    json.loads(line)
+    for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()
+]
+KNOWN_MISSES = {
+    "natural_log"
+}  # math-verify reads a bare \log as the decimal one; only the problem says which is meant
 
 
 def test_answers_are_judged_as_people_would_and_bombs_never_correct(pool: VerifierPool) -> None:
     scores = pool.score([case["gold"] for case in CASES], [case["response"] for case in CASES])
     correct = [score.verdict is Verdict.CORRECT for score in scores]
-    wrong = {case["id"] for case, is_correct in zip(CASES, correct, strict=True) if is_correct != case["expected"]}
+    wrong = {
+        case["id"]
+        for case, is_correct in zip(CASES, correct, strict=True)
+        if is_correct != case["expected"]
+    }
     assert wrong == KNOWN_MISSES and len(CASES) > 200
-    refused = [score.verdict for case, score in zip(CASES, scores, strict=True) if case["note"] == "no answer"]
+    refused = [
+        score.verdict
+        for case, score in zip(CASES, scores, strict=True)
+        if case["note"] == "no answer"
+    ]
     assert set(refused) == {Verdict.NO_ANSWER}
 
 
 def table(title: str) -> list[list[str]]:
-    """The cells of the table that follows a bold title in docs/grading.md, its head first, code marks taken off."""
+    """The cells of the table that follows a bold title in docs/grading.md, its head first, code
+    marks taken off."""
     text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text("utf-8")
     lines = text.partition(f"**{title}")[2].partition("\n|")[2].split("\n\n")[0].splitlines()
     rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
@@ -35,7 +50,9 @@ def table(title: str) -> list[list[str]]:
 VERDICTS = {"right": Verdict.CORRECT, "wrong": Verdict.INCORRECT, "no answer": Verdict.NO_ANSWER}
 PERCENT, APPROXIMATIONS = table("Percent."), table("`a \\approx b`**")[1:]
 DOCUMENTED = [
-    (row[0], answer, cell) for row in PERCENT[1:] for answer, cell in zip(PERCENT[0][1:], row[1:], strict=True)
+    (row[0], answer, cell)
+    for row in PERCENT[1:]
+    for answer, cell in zip(PERCENT[0][1:], row[1:], strict=True)
 ]
 
 
@@ -47,7 +64,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("gold", "answer", "verdict"), [*DOCUMENTED, *APPROXIMATIONS, *FORMS])
-def test_verdicts_as_the_documented_tables_say(pool: VerifierPool, gold: str, answer: str, verdict: str) -> None:
+def test_verdicts_as_the_documented_tables_say(
+    pool: VerifierPool, gold: str, answer: str, verdict: str
+) -> None:
     assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is VERDICTS[verdict]
 
 
@@ -58,10 +77,14 @@ def test_many_approximations_are_refused_at_once() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_large_sets_take_n_log_n(shift: int) -> None:
-    """Comparing each of 60 roots with each took ten seconds of CPU. One that is wrong must be found all the same."""
+    """Comparing each of 60 roots with each took ten seconds of CPU. One that is wrong must be found
+    all the same."""
     squares = [n * n + 1 for n in range(60)]
     gold = ", ".join(rf"\sqrt{{{square}}}" for square in squares)
-    given = ", ".join(rf"\frac{{{square}}}{{\sqrt{{{square + shift * (square == 2501)}}}}}" for square in squares[::-1])
+    given = ", ".join(
+        rf"\frac{{{square}}}{{\sqrt{{{square + shift * (square == 2501)}}}}}"
+        for square in squares[::-1]
+    )
     with VerifierPool(workers=1, cpu_seconds=5.0) as pool:
         (score,) = pool.score([rf"\{{{gold}\}}"], [rf"\boxed{{\{{{given}\}}}}"])
     assert score.verdict is (Verdict.INCORRECT if shift else Verdict.CORRECT)

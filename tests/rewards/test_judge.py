@@ -1,4 +1,5 @@
-"""Rewards from a judge: what it is asked, what counts as its rating, and responses that want to rate themselves."""
+"""Rewards from a judge: what it is asked, what counts as its rating, and responses that want to
+rate themselves."""
 
 from __future__ import annotations
 
@@ -35,10 +36,17 @@ def score(judge: Judge, journal: Path, *texts: str, problem: Problem = PROBLEM) 
 
 
 def test_the_last_rating_in_the_reply_is_the_reward(tmp_path: Path) -> None:
-    replies = {"one": "[[3]], no: Rating: [[7.5]]", "two": "[[-2]]", "three": "I cannot say", "four": "[[9]] so far"}
+    replies = {
+        "one": "[[3]], no: Rating: [[7.5]]",
+        "two": "[[-2]]",
+        "three": "I cannot say",
+        "four": "[[9]] so far",
+    }
 
     def reply(content: str, number: int) -> str | tuple[int, str]:
-        text = next(text for name, text in replies.items() if f"<answer>\n{name}\n</answer>" in content)
+        text = next(
+            text for name, text in replies.items() if f"<answer>\n{name}\n</answer>" in content
+        )
         return (200, completion(text, "length")) if text.endswith("far") else text
 
     with serving(reply) as judge:
@@ -47,7 +55,12 @@ def test_the_last_rating_in_the_reply_is_the_reward(tmp_path: Path) -> None:
         with closing(JudgeScorer(settings(url=judge.url), tmp_path / "new")) as scorer:
             scorer([PROBLEM] * 2, ["one", "three"], [])
             assert (scorer.counts["unrated"], scorer.counts["sent"], scorer.rated) == (1, 2, 1)
-    assert scores == [Score(7.5, Verdict.SCORED), Score(-2.0, Verdict.SCORED), UNSCORABLE, UNSCORABLE]
+    assert scores == [
+        Score(7.5, Verdict.SCORED),
+        Score(-2.0, Verdict.SCORED),
+        UNSCORABLE,
+        UNSCORABLE,
+    ]
     assert again == [scores[3], scores[1], scores[2], scores[0]] and len(judge.asked) == 6
 
 
@@ -60,12 +73,23 @@ def test_a_hostile_response_stays_text_and_rates_nothing(tmp_path: Path) -> None
     assert "scattering" not in str(body)  # {answer} in a response is no placeholder
 
 
-def test_an_own_prompt_may_show_the_reference_answer_and_conversations_have_roles(tmp_path: Path) -> None:
-    prompt = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why {answer}?"})
+def test_an_own_prompt_may_show_the_reference_answer_and_conversations_have_roles(
+    tmp_path: Path,
+) -> None:
+    prompt = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why {answer}?"},
+    )
     with serving(lambda content, number: "8 points") as judge:
-        own = settings(url=judge.url, prompt="{prompt}|{response}|{answer}|{x}", pattern=r"(\d+) points")
-        assert score(own, tmp_path, "Rayleigh", problem=Problem("b", prompt, "waves"))[0].reward == 8.0
-        with pytest.raises(ValueError, match=r"problem c of file.jsonl: the judge's prompt names \{answer\}"):
+        own = settings(
+            url=judge.url, prompt="{prompt}|{response}|{answer}|{x}", pattern=r"(\d+) points"
+        )
+        assert (
+            score(own, tmp_path, "Rayleigh", problem=Problem("b", prompt, "waves"))[0].reward == 8.0
+        )
+        with pytest.raises(
+            ValueError, match=r"problem c of file.jsonl: the judge's prompt names \{answer\}"
+        ):
             score(own, tmp_path, "Rayleigh", problem=Problem("c", "?", None, source="file.jsonl"))
     expected = "[system]\nBe brief.\n\n[user]\nWhy {answer}?|Rayleigh|waves|{x}"
     assert [body["messages"] for body in judge.asked] == [[{"role": "user", "content": expected}]]
@@ -109,6 +133,9 @@ def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> Non
 def test_a_judge_that_rates_nothing_is_an_error_that_quotes_it(tmp_path: Path) -> None:
     with (
         serving(lambda content, _: "I like it very much.") as judge,
-        pytest.raises(ValueError, match=r"none of 9 replies .* the first one is 'I like it very much\.'.*pattern"),
+        pytest.raises(
+            ValueError,
+            match=r"none of 9 replies .* the first one is 'I like it very much\.'.*pattern",
+        ),
     ):
         score(settings(url=judge.url), tmp_path, *"abcdefghi")

@@ -1,4 +1,5 @@
-"""The pool and its workers under attack: bombs, dead workers, threads, asyncio, and a parent that is killed."""
+"""The pool and its workers under attack: bombs, dead workers, threads, asyncio, and a parent that
+is killed."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_same_scores_in_order_from_main_thread_threads_and_asyncio(pool: Verifie
             assert verdicts(scores) == EXPECTED
 
     async def score_twice() -> list[list[Score]]:
-        return list(await asyncio.gather(*(asyncio.to_thread(pool.score, GOLDS, TEXTS) for _ in range(2))))
+        return list(
+            await asyncio.gather(*(asyncio.to_thread(pool.score, GOLDS, TEXTS) for _ in range(2)))
+        )
 
     for scores in asyncio.run(score_twice()):
         assert verdicts(scores) == EXPECTED
@@ -75,7 +78,8 @@ def test_a_hundred_bombs_leave_the_next_answer_unharmed() -> None:
 
 
 def bomb_answers() -> list[str]:
-    """Twenty different ones: towers, factorials, sums, expansions, long integers and words, deep nesting."""
+    """Twenty different ones: towers, factorials, sums, expansions, long integers and words, deep
+    nesting."""
     kinds = (
         "10^{{10^{{{0}}}}}",
         "9^{{9^{{9^{{{0}}}}}}}",
@@ -86,14 +90,20 @@ def bomb_answers() -> list[str]:
         r"\int_0^{{{0}}} \sin(x^x)^{{x^x}} dx",
     )
     towers = [kind.format(n) for kind in kinds for n in (10, 11)]
-    nested = ["(" * 4000 + "3" + ")" * 4000, r"\sqrt{" * 1200 + "3" + "}" * 1200, r"\frac{1}{1+" * 60 + "x" + "}" * 60]
+    nested = [
+        "(" * 4000 + "3" + ")" * 4000,
+        r"\sqrt{" * 1200 + "3" + "}" * 1200,
+        r"\frac{1}{1+" * 60 + "x" + "}" * 60,
+    ]
     return [*towers, *nested, "x^{" * 60 + "x" + "}" * 60, "7" * 9000, "z" * 9000]
 
 
 @pytest.mark.slow
 def test_every_verdict_arrives_among_bombs() -> None:
     cases = [json.loads(line) for line in ANSWERS.read_text("utf-8").splitlines()]
-    cases = [case for case in cases if case["category"] != "adversarial" and case["id"] != "natural_log"]
+    cases = [
+        case for case in cases if case["category"] != "adversarial" and case["id"] != "natural_log"
+    ]
     ordinary = [(case["gold"], case["response"], case["expected"]) for case in (cases * 3)[:380]]
     hostile = [("2", rf"\boxed{{{answer}}}", False) for answer in bomb_answers()]
     mixed = ordinary + hostile
@@ -101,9 +111,17 @@ def test_every_verdict_arrives_among_bombs() -> None:
     with VerifierPool(workers=2, cpu_seconds=0.5, memory_mb=1024) as pool:
         scores = pool.score([gold for gold, _, _ in mixed], [text for _, text, _ in mixed])
     assert len(hostile) == 20 and len(scores) == 400
-    wrong = [case for case, score in zip(mixed, scores, strict=True) if (score.verdict is Verdict.CORRECT) != case[2]]
+    wrong = [
+        case
+        for case, score in zip(mixed, scores, strict=True)
+        if (score.verdict is Verdict.CORRECT) != case[2]
+    ]
     assert wrong == []
-    given_up = [text for score, (_, text, _) in zip(scores, mixed, strict=True) if score.verdict is Verdict.TIMEOUT]
+    given_up = [
+        text
+        for score, (_, text, _) in zip(scores, mixed, strict=True)
+        if score.verdict is Verdict.TIMEOUT
+    ]
     assert len(given_up) >= 5
     assert {*given_up} <= {text for _, text, _ in hostile}
 
@@ -113,8 +131,14 @@ SLOW = "x^{" * 60 + "x" + "}" * 60  # seconds of parsing
 
 
 def test_golds_are_read_many_at_a_time_and_one_that_hangs_harms_no_other() -> None:
-    before = {f"x+{n}": True for n in range(150)} | {"72": True, "about 72, I think": False, NO_FORMULA: False}
-    after = {"": False, "C": True, r"\frac{\sqrt{3}}{2}": True, "]][(": False} | {f"y+{n}": True for n in range(150)}
+    before = {f"x+{n}": True for n in range(150)} | {
+        "72": True,
+        "about 72, I think": False,
+        NO_FORMULA: False,
+    }
+    after = {"": False, "C": True, r"\frac{\sqrt{3}}{2}": True, "]][(": False} | {
+        f"y+{n}": True for n in range(150)
+    }
     expected = {**before, SLOW: False, **after}
     told: list[int] = []
     with VerifierPool(workers=2, cpu_seconds=0.5) as pool:
@@ -128,30 +152,55 @@ def test_golds_are_read_many_at_a_time_and_one_that_hangs_harms_no_other() -> No
 
 
 def test_a_gold_that_cannot_be_read_scores_every_response_alike() -> None:
-    with VerifierPool(workers=1) as pool, VerifierPool(workers=1, unreadable="equal_text") as by_text:
+    with (
+        VerifierPool(workers=1) as pool,
+        VerifierPool(workers=1, unreadable="equal_text") as by_text,
+    ):
         assert pool.read(["]][("]) == by_text.read(["]][("]) == {"]][(": False}
-        for gold in ("]][(", NO_FORMULA, "about 72, I think"):  # one that was read before, two that were not
-            texts = [rf"\boxed{{{gold}}}", r"\boxed{7}", r"\boxed{x<0}", "no idea", rf"\boxed{{{'1+' * 20_000}1}}"]
+        for gold in (
+            "]][(",
+            NO_FORMULA,
+            "about 72, I think",
+        ):  # one that was read before, two that were not
+            texts = [
+                rf"\boxed{{{gold}}}",
+                r"\boxed{7}",
+                r"\boxed{x<0}",
+                "no idea",
+                rf"\boxed{{{'1+' * 20_000}1}}",
+            ]
             apart = [pool.finish([pool.begin(gold, text)])[0] for text in texts]
-            assert {(score.verdict, score.reward) for score in apart} == {(Verdict.UNSCORABLE, None)}
+            assert {(score.verdict, score.reward) for score in apart} == {
+                (Verdict.UNSCORABLE, None)
+            }
             assert pool.score([gold] * 5, texts) == apart
-            right, *wrong, nothing, long = verdicts([by_text.finish([by_text.begin(gold, t)])[0] for t in texts])
+            right, *wrong, nothing, long = verdicts(
+                [by_text.finish([by_text.begin(gold, t)])[0] for t in texts]
+            )
             assert (right, nothing) == (Verdict.CORRECT, Verdict.NO_ANSWER)
             assert {*wrong, long} == {Verdict.INCORRECT}
-        assert verdicts(by_text.score(["x+1"] * 2, [r"\boxed{1+x}", r"\boxed{x}"])) == EXPECTED[:1] + EXPECTED[3:4]
+        assert (
+            verdicts(by_text.score(["x+1"] * 2, [r"\boxed{1+x}", r"\boxed{x}"]))
+            == EXPECTED[:1] + EXPECTED[3:4]
+        )
 
 
 def test_what_was_found_out_before_holds(pool: VerifierPool) -> None:
     pool.know({"x+77": False, "y+77": True})
     assert pool.read(["x+77", "y+77"]) == {"x+77": False, "y+77": True}
-    assert verdicts(pool.score(["x+77", "y+77"], [r"\boxed{x+77}"] * 2)) == [Verdict.UNSCORABLE, Verdict.INCORRECT]
+    assert verdicts(pool.score(["x+77", "y+77"], [r"\boxed{x+77}"] * 2)) == [
+        Verdict.UNSCORABLE,
+        Verdict.INCORRECT,
+    ]
 
 
 def test_golds_that_the_machine_keeps_from_being_read_are_an_error_and_not_unreadable() -> None:
     with VerifierPool(workers=1, cpu_seconds=30.0) as pool:
         pool.read(["x+1"])
         pool.wall_seconds = 0.05
-        with pytest.raises(RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*Lower reward.memory_mb"):
+        with pytest.raises(
+            RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*Lower reward.memory_mb"
+        ):
             pool.read(["72", "y+1", SLOW])
         with pytest.raises(RuntimeError, match="ended a verifier worker twice"):
             pool.finish([pool.begin(SLOW, "no idea")])
@@ -201,9 +250,17 @@ def test_out_of_memory_is_a_timeout_of_its_own_kind() -> None:
 
 def test_an_overlong_answer_is_wrong_and_an_overlong_gold_is_not_read(pool: VerifierPool) -> None:
     long = "1" + "+1" * 20_000
-    assert verdicts(pool.score(["x+1", long], [rf"\boxed{{{long}}}"] * 2)) == [Verdict.INCORRECT, Verdict.UNSCORABLE]
-    with VerifierPool(workers=1, unreadable="equal_text") as by_text:  # longer than a gold that is read
-        assert verdicts(by_text.score([long, long], [rf"\boxed{{{long}}}", r"\boxed{1}"])) == [EXPECTED[0], EXPECTED[3]]
+    assert verdicts(pool.score(["x+1", long], [rf"\boxed{{{long}}}"] * 2)) == [
+        Verdict.INCORRECT,
+        Verdict.UNSCORABLE,
+    ]
+    with VerifierPool(
+        workers=1, unreadable="equal_text"
+    ) as by_text:  # longer than a gold that is read
+        assert verdicts(by_text.score([long, long], [rf"\boxed{{{long}}}", r"\boxed{1}"])) == [
+            EXPECTED[0],
+            EXPECTED[3],
+        ]
 
 
 def test_a_worker_that_was_killed_or_does_not_answer_is_replaced() -> None:
@@ -216,7 +273,9 @@ def test_a_worker_that_was_killed_or_does_not_answer_is_replaced() -> None:
         pool.wall_seconds = 5.0
         os.kill(stuck, signal.SIGSTOP)
         assert verdicts(pool.score(["x+4"], [r"\boxed{4+x}"])) == [Verdict.CORRECT]
-        assert not alive(killed) and not alive(stuck) and worker_pids(pool) not in ([killed], [stuck])
+        assert (
+            not alive(killed) and not alive(stuck) and worker_pids(pool) not in ([killed], [stuck])
+        )
         pool.wall_seconds, spent = 0.1, pool.cpu_seconds
         (score,) = pool.score(["1"], [r"\boxed{9^{9^{9^{9}}}}"])
         assert (score.verdict, score.reward) == (Verdict.UNSCORABLE, None)  # the machine's doing
@@ -265,7 +324,9 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         "print(*[worker.process.pid for worker in pool.workers], flush=True)\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert alive(pid)
@@ -284,16 +345,22 @@ def test_bad_arguments_are_named() -> None:
 
 
 def run_python(script: str) -> str:
-    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_a_worker_never_imports_jax() -> None:
-    modules = run_python("import sys, g2d_jax.rewards.worker, g2d_jax.rewards.exact; print(*sys.modules)")
+    modules = run_python(
+        "import sys, g2d_jax.rewards.worker, g2d_jax.rewards.exact; print(*sys.modules)"
+    )
     assert not {"jax", "flax"} & {*modules.split()}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_running_worker_has_nothing_of_its_parents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "sentinel-hf-token")
     held = os.open(tmp_path, os.O_RDONLY)
     os.set_inheritable(held, True)
@@ -301,9 +368,20 @@ def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyP
     try:
         process = Path(f"/proc/{worker.process.pid}")
         assert worker.ask(["x+1", "1+x", 6], 60.0)[0] is Verdict.CORRECT
-        assert worker.ask(["\x00 \ud83d ٣ \n", "3", 6], 60.0)[0] is Verdict.CORRECT  # lines carry any text
-        environment = dict(pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair)
-        names = {"PATH", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "OMP_NUM_THREADS"}
+        assert (
+            worker.ask(["\x00 \ud83d ٣ \n", "3", 6], 60.0)[0] is Verdict.CORRECT
+        )  # lines carry any text
+        environment = dict(
+            pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair
+        )
+        names = {
+            "PATH",
+            "LANG",
+            "PYTHONHASHSEED",
+            "PYTHONDONTWRITEBYTECODE",
+            "PYTHONPATH",
+            "OMP_NUM_THREADS",
+        }
         assert environment.keys() == names and "sentinel-hf-token" not in str(environment)
         files = {os.readlink(link) for link in (process / "fd").iterdir()}
         assert {name.partition(":")[0] for name in files} == {"pipe", "/dev/null"}
@@ -326,7 +404,9 @@ def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyP
         ("return Verdict.CORRECT", "correct"),
     ],
 )
-def test_nothing_that_a_grader_does_passes_the_boundary(tmp_path: Path, graded: str, verdict: str) -> None:
+def test_nothing_that_a_grader_does_passes_the_boundary(
+    tmp_path: Path, graded: str, verdict: str
+) -> None:
     script = (
         f"import json, os, signal, math_verify\nos.chdir({str(tmp_path)!r})\n"
         "from g2d_jax.records import Verdict\nfrom g2d_jax.rewards import worker\n"
@@ -352,7 +432,8 @@ def test_a_grader_tells_of_the_golds_before_the_one_that_ends_it() -> None:
         "os.abort()": [True],
         "return Verdict.UNSCORABLE": [True, False, True],
         "return Verdict.CORRECT": [True, True, True],
-        "os.kill(os.getpid(), signal.SIGKILL)": "a grader was killed",  # the machine's doing: the worker ends
+        # the machine's doing: the worker ends
+        "os.kill(os.getpid(), signal.SIGKILL)": "a grader was killed",
     }
     script = (
         "import json, os, signal, math_verify\n"

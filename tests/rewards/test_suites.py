@@ -1,7 +1,8 @@
-"""The whole verifier on answers in NuminaMath's manner (golds.jsonl) and on hostile ones (hostile.jsonl).
+"""The whole verifier on answers in NuminaMath's manner (golds.jsonl) and on hostile ones
+(hostile.jsonl).
 
-A row of golds.jsonl is a reference answer with others that are equal to it ("same") and others that are wrong
-("other"); a row of hostile.jsonl a response that must not be paid for its gold.
+A row of golds.jsonl is a reference answer with others that are equal to it ("same") and others that
+are wrong ("other"); a row of hostile.jsonl a response that must not be paid for its gold.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ READABLE = 0.97
 
 def rows(name: str) -> list[dict[str, Any]]:
     """The rows of a file beside this one."""
-    return [json.loads(line) for line in Path(__file__).with_name(name).read_text("utf-8").splitlines()]
+    return [
+        json.loads(line) for line in Path(__file__).with_name(name).read_text("utf-8").splitlines()
+    ]
 
 
 pytestmark = pytest.mark.timeout(1200)  # a minute of CPU time for the larger of them
@@ -44,7 +47,9 @@ def golds_cases() -> Iterator[Case]:
     for row in GOLDS:
         for paid, answers in ((True, [row["gold"], *row["same"]]), (False, row["other"])):
             for answer in answers:
-                yield Case(row["kind"], row["gold"], rf"So the answer is $\boxed{{{answer}}}$.", paid)
+                yield Case(
+                    row["kind"], row["gold"], rf"So the answer is $\boxed{{{answer}}}$.", paid
+                )
 
 
 def hostile_cases() -> Iterator[Case]:
@@ -66,7 +71,9 @@ def judged_otherwise(pool: VerifierPool, cases: list[Case]) -> list[tuple[Case, 
     ]
 
 
-@pytest.mark.parametrize(("suite", "step"), [("golds", 25), ("hostile", 4), *slow(("golds", 1), ("hostile", 1))])
+@pytest.mark.parametrize(
+    ("suite", "step"), [("golds", 25), ("hostile", 4), *slow(("golds", 1), ("hostile", 1))]
+)
 def test_right_answers_are_paid_and_no_others(pool: VerifierPool, suite: str, step: int) -> None:
     assert judged_otherwise(pool, SUITES[suite][::step]) == []
 
@@ -75,10 +82,16 @@ def test_right_answers_are_paid_and_no_others(pool: VerifierPool, suite: str, st
 def test_nearly_all_golds_can_be_read_whatever_the_answer(pool: VerifierPool) -> None:
     golds = [row["gold"] for row in GOLDS]
     read = pool.read(golds)
-    assert sum(map(bool, read.values())) >= READABLE * len(golds), [gold for gold in golds if not read[gold]]
+    assert sum(map(bool, read.values())) >= READABLE * len(golds), [
+        gold for gold in golds if not read[gold]
+    ]
     readable = [case for case in SUITES["golds"] if read[case.gold]]
     scores = pool.score([case.gold for case in readable], [case.response for case in readable])
-    unscorable = [case for case, score in zip(readable, scores, strict=True) if score.verdict is Verdict.UNSCORABLE]
+    unscorable = [
+        case
+        for case, score in zip(readable, scores, strict=True)
+        if score.verdict is Verdict.UNSCORABLE
+    ]
     assert unscorable == []
 
 

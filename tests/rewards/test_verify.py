@@ -40,7 +40,9 @@ def test_clean_gives_one_spelling(raw: str, cleaned: str) -> None:
 
 
 def test_canonical_ignores_spaces_but_not_between_digits() -> None:
-    assert canonical(clean(r"\left( 3, \frac{\pi}{2} \right)")) == canonical(clean(r"(3,\frac{\pi}{2})"))
+    assert canonical(clean(r"\left( 3, \frac{\pi}{2} \right)")) == canonical(
+        clean(r"(3,\frac{\pi}{2})")
+    )
     assert canonical("1 2") != canonical("12")
 
 
@@ -123,8 +125,13 @@ def test_large_lists_are_compared_without_a_worker() -> None:
     """Seconds of CPU do not decide: 3,000 elements, in another order and in other words."""
     numbers = list(range(7, 30_000, 10))
     gold = ", ".join(map(str, numbers))
-    assert quick_verdict(rf"\{{{gold}\}}", ", ".join(f"{2 * n}/2" for n in reversed(numbers))) is True
-    assert quick_verdict(rf"\{{{gold}\}}", ", ".join(str(n) for n in [8, *reversed(numbers[1:])])) is False
+    assert (
+        quick_verdict(rf"\{{{gold}\}}", ", ".join(f"{2 * n}/2" for n in reversed(numbers))) is True
+    )
+    assert (
+        quick_verdict(rf"\{{{gold}\}}", ", ".join(str(n) for n in [8, *reversed(numbers[1:])]))
+        is False
+    )
     roots = [rf"\sqrt{{{n}}}" for n in numbers]
     assert quick_verdict(", ".join(roots), ", ".join(reversed(roots))) is True
 
@@ -195,15 +202,61 @@ def test_long_hostile_answers_beside_a_set_are_read_in_linear_time(begun: str) -
 @pytest.mark.parametrize(
     ("gold", "read"),
     [
-        *((gold, True) for gold in ("72", "-1,234.5", "50\\%", "72 apples", "C", "\\text{(B)}", "1011_2", "Evelyn")),
-        *((gold, True) for gold in ("x=5", "3, 5", "\\text{no solution}", "none of the above", "3, \\text{even}")),
+        *(
+            (gold, True)
+            for gold in (
+                "72",
+                "-1,234.5",
+                "50\\%",
+                "72 apples",
+                "C",
+                "\\text{(B)}",
+                "1011_2",
+                "Evelyn",
+            )
+        ),
+        *(
+            (gold, True)
+            for gold in (
+                "x=5",
+                "3, 5",
+                "\\text{no solution}",
+                "none of the above",
+                "3, \\text{even}",
+            )
+        ),
         *(
             (gold, None)
-            for gold in (r"\frac{\sqrt{2}}{2}", "x^2+1", "(1,2)", r"\sin x, 3", r"v_{initial}+1", "sqrt(2)")
+            for gold in (
+                r"\frac{\sqrt{2}}{2}",
+                "x^2+1",
+                "(1,2)",
+                r"\sin x, 3",
+                r"v_{initial}+1",
+                "sqrt(2)",
+            )
         ),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", None),
-        *((gold, False) for gold in ("", "???", " $ ", "about 72 apples I think", "It is 4.", "approximately 3.14")),
-        *((gold, False) for gold in ("3 (three)", "1, 2 or maybe 3", "the sum of all of these", "f(x)=2x for all x")),
+        *(
+            (gold, False)
+            for gold in (
+                "",
+                "???",
+                " $ ",
+                "about 72 apples I think",
+                "It is 4.",
+                "approximately 3.14",
+            )
+        ),
+        *(
+            (gold, False)
+            for gold in (
+                "3 (three)",
+                "1, 2 or maybe 3",
+                "the sum of all of these",
+                "f(x)=2x for all x",
+            )
+        ),
         ("7" * 20_000, False),
     ],
 )

@@ -1,4 +1,5 @@
-"""The whole verifier on answers of a small grammar: what is written in two ways is paid, another number is not."""
+"""The whole verifier on answers of a small grammar: what is written in two ways is paid, another
+number is not."""
 
 from __future__ import annotations
 
@@ -52,12 +53,16 @@ trigonometry = st.builds(
     st.builds(Fraction, st.integers(1, 11), st.sampled_from([8, 10, 14, 18, 24, 40])),
     st.none(),
 )
-functions = st.builds(Trig, st.sampled_from(["sin", "cos", "tan"]), integers | fractions, st.sampled_from(VARIABLES))
+functions = st.builds(
+    Trig, st.sampled_from(["sin", "cos", "tan"]), integers | fractions, st.sampled_from(VARIABLES)
+)
 bases = st.none() | st.sampled_from([2, 3, 5, 10]).map(Fraction)
 logs = st.builds(Log, bases, positive.map(Number))
 of_variable = st.builds(Log, bases, variables) | st.builds(Root, st.just(2), variables)
 constants = st.one_of(signed, signed, roots, pi, logs, trigonometry)
-leaves = st.one_of(signed, roots, pi, variables, variables, logs, trigonometry, functions, of_variable)
+leaves = st.one_of(
+    signed, roots, pi, variables, variables, logs, trigonometry, functions, of_variable
+)
 powers = st.sampled_from([2, 3, 4]).map(Fraction)
 
 
@@ -73,15 +78,23 @@ def _larger(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 expressions = st.recursive(leaves, _larger, max_leaves=4)
 small = st.one_of(
-    constants, constants, st.tuples(constants, constants).map(Sum), st.tuples(signed, roots | pi).map(Product)
+    constants,
+    constants,
+    st.tuples(constants, constants).map(Sum),
+    st.tuples(signed, roots | pi).map(Product),
 )
-ends = st.one_of(signed, st.tuples(signed, roots | pi).map(Product), st.tuples(signed, roots).map(Sum))
+ends = st.one_of(
+    signed, st.tuples(signed, roots | pi).map(Product), st.tuples(signed, roots).map(Sum)
+)
 
 
 @st.composite
 def intervals(draw: st.DrawFn) -> Interval:
-    low, high = draw(st.tuples(ends, ends) | st.tuples(st.none(), ends) | st.tuples(ends, st.none()))
-    has_low, has_high = draw(st.booleans()) and low is not None, draw(st.booleans()) and high is not None
+    low, high = draw(
+        st.tuples(ends, ends) | st.tuples(st.none(), ends) | st.tuples(ends, st.none())
+    )
+    has_low = draw(st.booleans()) and low is not None
+    has_high = draw(st.booleans()) and high is not None
     if low is not None and high is not None and number(low) > number(high):
         low, high = high, low
     return Interval(low, high, has_low, has_high)
@@ -142,10 +155,13 @@ def judge(pool: VerifierPool, case: tuple[str, str, str]) -> None:
     assert not is_paid_too, f"{gold} is not {other}"
 
 
-# The failing case is printed with what reproduces it, a seed of Hypothesis's own. A shorter one takes minutes to find.
+# The failing case is printed with what reproduces it, a seed of Hypothesis's own. A shorter one
+# takes minutes to find.
 @settings(examples(120), print_blob=True, phases=set(Phase) - {Phase.shrink})
 @given(written())
-def test_two_spellings_are_one_answer_and_another_number_none(pool: VerifierPool, case: tuple[str, str, str]) -> None:
+def test_two_spellings_are_one_answer_and_another_number_none(
+    pool: VerifierPool, case: tuple[str, str, str]
+) -> None:
     judge(pool, case)
 
 

@@ -1,7 +1,8 @@
-"""The batched sampler against the trainer's forward pass, itself in other shapes, and its own promises.
+"""The batched sampler against the trainer's forward pass, itself in other shapes, and its own
+promises.
 
-Everywhere: float32, prompts of 1 to 17 tokens, responses of 1 to 120, 19 samples in 8 rows, so that rows are refilled,
-and the ring of columns wraps.
+Everywhere: float32, prompts of 1 to 17 tokens, responses of 1 to 120, 19 samples in 8 rows, so that
+rows are refilled, and the ring of columns wraps.
 """
 
 from __future__ import annotations
@@ -47,11 +48,23 @@ TABLE = [
 ]
 
 
-def request(number: int, length: int, samples: int, new: int, temperature: float, stops: tuple[int, ...]) -> Request:
+def request(
+    number: int, length: int, samples: int, new: int, temperature: float, stops: tuple[int, ...]
+) -> Request:
     ids = np.random.default_rng(number).integers(0, 64, length).astype(np.int32)
-    if number != 3:  # ids that no model draws: one compiled shape for all calls, which leaves places free in problem 3
+    if (
+        number != 3
+        # ids that no model draws: one compiled shape for all calls, which leaves places free in
+        # problem 3
+    ):
         stops += tuple(range(64, 64 + 32 - len(stops)))
-    return Request(f"problem{number}", ids, SamplingParams(new, temperature, stop_ids=stops), samples, visit=number % 2)
+    return Request(
+        f"problem{number}",
+        ids,
+        SamplingParams(new, temperature, stop_ids=stops),
+        samples,
+        visit=number % 2,
+    )
 
 
 REQUESTS = [request(number, *row) for number, row in enumerate(TABLE)]
@@ -62,18 +75,26 @@ def one_device() -> jax.sharding.Mesh:
 
 
 def run(
-    sampler: Sampler, model: decoder.Decoder, requests: list[Request], purpose: str = "test", weights: str = ""
+    sampler: Sampler,
+    model: decoder.Decoder,
+    requests: list[Request],
+    purpose: str = "test",
+    weights: str = "",
 ) -> list[Rollout]:
-    samples, params = sum(request.num_samples for request in requests), [request.params for request in requests]
+    samples = sum(request.num_samples for request in requests)
+    params = [request.params for request in requests]
     lengths = [*range(1, 18), *(len(request.prompt_ids) for request in requests)]
     shapes = sampler.shapes(len(requests), samples, params, lengths) if requests else None
-    rollouts = sampler.generate(sampler.to_sampler_params(model, weights), requests, purpose, shapes)
+    rollouts = sampler.generate(
+        sampler.to_sampler_params(model, weights), requests, purpose, shapes
+    )
     return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
 
 
 @pytest.fixture(scope="module")
 def model() -> decoder.Decoder:
-    """Random, biases and norms included; std 0.15 makes distributions that are neither flat nor certain."""
+    """Random, biases and norms included; std 0.15 makes distributions that are neither flat nor
+    certain."""
     leaves, tree = jax.tree.flatten(decoder.init(CONFIG, jax.random.key(0), std=0.15))
     noise = jax.random.split(jax.random.key(1), len(leaves))
     return jax.tree.unflatten(
@@ -81,7 +102,12 @@ def model() -> decoder.Decoder:
     )
 
 
-def make_sampler(mesh: jax.sharding.Mesh | None = None, max_num_seqs: int = 8, chunk: int = 4, prefill_rows: int = 4):
+def make_sampler(
+    mesh: jax.sharding.Mesh | None = None,
+    max_num_seqs: int = 8,
+    chunk: int = 4,
+    prefill_rows: int = 4,
+):
     sizes = {"max_num_seqs": max_num_seqs, "chunk": chunk, "prefill_rows": prefill_rows}
     return Sampler(CONFIG, mesh or one_device(), seed=SEED, **sizes)
 
@@ -93,7 +119,8 @@ def sampler() -> Sampler:
 
 @pytest.fixture(scope="module")
 def on_eight(model: decoder.Decoder) -> tuple[Sampler, decoder.Decoder]:
-    """A sampler with rows over 4 devices and heads over 2, and the policy over all 8 as training has it."""
+    """A sampler with rows over 4 devices and heads over 2, and the policy over all 8 as training
+    has it."""
     training = meshes.make_mesh(1, 8, 1)
     sampler = make_sampler(
         meshes.sampling(training, 2, CONFIG.num_key_value_heads), prefill_rows=8
@@ -124,35 +151,46 @@ def assert_bit_equal(first: list[Rollout], second: list[Rollout]) -> None:
 def logits_of(model: decoder.Decoder, tokens: jax.Array) -> jax.Array:
     """What the trainer's forward pass makes of rows [B, T] of one sequence each: [B, T, V]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return decoder.forward(model, tokens, positions, jnp.full_like(tokens, SEGMENT_STRIDE))[0] @ decoder.head_matrix(
-        model
-    )
+    return decoder.forward(model, tokens, positions, jnp.full_like(tokens, SEGMENT_STRIDE))[
+        0
+    ] @ decoder.head_matrix(model)
 
 
-def assert_drawn(model: decoder.Decoder, rollouts: list[Rollout], requests: list[Request] = REQUESTS) -> None:
-    """Every token is what its names draw: seed, purpose, problem, visit, sample, and its place in the response.
+def assert_drawn(
+    model: decoder.Decoder, rollouts: list[Rollout], requests: list[Request] = REQUESTS
+) -> None:
+    """Every token is what its names draw: seed, purpose, problem, visit, sample, and its place in
+    the response.
 
-    Their uniform lies in the token's step of the distribution function (64 words: one block), up to rounding.
+    Their uniform lies in the token's step of the distribution function (64 words: one block), up to
+    rounding.
     """
     rows, length = 20, 216  # no fewer than any call has, so that one program serves all
     temperatures = {r.problem_id: r.params.temperature for r in requests}
     tokens, data = np.zeros((rows, length), np.int32), np.zeros((rows, 2), np.uint32)
     for row, r in enumerate(rollouts):
-        tokens[row, : len(r.prompt_ids) + len(r.token_ids)] = np.concatenate([r.prompt_ids, r.token_ids])
+        tokens[row, : len(r.prompt_ids) + len(r.token_ids)] = np.concatenate(
+            [r.prompt_ids, r.token_ids]
+        )
         data[row] = keys.key_data(SEED, "test", r.problem_id, r.visit, r.sample)
     places = jnp.tile(jnp.arange(length), rows)
-    noise = np.asarray(uniforms(jnp.asarray(data.repeat(length, 0)), places))[:, 1].reshape(rows, length)
+    noise = np.asarray(uniforms(jnp.asarray(data.repeat(length, 0)), places))[:, 1].reshape(
+        rows, length
+    )
     logits = np.asarray(logits_of(model, jnp.asarray(tokens)), np.float64)
     for row, r in enumerate(rollouts):
         size, first = len(r.token_ids), len(r.prompt_ids) - 1
         masses = np.exp(logits[row, first : first + size] / temperatures[r.problem_id])
         masses /= masses.sum(1, keepdims=True)
         above, own = (x[np.arange(size), r.token_ids] for x in (masses.cumsum(1), masses))
-        assert ((above - own - 1e-4 < noise[row, :size]) & (noise[row, :size] < above + 1e-4)).all(), r
+        assert (
+            (above - own - 1e-4 < noise[row, :size]) & (noise[row, :size] < above + 1e-4)
+        ).all(), r
 
 
 def assert_same(model: decoder.Decoder, first: list[Rollout], second: list[Rollout]) -> None:
-    """Equal tokens and log-probabilities up to rounding; a token may differ where the noise lies between the two."""
+    """Equal tokens and log-probabilities up to rounding; a token may differ where the noise lies
+    between the two."""
     assert [(r.problem_id, r.sample) for r in first] == [(r.problem_id, r.sample) for r in second]
     assert_drawn(model, second)
     for a, b in zip(first, second, strict=True):
@@ -161,7 +199,9 @@ def assert_same(model: decoder.Decoder, first: list[Rollout], second: list[Rollo
         same = differing[0] if differing.size else length
         np.testing.assert_allclose(a.logprobs[:same], b.logprobs[:same], atol=1e-5)
         np.testing.assert_allclose(a.entropies[:same], b.entropies[:same], atol=2e-5)
-        assert differing.size or (len(a.token_ids) == len(b.token_ids) and a.stop_reason == b.stop_reason)
+        assert differing.size or (
+            len(a.token_ids) == len(b.token_ids) and a.stop_reason == b.stop_reason
+        )
 
 
 def test_tokens_are_drawn_by_their_names(base, model):
@@ -170,7 +210,9 @@ def test_tokens_are_drawn_by_their_names(base, model):
 
 def test_every_sample_once_and_its_prompt_with_it(base):
     rollouts, _ = base
-    expected = sorted((r.problem_id, r.visit, sample) for r in REQUESTS for sample in range(r.num_samples))
+    expected = sorted(
+        (r.problem_id, r.visit, sample) for r in REQUESTS for sample in range(r.num_samples)
+    )
     assert [(r.problem_id, r.visit, r.sample) for r in rollouts] == expected
     prompts = {r.problem_id: r.prompt_ids for r in REQUESTS}
     for rollout in rollouts:
@@ -183,7 +225,10 @@ def test_lengths_and_stop_reasons(base):
         params, tokens = params_of(rollout), rollout.token_ids
         is_stop = np.isin(tokens, params.stop_ids)
         assert 1 <= len(tokens) <= params.max_new_tokens and not is_stop[:-1].any()
-        assert tokens.dtype == np.int32 and rollout.logprobs.dtype == rollout.entropies.dtype == np.float32
+        assert (
+            tokens.dtype == np.int32
+            and rollout.logprobs.dtype == rollout.entropies.dtype == np.float32
+        )
         assert len(rollout.logprobs) == len(rollout.entropies) == len(tokens)
         if rollout.stop_reason == "stop":
             assert is_stop[-1]
@@ -191,7 +236,11 @@ def test_lengths_and_stop_reasons(base):
             assert not is_stop[-1] and len(tokens) == params.max_new_tokens
     first = [r for r in rollouts if len(r.token_ids) == 1 and r.stop_reason == "stop"]
     assert first, "no response ended with its first token: choose another seed"
-    assert {int(r.token_ids[-1]) for r in rollouts if r.problem_id == "problem0" and r.stop_reason == "stop"} <= {3, 9}
+    assert {
+        int(r.token_ids[-1])
+        for r in rollouts
+        if r.problem_id == "problem0" and r.stop_reason == "stop"
+    } <= {3, 9}
 
 
 def test_logprobs_are_the_trainers(base, model):
@@ -200,9 +249,20 @@ def test_logprobs_are_the_trainers(base, model):
     score = make_scorer(compute)
     for temperature in (HOT, 1.3):
         chosen = [r for r in rollouts if params_of(r).temperature == temperature]
-        packed = pack([Group(r.prompt_ids, [Response(r.token_ids)]) for r in chosen], row_length=144, microbatch_rows=8)
-        logprobs, entropies = score(model, *put_batch(packed, compute.mesh), temperature=temperature)
-        pairs = zip(packed.unpack(np.asarray(logprobs)), packed.unpack(np.asarray(entropies)), chosen, strict=True)
+        packed = pack(
+            [Group(r.prompt_ids, [Response(r.token_ids)]) for r in chosen],
+            row_length=144,
+            microbatch_rows=8,
+        )
+        logprobs, entropies = score(
+            model, *put_batch(packed, compute.mesh), temperature=temperature
+        )
+        pairs = zip(
+            packed.unpack(np.asarray(logprobs)),
+            packed.unpack(np.asarray(entropies)),
+            chosen,
+            strict=True,
+        )
         for (logprob,), (entropy,), rollout in pairs:
             np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-5)
             np.testing.assert_allclose(rollout.entropies, entropy, atol=2e-5)
@@ -231,7 +291,14 @@ def test_ragged_lengths_compile_nothing_new(sampler, model, base):
     run(sampler, model, REQUESTS)
     before = sizes(sampler)
     for lengths in ([17, 9, 2, 11, 4], [13, 3, 1, 12, 6], [5, 16, 8, 2, 2]):
-        run(sampler, model, [request(n, length, 3, 104 + n, 1.1, (5, 8, n)) for n, length in enumerate(lengths, 10)])
+        run(
+            sampler,
+            model,
+            [
+                request(n, length, 3, 104 + n, 1.1, (5, 8, n))
+                for n, length in enumerate(lengths, 10)
+            ],
+        )
     assert sizes(sampler) == before
 
 
@@ -258,7 +325,8 @@ PIECES = [
     b" ",
     b"e",
 ]
-"""What the model's tokens spell, again and again: parts of words, of a character, of two lines, and nothing."""
+"""What the model's tokens spell, again and again: parts of words, of a character, of two lines, and
+nothing."""
 STOPS = ("xa", "\n\n", "é!", " e", "b!")
 
 
@@ -271,7 +339,9 @@ def has_stop(ids):
 
 
 def stopping(requests):
-    return [dataclasses.replace(r, params=dataclasses.replace(r.params, stop=STOPS)) for r in requests]
+    return [
+        dataclasses.replace(r, params=dataclasses.replace(r.params, stop=STOPS)) for r in requests
+    ]
 
 
 @pytest.mark.parametrize("chunk", [1, *slow(7), 64])
@@ -297,37 +367,59 @@ def test_a_stop_string_ends_a_response_with_its_last_token(model, base, chunk):
 
 
 def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
-    """The rows that are freed so decode others, and at the end nothing: what is thrown away is within a chunk."""
-    sampler = Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=2, chunk=4, prefill_rows=2, decode=spelt)
+    """The rows that are freed so decode others, and at the end nothing: what is thrown away is
+    within a chunk."""
+    sampler = Sampler(
+        CONFIG, one_device(), seed=SEED, max_num_seqs=2, chunk=4, prefill_rows=2, decode=spelt
+    )
     stops = tuple(piece.decode() for piece in (b"a", b"b", b"\n", b"!", b"c", b"d", b" ", b"e"))
-    requests = [Request(f"z{n}", np.array([n], np.int32), SamplingParams(400, 1.3, stop=stops), 3) for n in range(4)]
+    requests = [
+        Request(f"z{n}", np.array([n], np.int32), SamplingParams(400, 1.3, stop=stops), 3)
+        for n in range(4)
+    ]
     found = run(sampler, model, requests)
     assert len(found) == 12 and {r.stop_reason for r in found} == {"stop"}
     assert sampler.usage.slot_steps <= 2 * sum(len(r.token_ids) + 4 for r in found)
 
 
 def test_log_probs_of_a_response_that_a_string_ended_are_the_trainers(model):
-    sampler = Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4, decode=spelt)
+    sampler = Sampler(
+        CONFIG, one_device(), seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4, decode=spelt
+    )
     found = run(sampler, model, stopping([r for r in REQUESTS if r.params.temperature == HOT]))
     assert any(has_stop(r.token_ids) for r in found)
     compute = Compute(one_device())
-    packed = pack([Group(r.prompt_ids, [Response(r.token_ids)]) for r in found], row_length=144, microbatch_rows=8)
+    packed = pack(
+        [Group(r.prompt_ids, [Response(r.token_ids)]) for r in found],
+        row_length=144,
+        microbatch_rows=8,
+    )
     logprobs, _ = make_scorer(compute)(model, *put_batch(packed, compute.mesh), temperature=HOT)
     for (logprob,), rollout in zip(packed.unpack(np.asarray(logprobs)), found, strict=True):
         np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-5)
 
 
 def test_stop_strings_need_text(sampler, model):
-    with pytest.raises(ValueError, match="problem0: stop strings need a sampler that is given decode"):
+    with pytest.raises(
+        ValueError, match="problem0: stop strings need a sampler that is given decode"
+    ):
         run(sampler, model, stopping(REQUESTS[:1]))
 
 
 def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     other, placed = on_eight
-    assert {*jax.tree.leaves(other.to_sampler_params(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
+    assert {*jax.tree.leaves(other.to_sampler_params(placed))[-1].sharding.mesh.shape.values()} == {
+        4,
+        1,
+        2,
+    }
     short = [r for r in REQUESTS if r.problem_id != "problem3"]
-    # More prompts than places: some are prefilled while others' samples still wait. Their ids are the first and last.
-    more = [Request(f"z{n}", np.array([63, 0, n], np.int32), SamplingParams(1 + 3 * n, 1.3), 3) for n in range(6)]
+    # More prompts than places: some are prefilled while others' samples still wait. Their ids are
+    # the first and last.
+    more = [
+        Request(f"z{n}", np.array([63, 0, n], np.int32), SamplingParams(1 + 3 * n, 1.3), 3)
+        for n in range(6)
+    ]
     rollouts = run(other, placed, [*short, *more])
     assert_same(model, [r for r in base[0] if r.problem_id != "problem3"], rollouts[:-18])
     assert_drawn(model, rollouts[-18:], more)
@@ -339,14 +431,22 @@ def rounded(model: decoder.Decoder) -> decoder.Decoder:
 
     def make(name: str, row: Param) -> jax.Array:
         value = decoder.parameter(model, name)
-        return quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32)) if row.quantised else value
+        return (
+            quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32))
+            if row.quantised
+            else value
+        )
 
     near = decoder.build(CONFIG.with_quantisation("int8"), make)
-    return decoder.Decoder(CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks)
+    return decoder.Decoder(
+        CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks
+    )
 
 
 @pytest.mark.parametrize("devices", [*slow(1), 8])
-def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, base, on_eight, devices):
+def test_codes_sample_what_the_weights_that_they_stand_for_do(
+    sampler, model, base, on_eight, devices
+):
     """Drawn and greedy."""
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     (other, placed), near = on_eight if devices == 8 else (sampler, model), rounded(model)
@@ -354,7 +454,10 @@ def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, ba
     assert_same(near, run(sampler, near, REQUESTS), drawn)
     first = [(a.logprobs[0], b.logprobs[0]) for a, b in zip(base[0], drawn, strict=True)]
     assert max(abs(a - b) for a, b in first) > 1e-2, "as without codes"
-    greedy = [dataclasses.replace(r, params=dataclasses.replace(r.params, temperature=0.0)) for r in REQUESTS]
+    greedy = [
+        dataclasses.replace(r, params=dataclasses.replace(r.params, temperature=0.0))
+        for r in REQUESTS
+    ]
     expected, found = run(sampler, near, greedy), run(other, placed, greedy, weights="int8")
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
@@ -369,7 +472,9 @@ def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
     for layer, block in enumerate(view.blocks):
         for name, row in block_params(CONFIG.with_quantisation("int8")).items():
             value, wide = getattr(block, name).get_value(), jnp.dtype(jnp.float32)
-            assert quantise.is_quantised(value) == (name in ("q", "k", "v", "o", "gate", "up", "down"))
+            assert quantise.is_quantised(value) == (
+                name in ("q", "k", "v", "o", "gate", "up", "down")
+            )
             found = quantise.decode(value, wide) if row.quantised else value
             np.testing.assert_array_equal(found, getattr(near.blocks, name)[layer], err_msg=name)
 
@@ -377,12 +482,16 @@ def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
 def test_a_prefill_is_as_large_as_a_device_has_use_for():
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
     sampler = Sampler(CONFIG, mesh, seed=SEED, max_num_seqs=64, prefill_rows=32)
-    prompts = {length: sampler.shapes(64, 64, [SamplingParams(16)], [length]).prompts for length in (100, 4096, 9000)}
+    prompts = {
+        length: sampler.shapes(64, 64, [SamplingParams(16)], [length]).prompts
+        for length in (100, 4096, 9000)
+    }
     assert prompts == {100: 32, 4096: 8, 9000: 4}, "on four parts of 8,192 tokens, or of a prompt"
 
 
 def test_a_prompt_is_inserted_where_it_lies(model):
-    """On eight devices: nothing is sent, the state is changed in place, and no array of the cache's size is made."""
+    """On eight devices: nothing is sent, the state is changed in place, and no array of the cache's
+    size is made."""
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
     sampler = make_sampler(mesh, max_num_seqs=64, prefill_rows=8)
     shapes = sampler.shapes(64, 512, [SamplingParams(200)], [40])
@@ -395,37 +504,53 @@ def test_a_prompt_is_inserted_where_it_lies(model):
     inputs = fresh, rows(shapes.rows), rows(shapes.rows), rows(meshes.row_ways(mesh))
     compiled = sampler.programs["insert"].lower(state, prompts, *inputs).compile()
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    assert not re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\b", text)
+    assert not re.findall(
+        r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\b", text
+    )
     cache = state.cache.keys[0].sharding.shard_shape(state.cache.keys[0].shape)
     assert cache == (16, 1, 8, 256), "rows over 4 devices, key heads over 2"
-    assert not [line for line in text.splitlines() if f"f32[{','.join(map(str, cache))}]" in line and " copy(" in line]
+    assert not [
+        line
+        for line in text.splitlines()
+        if f"f32[{','.join(map(str, cache))}]" in line and " copy(" in line
+    ]
     size = math.prod(cache) * 4
     assert memory.alias_size_in_bytes >= 4 * size and memory.temp_size_in_bytes < size
 
 
 @pytest.mark.parametrize("axis", [programs.KEY_COLUMNS, programs.VALUE_COLUMNS])
 def test_another_width_takes_the_memory_of_one_array_more(axis):
-    """Of a cache that fills the memory each layer's keys or values move alone, in place, and nothing is sent."""
+    """Of a cache that fills the memory each layer's keys or values move alone, in place, and
+    nothing is sent."""
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
     sampler = make_sampler(mesh, max_num_seqs=64)
     state, _ = sampler.abstract(sampler.shapes(64, 512, [SamplingParams(200)], [40]))
     array = (state.cache.keys if axis == programs.KEY_COLUMNS else state.cache.values)[0]
     number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-    compiled = sampler.programs["resize"].lower(array, (number, number), number, axis=axis).compile()
+    compiled = (
+        sampler.programs["resize"].lower(array, (number, number), number, axis=axis).compile()
+    )
     size, memory = meshes.device_bytes(array), compiled.memory_analysis()
     assert memory.alias_size_in_bytes == size
     assert size <= memory.temp_size_in_bytes < 1.1 * size
-    assert not re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute)\b", compiled.as_text())
+    assert not re.findall(
+        r"\b(all-gather|all-reduce|all-to-all|collective-permute)\b", compiled.as_text()
+    )
     assert compiled.output_shardings == array.sharding
 
 
 def test_samples_do_not_depend_on_other_requests(sampler, model, base):
     assert_same(model, base[0], run(sampler, model, REQUESTS[::-1]))
-    assert_same(model, [r for r in base[0] if r.problem_id == "problem0"], run(sampler, model, [REQUESTS[0]]))
+    assert_same(
+        model,
+        [r for r in base[0] if r.problem_id == "problem0"],
+        run(sampler, model, [REQUESTS[0]]),
+    )
 
 
 def test_columns_come_into_use_and_go_out_of_it(model):
-    """Of 256 columns 64 serve, until the first response needs more; again when it ends, until the second does too."""
+    """Of 256 columns 64 serve, until the first response needs more; again when it ends, until the
+    second does too."""
     requests = [request(20, 40, 1, 30, 1.1, ()), request(21, 2, 1, 208, 1.1, ())]
     sampler = make_sampler()
     assert sampler.shapes(2, 2, [r.params for r in requests], [40, 2]).widths == (64, 256)
@@ -442,7 +567,10 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
     top = Request("top", prompt, SamplingParams(12, temperature=2.0, top_k=1), num_samples=2)
     nucleus = Request("nucleus", prompt, SamplingParams(12, top_p=0.5, top_k=9), num_samples=3)
     rollouts = run(sampler, model, [REQUESTS[2], greedy, top, nucleus])
-    by_name = {name: [r for r in rollouts if r.problem_id == name] for name in ("greedy", "top", "nucleus", "problem2")}
+    by_name = {
+        name: [r for r in rollouts if r.problem_id == name]
+        for name in ("greedy", "top", "nucleus", "problem2")
+    }
     assert_same(model, [r for r in base[0] if r.problem_id == "problem2"], by_name["problem2"])
     (best,) = by_name["greedy"]
     assert not best.logprobs.any() and not best.entropies.any()
@@ -455,9 +583,14 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
     np.testing.assert_array_equal(best.token_ids, likeliest[len(prompt) - 1 : -1])
 
 
-@pytest.mark.parametrize(("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)])
+@pytest.mark.parametrize(
+    ("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)]
+)
 def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filtered):
-    assert sampler.shapes(2, 2, [SamplingParams(5), SamplingParams(5, **asked)], [7]).filtered == filtered
+    assert (
+        sampler.shapes(2, 2, [SamplingParams(5), SamplingParams(5, **asked)], [7]).filtered
+        == filtered
+    )
 
 
 def test_no_requests(sampler, model):
@@ -470,7 +603,10 @@ def test_what_does_not_fit_the_shapes_is_refused(sampler, model):
         with pytest.raises(ValueError, match="needs more columns than the sampler is compiled for"):
             list(
                 sampler.generate(
-                    sampler.to_sampler_params(model), [request(9, columns, 1, new, 1.0, ())], "test", shapes
+                    sampler.to_sampler_params(model),
+                    [request(9, columns, 1, new, 1.0, ())],
+                    "test",
+                    shapes,
                 )
             )
 
@@ -511,5 +647,7 @@ def test_it_is_known_how_many_have_ended_together(sampler, model, new, ready):
         Request(f"r{i}", np.array([3, 4], np.int32), SamplingParams(length), num_samples=1)
         for i, length in enumerate(new)
     ]
-    found = [sampler.ready for _ in sampler.generate(sampler.to_sampler_params(model), requests, "test")]
+    found = [
+        sampler.ready for _ in sampler.generate(sampler.to_sampler_params(model), requests, "test")
+    ]
     assert found == ready

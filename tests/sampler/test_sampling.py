@@ -18,7 +18,17 @@ from g2d_jax.sampler.sampling import draw, filter_logits, inverse_cdf, uniforms
 pytestmark = pytest.mark.quick
 
 LARGEST = 1 - 2.0**-24  # the largest float32 below 1
-FILTERS = [(0, 1.0), (1, 1.0), (5, 1.0), (0, 0.9), (0, 0.3), (7, 0.8), (50, 0.5), (100, 1.0), (3, 0.01)]
+FILTERS = [
+    (0, 1.0),
+    (1, 1.0),
+    (5, 1.0),
+    (0, 0.9),
+    (0, 0.3),
+    (7, 0.8),
+    (50, 0.5),
+    (100, 1.0),
+    (3, 0.01),
+]
 
 filter_rows = jax.jit(filter_logits)
 cdf = jax.jit(inverse_cdf)
@@ -50,12 +60,16 @@ def test_filters_equal_the_slow_reference(seed, ties):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, (60, 50)).astype(np.float32)
     if ties:
-        logits = np.where(rng.random(logits.shape) < 0.1, -np.inf, np.round(logits)).astype(np.float32)  # -0.0 too
+        logits = np.where(rng.random(logits.shape) < 0.1, -np.inf, np.round(logits)).astype(
+            np.float32
+        )  # -0.0 too
     top_k, top_p = rng.integers(0, 60, 60), rng.uniform(0.01, 1, 60).astype(np.float32)
     top_k[::4], top_p[::3] = 0, 1.0
     found = filter_rows(logits, top_k.astype(np.int32), top_p)
     for row in range(60):
-        np.testing.assert_array_equal(found[row], slow_filter(logits[row], top_k[row], float(top_p[row])))
+        np.testing.assert_array_equal(
+            found[row], slow_filter(logits[row], top_k[row], float(top_p[row]))
+        )
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
@@ -78,7 +92,9 @@ def test_equal_logits_are_ranked_by_index():
     logits = np.array([[1.0, 2.0, 2.0, 2.0, 0.0]], np.float32)
     (two,) = filter_rows(logits, np.array([2], np.int32), np.ones(1, np.float32))
     assert np.flatnonzero(np.isfinite(two)).tolist() == [1, 2]
-    (nucleus,) = filter_rows(np.zeros((1, 4), np.float32), np.zeros(1, np.int32), np.array([0.5], np.float32))
+    (nucleus,) = filter_rows(
+        np.zeros((1, 4), np.float32), np.zeros(1, np.int32), np.array([0.5], np.float32)
+    )
     assert np.flatnonzero(np.isfinite(nucleus)).tolist() == [0, 1]
 
 
@@ -100,21 +116,28 @@ def test_every_token_has_its_interval():
     grid = np.linspace(0, 1, 10_001, dtype=np.float32)[:-1]
     tokens = np.asarray(cdf(np.broadcast_to(masses, (10_000, 7)), np.stack([grid, grid], 1)))
     assert (np.diff(tokens) >= 0).all()
-    assert np.bincount(tokens, minlength=7).tolist() == pytest.approx([0, 2000, 1000, 0, 4000, 3000, 0], abs=1)
+    assert np.bincount(tokens, minlength=7).tolist() == pytest.approx(
+        [0, 2000, 1000, 0, 4000, 3000, 0], abs=1
+    )
 
 
 def test_blocks_and_tokens_in_a_block_each_have_their_uniform():
-    """300 words are three blocks of 128: the first number chooses the block, the second the token inside."""
+    """300 words are three blocks of 128: the first number chooses the block, the second the token
+    inside."""
     masses = np.zeros((4, 300), np.float32)
     masses[:, [5, 140, 141]] = 0.5, 0.125, 0.375
-    found = cdf(masses, np.array([[0.49, 0.99], [0.51, 0.24], [0.51, 0.26], [0.99, 0.26]], np.float32))
+    found = cdf(
+        masses, np.array([[0.49, 0.99], [0.51, 0.24], [0.51, 0.26], [0.99, 0.26]], np.float32)
+    )
     assert found.tolist() == [5, 140, 141, 141]
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 128, 129, 300, 1000])
 def test_extreme_uniforms_give_the_first_and_the_last_possible_token(vocab):
     rng = np.random.default_rng(vocab)
-    masses = (rng.gamma(0.5, size=(200, vocab)) * (rng.random((200, vocab)) < 0.3)).astype(np.float32)
+    masses = (rng.gamma(0.5, size=(200, vocab)) * (rng.random((200, vocab)) < 0.3)).astype(
+        np.float32
+    )
     masses[:, vocab // 2] = 0.1
     for value, edge in ((0.0, 0), (LARGEST, -1)):
         found = cdf(masses, np.full((200, 2), value, np.float32))
@@ -125,7 +148,9 @@ def test_extreme_uniforms_give_the_first_and_the_last_possible_token(vocab):
 @given(st.integers(0, 2**32 - 1), st.sampled_from([10, 130, 257]))
 def test_a_token_of_probability_0_is_never_drawn(seed, vocab):
     rng = np.random.default_rng(seed)
-    logits = np.where(rng.random((64, vocab)) < 0.9, -np.inf, rng.normal(0, 20, (64, vocab))).astype(np.float32)
+    logits = np.where(
+        rng.random((64, vocab)) < 0.9, -np.inf, rng.normal(0, 20, (64, vocab))
+    ).astype(np.float32)
     logits[:, seed % vocab] = 0.0
     probs = np.asarray(jax.nn.softmax(logits, axis=-1))
     uniform = rng.choice(np.array([0.0, 0.5, LARGEST, 1e-7, rng.random()], np.float32), (64, 2))
@@ -135,8 +160,14 @@ def test_a_token_of_probability_0_is_never_drawn(seed, vocab):
 def call(logits, temperature=1.0, top_k=0, top_p=1.0, filtered=False):
     rows = len(logits)
     named = jnp.asarray(np.stack([keys.key_data(0, "test", row) for row in range(rows)]))
-    numbers = (np.full(rows, temperature, np.float32), np.full(rows, top_k, np.int32), np.full(rows, top_p, np.float32))
-    return draw_rows(np.asarray(logits, np.float32), named, jnp.arange(rows), *numbers, filtered=filtered)
+    numbers = (
+        np.full(rows, temperature, np.float32),
+        np.full(rows, top_k, np.int32),
+        np.full(rows, top_p, np.float32),
+    )
+    return draw_rows(
+        np.asarray(logits, np.float32), named, jnp.arange(rows), *numbers, filtered=filtered
+    )
 
 
 def test_greedy_is_a_point_mass():
@@ -154,22 +185,32 @@ def test_logits_that_are_not_finite_show_in_greedy_rows(value: float):
 def test_literal_logprob_and_entropy():
     drawn = call(np.log([[0.5, 0.25, 0.25]] * 50))
     assert set(drawn.token.tolist()) == {0, 1, 2}
-    np.testing.assert_allclose(drawn.logprob, np.log([0.5, 0.25, 0.25])[np.asarray(drawn.token)], rtol=1e-6)
+    np.testing.assert_allclose(
+        drawn.logprob, np.log([0.5, 0.25, 0.25])[np.asarray(drawn.token)], rtol=1e-6
+    )
     np.testing.assert_allclose(drawn.entropy, 1.5 * math.log(2), rtol=1e-6)
 
 
 def test_temperature_divides_the_logits():
     """At temperature 1/2 probabilities are squared: 4, 1, 1 of 6."""
     drawn = call(np.log([[0.5, 0.25, 0.25]] * 50), temperature=0.5)
-    np.testing.assert_allclose(drawn.logprob, np.log([4 / 6, 1 / 6, 1 / 6])[np.asarray(drawn.token)], rtol=1e-5)
-    np.testing.assert_allclose(drawn.entropy, -(4 * math.log(4 / 6) + 2 * math.log(1 / 6)) / 6, rtol=1e-6)
+    np.testing.assert_allclose(
+        drawn.logprob, np.log([4 / 6, 1 / 6, 1 / 6])[np.asarray(drawn.token)], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        drawn.entropy, -(4 * math.log(4 / 6) + 2 * math.log(1 / 6)) / 6, rtol=1e-6
+    )
 
 
 def test_logprobs_are_those_after_the_filters():
     drawn = call(np.log([[0.5, 0.3, 0.15, 0.05]] * 50), top_k=3, top_p=0.8, filtered=True)
     assert set(drawn.token.tolist()) == {0, 1}  # 0.5 / 0.95 < 0.8 <= 0.8 / 0.95
-    np.testing.assert_allclose(drawn.logprob, np.log([0.625, 0.375])[np.asarray(drawn.token)], rtol=1e-5)
-    np.testing.assert_allclose(drawn.entropy, -(0.625 * math.log(0.625) + 0.375 * math.log(0.375)), rtol=1e-5)
+    np.testing.assert_allclose(
+        drawn.logprob, np.log([0.625, 0.375])[np.asarray(drawn.token)], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        drawn.entropy, -(0.625 * math.log(0.625) + 0.375 * math.log(0.375)), rtol=1e-5
+    )
 
 
 def test_filters_switched_off_change_nothing():
@@ -183,10 +224,17 @@ def test_noise_is_a_row_s_own():
     named = np.stack([keys.key_data(0, "test", row) for row in range(6)])
     positions = np.arange(6, dtype=np.int32)
     noise = np.asarray(uniforms(jnp.asarray(named), jnp.asarray(positions)))
-    assert noise.shape == (6, 2) and (noise >= 0).all() and (noise < 1).all() and np.unique(noise).size == 12
+    assert (
+        noise.shape == (6, 2)
+        and (noise >= 0).all()
+        and (noise < 1).all()
+        and np.unique(noise).size == 12
+    )
     order = np.array([3, 0, 5])
     np.testing.assert_array_equal(jax.jit(uniforms)(named[order], positions[order]), noise[order])
-    np.testing.assert_array_equal(uniforms(jnp.asarray(named[2:3]), jnp.asarray(positions[2:3])), noise[2:3])
+    np.testing.assert_array_equal(
+        uniforms(jnp.asarray(named[2:3]), jnp.asarray(positions[2:3])), noise[2:3]
+    )
 
 
 def test_frozen_noise():

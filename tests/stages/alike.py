@@ -22,8 +22,9 @@ CLOCKED = ("started", "share", "tokens_per_second", "programs", "checksum", "pea
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What differs, a line each; [] for the same run: prompts, tokens, log-probabilities, verdicts, metrics by step,
-    preferences, manifests but for times, and every array and count of the checkpoints that both kept."""
+    """What differs, a line each; [] for the same run: prompts, tokens, log-probabilities, verdicts,
+    metrics by step, preferences, manifests but for times, and every array and count of the
+    checkpoints that both kept."""
     return [*_metrics(one, other), *_files(one, other), *_checkpoints(one, other)]
 
 
@@ -47,9 +48,14 @@ def redone(workdir: Path) -> int:
 
 
 def _metrics(one: Path, other: Path) -> Iterator[str]:
-    """An error that a stage ended with, that of a lost process say, is no part of what it was to make."""
-    records = [[r for r in read_metrics(workdir) if r["kind"] != "error"] for workdir in (one, other)]
-    logs = [{(r["stage"], r["step"], r["kind"]): steady(r["metrics"]) for r in each} for each in records]
+    """An error that a stage ended with, that of a lost process say, is no part of what it was to
+    make."""
+    records = [
+        [r for r in read_metrics(workdir) if r["kind"] != "error"] for workdir in (one, other)
+    ]
+    logs = [
+        {(r["stage"], r["step"], r["kind"]): steady(r["metrics"]) for r in each} for each in records
+    ]
     for key in sorted({*logs[0], *logs[1]}):
         values = [log.get(key) for log in logs]
         if values[0] != values[1]:
@@ -57,23 +63,34 @@ def _metrics(one: Path, other: Path) -> Iterator[str]:
 
 
 def steady(metrics: dict[str, float]) -> str:
-    kept = {k: v for k, v in metrics.items() if k != "step_time" and not k.startswith(("generation/", "goodput/"))}
+    kept = {
+        k: v
+        for k, v in metrics.items()
+        if k != "step_time" and not k.startswith(("generation/", "goodput/"))
+    }
     return json.dumps(kept, sort_keys=True)
 
 
 def _files(one: Path, other: Path) -> Iterator[str]:
-    """Journals, preferences, manifests, log-probabilities: everything in the stages' folders but checkpoints."""
+    """Journals, preferences, manifests, log-probabilities: everything in the stages' folders but
+    checkpoints."""
     listed = [{path.relative_to(root) for path in _kept(root)} for root in (one, other)]
     for file in sorted(listed[0] ^ listed[1]):
         yield f"{file} is in one of the two only"
     for file in sorted(listed[0] & listed[1]):
         if _content(one / file) != _content(other / file):
-            yield f"{file} differs" + (_which(one / file, other / file) if "rollouts" in file.parts else "")
+            yield f"{file} differs" + (
+                _which(one / file, other / file) if "rollouts" in file.parts else ""
+            )
 
 
 def _kept(root: Path) -> Iterator[Path]:
     for path in root.glob("[0-9]*-*/**/*"):
-        if path.is_file() and not {"checkpoints", "damaged", "_parts"} & {*path.parts} and path.suffix != ".tmp":
+        if (
+            path.is_file()
+            and not {"checkpoints", "damaged", "_parts"} & {*path.parts}
+            and path.suffix != ".tmp"
+        ):
             yield path
 
 
@@ -95,7 +112,9 @@ def _which(one: Path, other: Path) -> str:
             if not np.array_equal(getattr(a.rollout, field), getattr(b.rollout, field)):
                 return f": {field} of response {number}, {a.rollout.problem_id}"
         if a.score != b.score:
-            return f": verdict of response {number}, {a.rollout.problem_id}: {a.score} and {b.score}"
+            return (
+                f": verdict of response {number}, {a.rollout.problem_id}: {a.score} and {b.score}"
+            )
     return ""
 
 
@@ -103,7 +122,10 @@ def _checkpoints(one: Path, other: Path) -> Iterator[str]:
     for folder in sorted(one.glob("[0-9]*-*/checkpoints")):
         pair = [Checkpoints(root / folder.relative_to(one)) for root in (one, other)]
         if pair[0].latest() != pair[1].latest():
-            yield f"{folder.relative_to(one)}: the newest are {pair[0].latest()} and {pair[1].latest()}"
+            yield (
+                f"{folder.relative_to(one)}: the newest are {pair[0].latest()} and "
+                f"{pair[1].latest()}"
+            )
         for step in sorted({*pair[0].steps()} & {*pair[1].steps()}):
             found = [contents(there.folder / str(step)) for there in pair]
             for name in sorted({*found[0], *found[1]}):
@@ -113,7 +135,9 @@ def _checkpoints(one: Path, other: Path) -> Iterator[str]:
 
 def contents(folder: Any) -> dict[str, object]:
     """Every array of a checkpoint as bytes, and its counters."""
-    found: dict[str, object] = {"host": timeless(ocp.JsonCheckpointHandler().restore(folder / "host")["content"])}
+    found: dict[str, object] = {
+        "host": timeless(ocp.JsonCheckpointHandler().restore(folder / "host")["content"])
+    }
     for name, array in arrays(folder).items():
         found[name] = (str(array.dtype), array.shape, array.tobytes())
     return found

@@ -39,7 +39,8 @@ Jitted = dict[Callable[..., Any], list[tuple[Any, Any]]]
 
 
 class AllPrograms(Programs):
-    """The programs of all settings and tests, not of the newest alone; the sampler, which counts, is the context's."""
+    """The programs of all settings and tests, not of the newest alone; the sampler, which counts,
+    is the context's."""
 
     def __init__(self, jitted: Jitted) -> None:
         super().__init__()
@@ -67,11 +68,15 @@ def opened(jitted: Jitted) -> Iterator[Callable[..., Session]]:
     """Make the context of a config and work directory; `reward` in place of tiny.py's."""
     with ExitStack() as stack:
 
-        def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Session:
+        def make(
+            config: ConfigDict, workdir: Path, reward: RewardFunction | None = even
+        ) -> Session:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
             folder = epath.Path(workdir)
             folders = graph.plan(Config.of(config)).folders(folder)
-            session = Session(Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted))
+            session = Session(
+                Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted)
+            )
             session.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
             stack.callback(session.close)
             return session

@@ -30,8 +30,8 @@ class Runs:
     def __call__(self, workdir: Path, expected: int = 0, **job: Any) -> dict[str, Any]:
         """Run or continue the tiny config in a work directory; what became of it.
 
-        expected: exit status, negative for a signal. until: as in pipeline.run. config: another one's file. overrides:
-        of the config. devices: how many. How it ends before it is through:
+        expected: exit status, negative for a signal. until: as in pipeline.run. config: another
+        one's file. overrides: of the config. devices: how many. How it ends before it is through:
 
             file [pattern, seconds]       SIGKILL so long after a file of the work directory appears
             change [pattern, n]           SIGKILL just before the n-th change (from 0) of a path that matches
@@ -40,10 +40,15 @@ class Runs:
                                           "INT" is Ctrl-C of the g2d command
             keep [pattern, folder]        nothing: copies the work directory before every such change, to FOLDER/NNNN
 
-        status, text (what was said), changes (how many matched), seconds (from the signal to the end).
+        status, text (what was said), changes (how many matched), seconds (from the signal to the
+        end).
         """
-        code = f"import sys; sys.path.append({str(HERE)!r}); import killed; killed.main(sys.argv[1])"
-        done = self._forks.run(json.dumps({"workdir": workdir, **job}, default=str), code=code, timeout=2 * TIMEOUT)
+        code = (
+            f"import sys; sys.path.append({str(HERE)!r}); import killed; killed.main(sys.argv[1])"
+        )
+        done = self._forks.run(
+            json.dumps({"workdir": workdir, **job}, default=str), code=code, timeout=2 * TIMEOUT
+        )
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         assert answer["status"] == expected, answer

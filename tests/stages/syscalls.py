@@ -1,9 +1,11 @@
-"""Stop a process just before each call with which it changes files, from outside: seccomp's user notification (Linux).
+"""Stop a process just before each call with which it changes files, from outside: seccomp's user
+notification (Linux).
 
-install(), in the process to be watched ─► a descriptor, sent to the watching parent ─► changes(descriptor)
+install(), in the process to be watched ─► a descriptor, sent to the watching parent ─►
+changes(descriptor)
 
-What is on disk while a process is stopped there is what `kill -9` would leave, so every state that a kill can leave is
-seen. The layout of the structures is that of seccomp_unotify(2).
+What is on disk while a process is stopped there is what `kill -9` would leave, so every state that
+a kill can leave is seen. The layout of the structures is that of seccomp_unotify(2).
 """
 
 import ctypes
@@ -41,7 +43,9 @@ def available() -> bool:
     """Whether the kernel notifies; False in emulators, and in containers that forbid it."""
     if sys.platform != "linux" or platform.machine() not in _COLUMN:
         return False
-    return subprocess.run([sys.executable, __file__], check=False, capture_output=True).returncode == 0
+    return (
+        subprocess.run([sys.executable, __file__], check=False, capture_output=True).returncode == 0
+    )
 
 
 def _numbers(table: str) -> dict[str, int]:
@@ -74,24 +78,30 @@ def _program() -> bytes:
 
 
 def install() -> int:
-    """Have the calls of this thread, and of all it starts from now on, notified: the descriptor to listen at."""
+    """Have the calls of this thread, and of all it starts from now on, notified: the descriptor to
+    listen at."""
     libc = ctypes.CDLL(None, use_errno=True)
     code = _program()
     lines = ctypes.create_string_buffer(code, len(code))
-    program = ctypes.create_string_buffer(struct.pack("HP", len(code) // 8, ctypes.addressof(lines)))
+    program = ctypes.create_string_buffer(
+        struct.pack("HP", len(code) // 8, ctypes.addressof(lines))
+    )
     libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     libc.syscall.argtypes = [ctypes.c_long, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_void_p]
     libc.syscall.restype = ctypes.c_long
     found = -1
     if libc.prctl(38, 1, 0, 0, 0) == 0:  # no new privileges
-        found = libc.syscall(_SECCOMP[platform.machine()], 1, _NEW_LISTENER, ctypes.addressof(program))
+        found = libc.syscall(
+            _SECCOMP[platform.machine()], 1, _NEW_LISTENER, ctypes.addressof(program)
+        )
     if found < 0:
         raise OSError(ctypes.get_errno(), "the kernel does not notify of calls")
     return int(found)
 
 
 def changes(listener: int, seconds: float) -> Iterator[tuple[str, str]]:
-    """(call, path) of each change, which is made when the iteration goes on. Ends with the process, or after seconds.
+    """(call, path) of each change, which is made when the iteration goes on. Ends with the process,
+    or after seconds.
 
     path: of a rename the new one; "" for what is no file.
     """
@@ -110,7 +120,9 @@ def changes(listener: int, seconds: float) -> Iterator[tuple[str, str]]:
         arguments = struct.unpack_from("=6Q", told, 32)
         yield names[number], _path(thread, names[number], arguments)
         try:
-            fcntl.ioctl(listener, _SEND, bytearray(struct.pack("=QqiI", identifier, 0, 0, 1)))  # 1: let it go on
+            fcntl.ioctl(
+                listener, _SEND, bytearray(struct.pack("=QqiI", identifier, 0, 0, 1))
+            )  # 1: let it go on
         except OSError:
             continue
 
@@ -121,12 +133,20 @@ def _path(thread: int, call: str, arguments: tuple[int, ...]) -> str:
             which = 2 if call == "copy_file_range" else 0
             return os.readlink(f"/proc/{thread}/fd/{arguments[which] & 0xFFFFFFFF}")
         if call in _numbers(_BY_FOLDER):
-            first = 2 if call in ("renameat", "renameat2", "linkat") else 1 if call == "symlinkat" else 0
+            first = (
+                2
+                if call in ("renameat", "renameat2", "linkat")
+                else 1
+                if call == "symlinkat"
+                else 0
+            )
             folder = ctypes.c_int(arguments[first] & 0xFFFFFFFF).value
             start = os.readlink(f"/proc/{thread}/{'cwd' if folder == _HERE else f'fd/{folder}'}")
             return os.path.join(start, _text(thread, arguments[first + 1]))
         second = call in ("rename", "link", "symlink")
-        return os.path.join(os.readlink(f"/proc/{thread}/cwd"), _text(thread, arguments[int(second)]))
+        return os.path.join(
+            os.readlink(f"/proc/{thread}/cwd"), _text(thread, arguments[int(second)])
+        )
     except OSError:
         return ""
 

@@ -33,12 +33,17 @@ def causes(found: list[alerts.Alert]) -> list[str]:
 def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> list[float]:
     """From one value to the other by equal factors, with noise."""
     rng = np.random.default_rng(0)
-    return [first * (last / first) ** (i / (steps - 1)) * (1 + noise * rng.normal()) for i in range(steps)]
+    return [
+        first * (last / first) ** (i / (steps - 1)) * (1 + noise * rng.normal())
+        for i in range(steps)
+    ]
 
 
-# First and last value of entropy and reward as measured on chains: online GRPO of 20, 60 and 160 steps.
+# First and last value of entropy and reward as measured on chains: online GRPO of 20, 60 and 160
+# steps.
 @pytest.mark.parametrize(
-    ("entropy", "reward"), [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))]
+    ("entropy", "reward"),
+    [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))],
 )
 def test_a_healthy_run_is_left_alone(entropy, reward):
     series = {
@@ -81,8 +86,12 @@ def test_short_runs_say_nothing():
     assert (alert.cause, alert.values) == ("entropy", {"first": 1.0, "last": 0.01})
 
 
-@pytest.mark.parametrize(("steps", "reward", "advice"), [(2, 0.0, "easier problems"), (3, 1.0, "harder problems")])
-def test_a_short_stage_that_never_saw_a_signal_says_so(steps, reward, advice, config, tmp_path, opened, capsys):
+@pytest.mark.parametrize(
+    ("steps", "reward", "advice"), [(2, 0.0, "easier problems"), (3, 1.0, "harder problems")]
+)
+def test_a_short_stage_that_never_saw_a_signal_says_so(
+    steps, reward, advice, config, tmp_path, opened, capsys
+):
     """Of fewer steps than the rules over windows need: all right, or all wrong, in every group."""
     one = only(config, "warmup")
     one.stages.warmup.update(steps=steps, keep=())
@@ -90,10 +99,15 @@ def test_a_short_stage_that_never_saw_a_signal_says_so(steps, reward, advice, co
     session = opened(one, tmp_path, lambda completions, **_: [reward] * len(completions))
     manifest = run(session)
     (warning,) = [warning for warning in manifest["warnings"] if warning["cause"] == "signal"]
-    assert f"not one of its {steps} steps had a prompt whose responses differ in reward" in warning["text"]
+    assert (
+        f"not one of its {steps} steps had a prompt whose responses differ in reward"
+        in warning["text"]
+    )
     assert advice in warning["text"] and warning["step"] == steps
     assert f"WARNING: {warning['text']}\n" in capsys.readouterr().out
-    assert f"- Warning: warmup, step {steps}: not one of its {steps} steps" in markdown(report(read_run(tmp_path)))
+    assert f"- Warning: warmup, step {steps}: not one of its {steps} steps" in markdown(
+        report(read_run(tmp_path))
+    )
 
 
 def test_a_stage_with_one_signal_is_not_called_silent():
@@ -108,7 +122,11 @@ def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, c
         with training(session, "dpo", 40, stage) as trainer:
             for i in range(first, min(first + 13, 40)):
                 trainer.step = i + 1
-                metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
+                metrics = {
+                    "entropy": 0.3,
+                    "completions/mean_length": lengths[i],
+                    "reward": math.nan if i % 3 else 0.4,
+                }
                 alerts.watch(trainer, stage, metrics, kind="train")
             trainer.save_here()
     said = capsys.readouterr().out
@@ -133,8 +151,10 @@ def test_a_probe_after_the_first_can_warn(small, tmp_path, opened):
             trainer.step += 1
     (warning,) = trainer.extra_state.warnings
     assert warning["text"] == (
-        "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
-        "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
+        "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what "
+        "it was at the start. "
+        "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in "
+        "place of this "
         'stage an online one with loss="dpo" and a small sync_every'
     )
 
@@ -144,9 +164,17 @@ def test_a_probe_after_the_first_can_warn(small, tmp_path, opened):
     [
         ({}, "entropy", ["entropy_coef=1e-4 (now 0)"]),
         ({"loss": "dpo", "sync_every": 0}, "length", ["a smaller sync_every (now never)"]),
-        ({"loss": "dpo", "reference_sync": True, "entropy_coef": 1e-4}, "entropy", ["a smaller optimizer"]),
+        (
+            {"loss": "dpo", "reference_sync": True, "entropy_coef": 1e-4},
+            "entropy",
+            ["a smaller optimizer"],
+        ),
         ({"optimizer": Optimizer()}, "limit", ["a larger Adam epsilon"]),
-        ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
+        (
+            {"loss": "group_dpo", "sync_every": 5},
+            "limit",
+            ["reference_sync=True", "a smaller sync_every (now 5)"],
+        ),
     ],
 )
 def test_remedies_are_those_not_taken_yet(changes, cause, expected):
@@ -157,11 +185,20 @@ def test_remedies_are_those_not_taken_yet(changes, cause, expected):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("online", 3, 8, 30), "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step."),
+        (
+            ("online", 3, 8, 30),
+            "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step.",
+        ),
         (("online", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
-        (("online", 100, 32, 200), "each is drawn 64 times. To try: more problems, a smaller prompts_per_step"),
+        (
+            ("online", 100, 32, 200),
+            "each is drawn 64 times. To try: more problems, a smaller prompts_per_step",
+        ),
         (("online", 20_000, 32, 160), ""),
-        (("sft", 64, 64, 21), "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a"),
+        (
+            ("sft", 64, 64, 21),
+            "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a",
+        ),
         (("sft", 128_000, 64, 2000), ""),
     ],
 )
@@ -173,12 +210,24 @@ def test_too_little_data_for_a_stage(arguments, expected):
 @pytest.mark.parametrize(
     ("shares", "expected", "words"),
     [
-        ({"completions/clipped_ratio": 0.98}, ["cut"], "98% of its responses are cut at max_new_tokens, 256"),
+        (
+            {"completions/clipped_ratio": 0.98},
+            ["cut"],
+            "98% of its responses are cut at max_new_tokens, 256",
+        ),
         ({"completions/clipped_ratio": 0.5}, [], ""),
-        ({"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1}, ["ungraded"], "25% of its responses could not be"),
+        (
+            {"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1},
+            ["ungraded"],
+            "25% of its responses could not be",
+        ),
         ({"verdicts/unscorable": 0.1, "verdicts/timeout": 0.1}, [], ""),
         ({"frac_signal": 0.05, "reward": 0.001}, ["signal"], SIGNAL_ADVICE),
-        ({"frac_signal": 0.05, "reward": 0.99}, ["signal"], "To try: harder problems, difficulty.max_pass_rate"),
+        (
+            {"frac_signal": 0.05, "reward": 0.99},
+            ["signal"],
+            "To try: harder problems, difficulty.max_pass_rate",
+        ),
         ({"frac_signal": 0.1, "reward": 0.0}, [], ""),
         ({}, [], ""),
     ],
@@ -192,10 +241,15 @@ def test_what_is_wrong_with_responses(shares, expected, words):
 def test_few_pairs_and_few_updates():
     assert alerts.few_updates(10, 8, 80) == []
     (alert,) = alerts.few_updates(2, 8, 17)
-    assert alert.text.startswith("17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts")
+    assert alert.text.startswith(
+        "17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts"
+    )
     counts = {"prompts": 100, "mixed": 9, "all_correct": 1, "all_incorrect": 90, "pairs": 20}
     (alert,) = alerts.few_pairs(counts)
-    assert "9 of 100 prompts have responses to tell apart (90 all wrong, 1 all right), which gives 20" in alert.text
+    assert (
+        "9 of 100 prompts have responses to tell apart (90 all wrong, 1 all right), which gives 20"
+        in alert.text
+    )
     assert SIGNAL_ADVICE in alert.text
     (alert,) = alerts.few_pairs({**counts, "all_correct": 90, "all_incorrect": 1})
     assert "To try: harder problems" in alert.text
@@ -229,7 +283,8 @@ def test_what_is_said_of_a_reward_that_hardly_rises():
     assert alert.values["rise"] == pytest.approx(19 * slope)
     assert alert.values["error"] == pytest.approx(19 * math.sqrt(covariance[0, 0]))
     assert alert.text.startswith(
-        "the reward has hardly risen: by 0.001 ± 0.007 over 20 steps, from 0.254 in the first 5. To try: a larger optim"
+        "the reward has hardly risen: by 0.001 ± 0.007 over 20 steps, from 0.254 in the first 5. "
+        "To try: a larger optim"
     )
 
 
@@ -245,14 +300,19 @@ def test_what_is_said_of_a_reward_that_hardly_rises():
     ],
 )
 def test_how_often_a_rise_is_called_stalled(rise, steps, noise, low, high):
-    """Of 500 stages whose true reward rises so much in all, each step with noise of this standard deviation."""
+    """Of 500 stages whose true reward rises so much in all, each step with noise of this standard
+    deviation."""
     rng = np.random.default_rng(0)
     runs = 0.4 + rise * np.linspace(0, 1, steps) + rng.normal(0, noise, (500, steps))
-    assert low <= np.mean([len(alerts.stalled(rewards.tolist(), ONLINE)) for rewards in runs]) <= high
+    assert (
+        low <= np.mean([len(alerts.stalled(rewards.tolist(), ONLINE)) for rewards in runs]) <= high
+    )
 
 
 @pytest.mark.parametrize(("total", "expected"), [(100, [50]), (99, [])])
-def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(small, tmp_path, opened, total, expected):
+def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
+    small, tmp_path, opened, total, expected
+):
     """And takes it back at its end, if the reward has risen by then."""
     stage = Online(policy="init")
     with training(opened(small, tmp_path), "dpo", total, stage) as trainer:
@@ -299,5 +359,9 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     assert said.index("3 problems for 6 steps of 4") < said.index("warmup 1/6")
     text = markdown(report(read_run(tmp_path)))
     assert text.index("- Warning: warmup: 3 problems for 6 steps") < text.index("\n## ")
-    (tmp_path / "01-warmup" / "manifest.json").unlink()  # of a stage under way it is what was logged
-    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == 1 + len(found)  # one that it is under way
+    (
+        tmp_path / "01-warmup" / "manifest.json"
+    ).unlink()  # of a stage under way it is what was logged
+    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == 1 + len(
+        found
+    )  # one that it is under way

@@ -1,4 +1,5 @@
-"""What a batch trains on, worked out by hand on groups without a model. A response is called (prompt, sample)."""
+"""What a batch trains on, worked out by hand on groups without a model. A response is called
+(prompt, sample)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,17 +24,23 @@ PLAIN = [{}, {"loss": "dpo"}, {"loss": "group_dpo"}, GROUP_GRPO]
 WITH_KL = [{"beta": 0.1}, {**GROUP_GRPO, "beta": 0.1}]
 
 
-def group(prompt: int, rewards: Sequence, lengths=None, cut=(), scored=False, late=()) -> list[ScoredRollout]:
-    """Rewards of 1 are correct, None is unscorable; cut: the samples that reached the limit; scored: no verdicts.
+def group(
+    prompt: int, rewards: Sequence, lengths=None, cut=(), scored=False, late=()
+) -> list[ScoredRollout]:
+    """Rewards of 1 are correct, None is unscorable; cut: the samples that reached the limit;
+    scored: no verdicts.
 
     late: the samples whose verification timed out.
     """
     found = []
     for i, (reward, length) in enumerate(zip(rewards, lengths or [4] * len(rewards), strict=True)):
-        tokens, logprobs = 1000 * prompt + 100 * i + np.arange(length), -np.arange(1, length + 1) / 8
+        tokens = 1000 * prompt + 100 * i + np.arange(length)
+        logprobs = -np.arange(1, length + 1) / 8
         end = np.zeros(length), "length" if i in cut else "stop"
         rollout = Rollout(f"{prompt:016x}", 0, i, np.array([prompt + 1]), tokens, logprobs, *end)
-        verdict = Verdict.SCORED if scored else Verdict.CORRECT if reward == 1 else Verdict.INCORRECT
+        verdict = (
+            Verdict.SCORED if scored else Verdict.CORRECT if reward == 1 else Verdict.INCORRECT
+        )
         verdict = Verdict.TIMEOUT if i in late else verdict
         score = Score(reward, Verdict.UNSCORABLE if reward is None else verdict)
         found.append(ScoredRollout(rollout, f"response {i}", score))
@@ -42,16 +49,26 @@ def group(prompt: int, rewards: Sequence, lengths=None, cut=(), scored=False, la
 
 def draws_of(groups, tasks=None, visit=0):
     tasks = tasks or ["main"] * len(groups)
-    return [(Problem(g[0].rollout.problem_id, "", task=t), visit) for g, t in zip(groups, tasks, strict=True)]
+    return [
+        (Problem(g[0].rollout.problem_id, "", task=t), visit)
+        for g, t in zip(groups, tasks, strict=True)
+    ]
 
 
 def stage_of(groups=(), **changes: Any):
-    changes = {"prompts_per_step": len(groups) or 1, "num_generations": 2, "sampling": settings.sampling(8), **changes}
+    changes = {
+        "prompts_per_step": len(groups) or 1,
+        "num_generations": 2,
+        "sampling": settings.sampling(8),
+        **changes,
+    }
     return settings.online(**changes)
 
 
 def make(groups, tasks=None, visit=0, seed=0, **changes: Any) -> batches.Batch:
-    return batches.make(seed, stage_of(groups, **changes), draws_of(groups, tasks, visit), groups, VERIFIABLE)
+    return batches.make(
+        seed, stage_of(groups, **changes), draws_of(groups, tasks, visit), groups, VERIFIABLE
+    )
 
 
 def named(response) -> tuple[int, int]:
@@ -60,7 +77,11 @@ def named(response) -> tuple[int, int]:
 
 def values(batch: batches.Batch, name: str) -> dict[tuple[int, int], float]:
     """What every response of the batch has under this name, 0 where packing would put 0."""
-    return {named(r): float({**r.token, **r.sequence}.get(name, 0.0)) for some in batch.groups for r in some.responses}
+    return {
+        named(r): float({**r.token, **r.sequence}.get(name, 0.0))
+        for some in batch.groups
+        for r in some.responses
+    }
 
 
 def trained(batch: batches.Batch) -> set[tuple[int, int]]:
@@ -69,7 +90,9 @@ def trained(batch: batches.Batch) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("how", [*PLAIN, *WITH_KL])
 def test_refill_keeps_the_first_prompts_with_a_signal(how):
-    groups = [group(i, rewards) for i, rewards in enumerate([[1, 1], [1, 0], [0, 0], [0, 1], [1, 0]])]
+    groups = [
+        group(i, rewards) for i, rewards in enumerate([[1, 1], [1, 0], [0, 0], [0, 1], [1, 0]])
+    ]
     for wanted, kept in ((2, [1, 3]), (3, [1, 3, 4]), (4, [1, 3, 4])):
         batch = make(groups, **how, prompts_per_step=wanted, dynamic_sampling=1)
         assert [named(some.responses[0])[0] for some in batch.groups] == kept
@@ -79,23 +102,42 @@ def test_refill_keeps_the_first_prompts_with_a_signal(how):
 
 @pytest.mark.parametrize("how", PLAIN)
 def test_signal_of_each_loss(how):
-    """Two different rewards of two wrong responses teach GRPO alone; without two scores there is nothing to learn."""
-    groups = [group(0, [0.3, 0]), group(1, [1, None]), group(2, [None, None]), group(3, [0.5, 0.5]), group(4, [1, 0])]
-    assert make(groups, **how).has_advantage.tolist() == [how in ({}, GROUP_GRPO), False, False, False, True]
+    """Two different rewards of two wrong responses teach GRPO alone; without two scores there is
+    nothing to learn."""
+    groups = [
+        group(0, [0.3, 0]),
+        group(1, [1, None]),
+        group(2, [None, None]),
+        group(3, [0.5, 0.5]),
+        group(4, [1, 0]),
+    ]
+    assert make(groups, **how).has_advantage.tolist() == [
+        how in ({}, GROUP_GRPO),
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
 @pytest.mark.parametrize("size", [2, 6, 7, 12])
-def test_equal_rewards_have_no_spread_and_no_signal_whatever_their_mean_rounds_to(size, scale_rewards):
+def test_equal_rewards_have_no_spread_and_no_signal_whatever_their_mean_rounds_to(
+    size, scale_rewards
+):
     equal, apart = group(0, [0.7] * size), group(1, [0.7] * (size - 1) + [0.8])
     lonely = group(2, [0.7] + [None] * (size - 1))
     batch = make([equal, apart, lonely], scale_rewards=scale_rewards, beta=0.1)
     assert batch.has_advantage.tolist() == [False, True, False]
-    assert {value for (prompt, _), value in values(batch, "advantage").items() if prompt != 1} == {0.0}
+    assert {value for (prompt, _), value in values(batch, "advantage").items() if prompt != 1} == {
+        0.0
+    }
     metrics = describe([equal, apart, lonely])
     assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 3)
     assert metrics["reward_std"] == pytest.approx(0.1 / size**0.5 / 3)
-    assert describe([equal])["reward_std"] == 0.0 and describe([equal])["frac_reward_zero_std"] == 1.0
+    assert (
+        describe([equal])["reward_std"] == 0.0 and describe([equal])["frac_reward_zero_std"] == 1.0
+    )
     assert informativeness.prompts([equal])["reward_variance"].tolist() == [0.0]
 
 
@@ -114,7 +156,9 @@ def test_overlong_responses_lose_reward_in_a_straight_line():
     groups = [group(0, [1, 1, 0, None], [4, 5, 6, 8]), group(1, [1, 1, 1, 1], [1, 7, 8, 3])]
     found = batches.shaped_rewards(stage_of(overlong_buffer=4), groups)
     np.testing.assert_array_equal(found, [[1, 0.75, -0.5, np.nan], [1, 0.25, 0, 1]])
-    np.testing.assert_array_equal(batches.shaped_rewards(stage_of(), groups), [[1, 1, 0, np.nan], [1] * 4])
+    np.testing.assert_array_equal(
+        batches.shaped_rewards(stage_of(), groups), [[1, 1, 0, np.nan], [1] * 4]
+    )
     assert make(groups).has_advantage.tolist() == [True, False]
     found = values(make(groups[1:], overlong_buffer=4), "advantage")
     assert list(found.values()) == pytest.approx([0.4375, -0.3125, -0.5625, 0.4375])
@@ -123,18 +167,25 @@ def test_overlong_responses_lose_reward_in_a_straight_line():
 @pytest.mark.parametrize("how", PLAIN)
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
 def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_coef):
-    groups = [group(0, [1, 1, 0], [8, 2, 3], cut=[0]), group(1, [1, 0, None], [8, 8, 4], cut=[0, 1])]
+    groups = [
+        group(0, [1, 1, 0], [8, 2, 3], cut=[0]),
+        group(1, [1, 0, None], [8, 8, 4], cut=[0, 1]),
+    ]
     groups.append(group(2, [0, 1, 0], [8, 8, 8], cut=[0, 1, 2]))
     assert make(groups, **how).has_advantage.tolist() == [True, True, True]
     batch = make(groups, **how, entropy_coef=entropy_coef, mask_truncated=True)
     assert batch.has_advantage.tolist() == [True, False, False]
     counted = {(0, 1): 2, (0, 2): 3}
     if entropy_coef and not how:
-        counted[1, 2] = 4  # GRPO keeps an unscorable response, whose advantage is 0, for its entropy
+        counted[1, 2] = (
+            4  # GRPO keeps an unscorable response, whose advantage is 0, for its entropy
+        )
     assert trained(batch) == set(counted)
     assert {name for name, side in values(batch, "side").items() if side} <= {(0, 1), (0, 2)}
     weighed = {name: value for name, value in values(batch, "entropy_weight").items() if value}
-    assert weighed == pytest.approx(dict.fromkeys(counted, 1 / sum(counted.values())) if entropy_coef else {})
+    assert weighed == pytest.approx(
+        dict.fromkeys(counted, 1 / sum(counted.values())) if entropy_coef else {}
+    )
 
 
 @pytest.mark.parametrize("how", [{}, GROUP_GRPO])
@@ -150,23 +201,31 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
 )
 def test_a_batch_left_short_by_refill_weighs_its_prompts_as_a_full_one(how, loss_type, expected):
     groups = [group(0, [1, 1]), group(1, [1, 0], [3, 5]), group(2, [0, 0]), group(3, [0, 0])]
-    full, short = (make(groups, **how, loss_type=loss_type, dynamic_sampling=refill) for refill in (0, 1))
+    full, short = (
+        make(groups, **how, loss_type=loss_type, dynamic_sampling=refill) for refill in (0, 1)
+    )
     assert list(values(full, "weight").values()) == pytest.approx(expected)
-    expected = [1 / 8, 1 / 8] if loss_type == "dapo" else expected  # it divides by the tokens that there are
+    expected = (
+        [1 / 8, 1 / 8] if loss_type == "dapo" else expected
+    )  # it divides by the tokens that there are
     assert values(short, "weight") == pytest.approx({(1, 0): expected[0], (1, 1): expected[1]})
 
 
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
 @pytest.mark.parametrize("refill", [0, 1])
 @pytest.mark.parametrize("how", [*PLAIN, WITH_KL[0]])
-def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(how, refill, entropy_coef):
+def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(
+    how, refill, entropy_coef
+):
     read = {"dpo": {"weight"}, "group_dpo": GROUP_DPO | (GRPO if "grpo_coef" in how else set())}
     names = read.get(how.get("loss"), GRPO) | ({"entropy_weight"} if entropy_coef else set())
     cut = [group(0, [1, 0], cut=[0, 1]), group(1, [0, 1], cut=[0, 1])]
     same = [group(0, [1, 1]), group(1, [0, None])]
     needs_none = "loss" not in how and (how or entropy_coef)  # GRPO's KL and entropy need no signal
     for groups in (cut,) if needs_none else (cut, same):
-        batch = make(groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True)
+        batch = make(
+            groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True
+        )
         arrays = pack(batch.groups, row_length=32, microbatch_rows=4).arrays
         assert arrays["tokens"].any() and not batch.has_advantage.any()
         assert names <= set(arrays)
@@ -177,36 +236,54 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(ho
 def test_dpo_takes_the_pair_of_the_pair_rule(task, scored):
     usable, found = [0, 2, 3, 5, 6, 7], set()
     for visit in range(6):
-        groups = [group(number, [None, 1, 0, 1, 0, 1, 0, 1], cut=[1, 4], scored=scored) for number in (3, 5)]
+        groups = [
+            group(number, [None, 1, 0, 1, 0, 1, 0, 1], cut=[1, 4], scored=scored)
+            for number in (3, 5)
+        ]
         batch = make(groups, [task] * 2, visit=visit, seed=7, loss="dpo", mask_truncated=True)
         for some, rows in zip(batch.groups, groups, strict=True):
             some_rows, problem = [rows[i] for i in usable], rows[0].rollout.problem_id
             [(chosen, rejected)] = pairs_of(7, problem, visit, some_rows, 1, verifiable=not scored)
             assert [named(r)[1] for r in some.responses] == [usable[chosen], usable[rejected]]
-            assert [dict(r.sequence) for r in some.responses] == [{"weight": 0.5}] * 2 and some.keep_together
+            assert [dict(r.sequence) for r in some.responses] == [
+                {"weight": 0.5}
+            ] * 2 and some.keep_together
             found.add((chosen, rejected))
     assert len(found) == 1 if scored else len(found) > 3
 
 
 @pytest.mark.parametrize("loss", ["dpo", "group_dpo"])
 def test_scalar_tasks_pair_the_best_with_the_worst(loss):
-    rows = [group(0, [0.3, None, 2, -1, 1.9], scored=True), group(1, [1, 1], scored=True), group(2, [0, 1])]
+    rows = [
+        group(0, [0.3, None, 2, -1, 1.9], scored=True),
+        group(1, [1, 1], scored=True),
+        group(2, [0, 1]),
+    ]
     batch = make(rows, ["chat", "chat", "main"], loss=loss)
     order = [(2, 1), (2, 0)] if loss == "dpo" else [(2, 0), (2, 1)]
     assert [named(r) for some in batch.groups for r in some.responses] == [(0, 2), (0, 3), *order]
     if loss == "group_dpo":
         assert values(batch, "side") == {(0, 2): 1, (0, 3): -1, (2, 0): -1, (2, 1): 1}
         assert set(values(batch, "pair_weight").values()) == {0.5}
-    assert not make(rows[:1], ["main"], loss=loss).has_advantage.any()  # no verdict, no right and wrong
+    assert not make(
+        rows[:1], ["main"], loss=loss
+    ).has_advantage.any()  # no verdict, no right and wrong
 
 
 def test_group_dpo_has_both_sides_of_a_prompt_and_each_pair_of_it_weighs_the_same():
     rewards = [[1, 0, 0, 1, None], [1, 1, None, 1, 1], [0, 1, 0, 0, None]]
     batch = make([group(i, some) for i, some in enumerate(rewards)], loss="group_dpo")
     right, wrong = {0: [0, 3], 2: [1]}, {0: [1, 2], 2: [0, 2, 3]}
-    sides = {(p, i): side for side, some in ((1, right), (-1, wrong)) for p, places in some.items() for i in places}
+    sides = {
+        (p, i): side
+        for side, some in ((1, right), (-1, wrong))
+        for p, places in some.items()
+        for i in places
+    }
     assert values(batch, "side") == sides and all(some.keep_together for some in batch.groups)
-    assert values(batch, "pair_weight") == pytest.approx({name: 1 / 8 if name[0] == 0 else 1 / 6 for name in sides})
+    assert values(batch, "pair_weight") == pytest.approx(
+        {name: 1 / 8 if name[0] == 0 else 1 / 6 for name in sides}
+    )
     assert values(batch, "prompt") == {name: name[0] for name in sides}
 
 
@@ -215,10 +292,14 @@ def test_group_dpo_has_both_sides_of_a_prompt_and_each_pair_of_it_weighs_the_sam
 def test_dpo_is_divided_by_pairs_or_by_the_prompts_of_a_full_batch(normalizer, weight, refill):
     groups = [group(0, [1, 1]), group(1, [1, 0]), group(2, [0, 0]), group(3, [0, 1])]
     dpo = {**settings.online().dpo.to_dict(), "normalizer": normalizer}
-    assert set(values(make(groups, loss="dpo", dpo=dpo, dynamic_sampling=refill), "weight").values()) == {weight}
-    assert set(values(make(groups, loss="group_dpo", dpo=dpo, dynamic_sampling=refill), "pair_weight").values()) == {
-        weight
-    }
+    assert set(
+        values(make(groups, loss="dpo", dpo=dpo, dynamic_sampling=refill), "weight").values()
+    ) == {weight}
+    assert set(
+        values(
+            make(groups, loss="group_dpo", dpo=dpo, dynamic_sampling=refill), "pair_weight"
+        ).values()
+    ) == {weight}
 
 
 def test_unscorable_responses_leave_the_baseline_and_keep_kl_and_entropy():
@@ -234,13 +315,18 @@ def test_unscorable_responses_leave_the_baseline_and_keep_kl_and_entropy():
 
 def test_a_timeout_is_a_wrong_answer_to_every_loss_and_accuracy():
     """A response whose worker the machine ended is none at all."""
-    rewards = [REWARDS[verdict] for verdict in (Verdict.CORRECT, Verdict.INCORRECT, Verdict.TIMEOUT)]
+    rewards = [
+        REWARDS[verdict] for verdict in (Verdict.CORRECT, Verdict.INCORRECT, Verdict.TIMEOUT)
+    ]
     groups = [group(0, [*rewards, REWARDS[Verdict.UNSCORABLE]], late=(2,))]
     advantages = values(make(groups, scale_rewards="none"), "advantage")
     assert advantages == pytest.approx({(0, 0): 2 / 3, (0, 1): -1 / 3, (0, 2): -1 / 3})
     assert trained(make(groups, loss="group_dpo")) == {(0, 0), (0, 1), (0, 2)}
     late = [group(0, [1, 0], late=(1,))]
-    assert trained(make(late, loss="dpo")) == {(0, 0), (0, 1)} and not make(late, loss="dpo").metrics["pairs/skipped"]
+    assert (
+        trained(make(late, loss="dpo")) == {(0, 0), (0, 1)}
+        and not make(late, loss="dpo").metrics["pairs/skipped"]
+    )
     judged = correct(groups)
     np.testing.assert_array_equal(judged, [[1, 0, 0, np.nan]])
     assert stats.accuracy(judged).mean == 1 / 3 == informativeness.prompts(groups)["pass_rate"][0]
@@ -249,11 +335,27 @@ def test_a_timeout_is_a_wrong_answer_to_every_loss_and_accuracy():
 
 @pytest.mark.parametrize("loss", ["dpo", "group_dpo"])
 def test_pair_metrics(loss):
-    """Prompts without a pair are counted among all that were drawn, pairs among those that are kept."""
-    groups = [group(0, [1, 1]), group(1, [1, 0], [2, 6]), group(2, [0, None]), group(3, [0, 1], [8, 4])]
-    kept = {"pairs/skipped": 2, "pairs/prompts": 1, "pairs/chosen_length": 2, "pairs/rejected_length": 6}
+    """Prompts without a pair are counted among all that were drawn, pairs among those that are
+    kept."""
+    groups = [
+        group(0, [1, 1]),
+        group(1, [1, 0], [2, 6]),
+        group(2, [0, None]),
+        group(3, [0, 1], [8, 4]),
+    ]
+    kept = {
+        "pairs/skipped": 2,
+        "pairs/prompts": 1,
+        "pairs/chosen_length": 2,
+        "pairs/rejected_length": 6,
+    }
     assert make(groups, loss=loss, prompts_per_step=1, dynamic_sampling=1).metrics == kept
-    full = {"pairs/skipped": 2, "pairs/prompts": 2, "pairs/chosen_length": 3, "pairs/rejected_length": 7}
+    full = {
+        "pairs/skipped": 2,
+        "pairs/prompts": 2,
+        "pairs/chosen_length": 3,
+        "pairs/rejected_length": 7,
+    }
     assert make(groups, loss=loss).metrics == full
     assert make(groups[:1], loss=loss).metrics == {"pairs/skipped": 1, "pairs/prompts": 0}
     if loss == "group_dpo":  # the mean over a side's responses, then over prompts
@@ -276,7 +378,11 @@ def test_fill_gives_every_response_its_own_span(how):
     assert [some.keep_together for some in filled] == [some.keep_together for some in made]
     found = [r for some in filled for r in some.responses]
     for response, before, row, span in zip(found, bare, rows, spans, strict=True):
-        assert response.token_ids.tolist() == before.token_ids.tolist() == row.rollout.token_ids.tolist()
+        assert (
+            response.token_ids.tolist()
+            == before.token_ids.tolist()
+            == row.rollout.token_ids.tolist()
+        )
         assert not {"old_logprob", "ref_logprob", "reference"} & {*before.token, *before.sequence}
         expected = dict(before.token)
         if sampled:

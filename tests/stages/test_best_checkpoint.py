@@ -1,4 +1,5 @@
-"""Selection among kept checkpoints: scores from the answers on disk, and the choice as a policy like any other."""
+"""Selection among kept checkpoints: scores from the answers on disk, and the choice as a policy
+like any other."""
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ def unscorable(completions: list[str], **columns: object) -> list[float | None]:
 
 @pytest.fixture
 def config(config: ConfigDict) -> ConfigDict:
-    """Online training with kept steps, the best of them by a scalar reward, and an evaluation of it."""
+    """Online training with kept steps, the best of them by a scalar reward, and an evaluation of
+    it."""
     train, drawn = config.stages.warmup, settings.sampling(8)
     train.update(policy="init", steps=2, keep=(0, 1))
     with config.unlocked():
@@ -42,7 +44,11 @@ def config(config: ConfigDict) -> ConfigDict:
             "train": train,
             "best": settings.best_checkpoint(num_generations=2, sampling=drawn),
             "evaluate": settings.evaluate(
-                policies=("train@0", "best"), sampling=drawn, num_generations=2, pass_at=(1,), greedy=False
+                policies=("train@0", "best"),
+                sampling=drawn,
+                num_generations=2,
+                pass_at=(1,),
+                greedy=False,
             ),
         }
     config.reward.update(function="tiny:longest", verifiable=False)
@@ -54,10 +60,14 @@ def shard(session: Session, step: int) -> list[ScoredRollout]:
 
 
 def per_token(groups: list[list[ScoredRollout]]) -> float:
-    """Mean reward over mean length of those with a reward, the responses to each problem weighing the same."""
+    """Mean reward over mean length of those with a reward, the responses to each problem weighing
+    the same."""
     known = [[r for r in group if r.score.reward is not None] for group in groups]
     rewards = np.mean([np.mean([r.score.reward for r in group]) for group in known if group])
-    return float(rewards / np.mean([np.mean([len(r.rollout.token_ids) for r in group]) for group in known if group]))
+    return float(
+        rewards
+        / np.mean([np.mean([len(r.rollout.token_ids) for r in group]) for group in known if group])
+    )
 
 
 def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path, opened):
@@ -66,8 +76,13 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path,
     manifest = run(session, "best")
     result = manifest["result"]
     expected = {step: per_token([[row] for row in shard(session, step)]) for step in (0, 1, 2)}
-    assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(expected)
-    assert result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}" and manifest["warnings"] == []
+    assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(
+        expected
+    )
+    assert (
+        result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}"
+        and manifest["warnings"] == []
+    )
     assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
     rows = shard(session, 1)
     assert {row.policy for row in rows} == {"train@1"} and len(rows) == 2 * 8
@@ -123,7 +138,9 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
 def mixed(config: ConfigDict) -> ConfigDict:
     """The main task with its scalar reward, and "sums" whose answers are right or wrong."""
     values = to_dict(config)
-    sums = settings.task(*(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test")))
+    sums = settings.task(
+        *(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test"))
+    )
     values["tasks"] = {"sums": to_dict(sums)}
     values["tasks"]["sums"]["reward"]["function"] = "tiny:even"
     return from_dict(values)
@@ -137,12 +154,25 @@ def test_a_mixed_run_averages_its_tasks(config, tmp_path, opened):
     tasks = {problem.id: problem.task for problem in session.problems["dev"]}
     for step in (0, 1, 2):
         found, rows = result["steps"][str(step)], shard(session, step)
-        main, sums = ([row for row in rows if tasks[row.rollout.problem_id] == task] for task in ("main", "sums"))
+        main, sums = (
+            [row for row in rows if tasks[row.rollout.problem_id] == task]
+            for task in ("main", "sums")
+        )
         accuracy = np.mean([row.score.verdict == Verdict.CORRECT for row in sums])
-        assert found["tasks"]["sums"]["score"] == found["tasks"]["sums"]["accuracy"] == pytest.approx(accuracy)
+        assert (
+            found["tasks"]["sums"]["score"]
+            == found["tasks"]["sums"]["accuracy"]
+            == pytest.approx(accuracy)
+        )
         missing = np.mean([row.score.reward is None for row in main])
-        assert found["tasks"]["main"]["unscorable"] == pytest.approx(missing) and 0.2 < missing < 0.4
-        each = [[row for row in main if row.rollout.problem_id == p] for p, task in tasks.items() if task == "main"]
+        assert (
+            found["tasks"]["main"]["unscorable"] == pytest.approx(missing) and 0.2 < missing < 0.4
+        )
+        each = [
+            [row for row in main if row.rollout.problem_id == p]
+            for p, task in tasks.items()
+            if task == "main"
+        ]
         assert found["tasks"]["main"]["score"] == pytest.approx(per_token(each))
         assert found["score"] == pytest.approx((accuracy + per_token(each)) / 2)
         spread = [found["tasks"][task]["score_sem"] for task in ("main", "sums")]
@@ -160,14 +190,19 @@ def test_without_any_score_there_is_no_choice(config, tmp_path, opened):
 
 
 def test_one_short_reply_does_not_decide():
-    """Mean reward over mean length; the mean of their quotients is 0.256 for the first and 0.02 for the second."""
+    """Mean reward over mean length; the mean of their quotients is 0.256 for the first and 0.02 for
+    the second."""
     rewards = np.array([[1.0, 1.0], [1.0, 1.0]])
     short, even = np.array([[1.0, 100.0], [100.0, 199.0]]), np.array([[50.0, 50.0], [50.0, 50.0]])
     assert mean_quotient(rewards, short)[0] == pytest.approx(1 / 100)
     assert mean_quotient(rewards, even) == pytest.approx((1 / 50, 0.0))
-    quotient, error = mean_quotient(np.array([[2.0, np.nan], [4.0, 2.0]]), np.array([[10.0, 999.0], [20.0, 40.0]]))
+    quotient, error = mean_quotient(
+        np.array([[2.0, np.nan], [4.0, 2.0]]), np.array([[10.0, 999.0], [20.0, 40.0]])
+    )
     assert quotient == pytest.approx(2.5 / 20)  # means of the problems: 2 and 3, 10 and 30
-    assert error == pytest.approx(0.75 / 20)  # residuals 2 - 1.25 and 3 - 3.75, over the mean length
+    assert error == pytest.approx(
+        0.75 / 20
+    )  # residuals 2 - 1.25 and 3 - 3.75, over the mean length
 
 
 def test_equal_scores_give_the_earlier_step():
@@ -180,10 +215,20 @@ def test_equal_scores_give_the_earlier_step():
     ("stage", "field", "value", "message"),
     [
         ("best", "steps", (1, 3), "steps has 3, but train keeps 0, 1, 2"),
-        ("best", "policy", "train@1", "'train@1': name a stage of this run that trains, without a step"),
+        (
+            "best",
+            "policy",
+            "train@1",
+            "'train@1': name a stage of this run that trains, without a step",
+        ),
         ("best", "policy", "init", "'init': name a stage of this run that trains"),
         ("best", "num_generations", 0, "num_generations must be at least 1"),
-        ("evaluate", "policies", ("best@1",), "reads 'best@1', but a best_checkpoint stage chooses the step"),
+        (
+            "evaluate",
+            "policies",
+            ("best@1",),
+            "reads 'best@1', but a best_checkpoint stage chooses the step",
+        ),
         ("evaluate", "policies", ("worst",), "'worst'; there are: init, best, train"),
     ],
 )
@@ -212,7 +257,9 @@ def test_points_of_a_study_choose_among_their_own_steps(config):
     assert [tuple(node.config.stages["train"].keep) for node in selections] == [(0, 1, 2)] * 2
     train = next(node.id for node in made.nodes.values() if node.name == "train")
     assert all(node.inputs == [train] for node in selections)
-    assert [config.stages["evaluate"].policies for _, config, _ in made.points] == [("train@0", "best")] * 2
+    assert [config.stages["evaluate"].policies for _, config, _ in made.points] == [
+        ("train@0", "best")
+    ] * 2
     assert len([node for node in made.nodes.values() if node.name == "evaluate"]) == 1 + 2 + 2
     stages = [to_dict(config)["stages"] for _, config, _ in made.points]
     assert [accounting.behind("best", some) for some in stages] == [
@@ -227,4 +274,8 @@ def test_a_selection_on_a_schedule_with_an_end_has_its_own_trajectory(config):
     config.sweep = settings.sweep(arms={"main": settings.arm(product=("stages.train.steps=1,2",))})
     made = build(points(config.lock()))
     assert len([node for node in made.nodes.values() if node.name == "train"]) == 2
-    assert {tuple(node.config.stages["best"].steps) for node in made.nodes.values() if node.name == "best"} == {()}
+    assert {
+        tuple(node.config.stages["best"].steps)
+        for node in made.nodes.values()
+        if node.name == "best"
+    } == {()}

@@ -1,4 +1,5 @@
-"""Between online and offline: what a stage samples, when, with which policy, and what becomes of it."""
+"""Between online and offline: what a stage samples, when, with which policy, and what becomes of
+it."""
 
 import json
 import shutil
@@ -33,7 +34,11 @@ def train(config: ConfigDict) -> ConfigDict:
 
 
 def metrics_of(workdir: Path, stage: str = "train") -> list[dict[str, float]]:
-    kept = {r["step"]: r["metrics"] for r in read_metrics(workdir) if r["stage"] == stage and "loss" in r["metrics"]}
+    kept = {
+        r["step"]: r["metrics"]
+        for r in read_metrics(workdir)
+        if r["stage"] == stage and "loss" in r["metrics"]
+    }
     return [kept[step] for step in sorted(kept)]
 
 
@@ -60,14 +65,22 @@ def test_intervals_of_literal_settings():
 def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(train, tmp_path, opened):
     train.stages.train.sync_every = 2
     manifest = run(opened(train, tmp_path / "semi"))
-    assert [rollouts(tmp_path / "semi", k)[0].policy for k in range(4)] == ["train@0", "train@0", "train@2", "train@2"]
+    assert [rollouts(tmp_path / "semi", k)[0].policy for k in range(4)] == [
+        "train@0",
+        "train@0",
+        "train@2",
+        "train@2",
+    ]
     assert manifest["generation"]["calls"] == 2 and manifest["generation"]["prompts_per_call"] == 8
     assert manifest["counts"]["rollouts"] == 4 * 4 * 4
     train.stages.train.sync_every = 0
     run(opened(train, tmp_path / "offline"))
     for number in range(4):
         one, other = rollouts(tmp_path / "semi", number), rollouts(tmp_path / "offline", number)
-        same = [np.array_equal(a.rollout.token_ids, b.rollout.token_ids) for a, b in zip(one, other, strict=True)]
+        same = [
+            np.array_equal(a.rollout.token_ids, b.rollout.token_ids)
+            for a, b in zip(one, other, strict=True)
+        ]
         assert [(a.rollout.problem_id, a.rollout.visit) for a in one] == [
             (b.rollout.problem_id, b.rollout.visit) for b in other
         ]
@@ -78,13 +91,19 @@ def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(train, tm
 
 
 def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
-    """The same prompts in the same order, one pair a prompt: the same pairs and the same updates."""
+    """The same prompts in the same order, one pair a prompt: the same pairs and the same
+    updates."""
     online = train.stages.train
     online.update(loss="dpo", sync_every=0, num_generations=8, stream="shared")
     online.optimizer.learning_rate = 1e-3
     with train.unlocked():
         train.stages.collect = settings.collect(
-            policy="init", prompts=16, part=5, num_generations=8, sampling=online.sampling, stream="shared"
+            policy="init",
+            prompts=16,
+            part=5,
+            num_generations=8,
+            sampling=online.sampling,
+            stream="shared",
         )
         train.stages.collect.pairs_per_prompt = 1
         train.stages.dpo = settings.offline(
@@ -95,19 +114,29 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
         run(session, name)
     pairs = read_preferences(session.folders["collect"] / "preferences")
     assert len(pairs) == 16  # every prompt has a pair: no batch is smaller than the others
-    drawn = [row for number in range(4) for row in read_rollouts(session.folders["train"] / "rollouts")]
+    drawn = [
+        row for number in range(4) for row in read_rollouts(session.folders["train"] / "rollouts")
+    ]
     by_prompt = {(row.rollout.problem_id, row.text) for row in drawn}
-    assert {(pair.problem_id, side) for pair in pairs for side in (pair.chosen, pair.rejected)} <= by_prompt
+    assert {
+        (pair.problem_id, side) for pair in pairs for side in (pair.chosen, pair.rejected)
+    } <= by_prompt
     one, other = metrics_of(tmp_path, "train"), metrics_of(tmp_path, "dpo")
     for name in ("loss", "grad_norm", "rewards/margins", "logps/chosen", "logps/rejected"):
-        np.testing.assert_allclose([m[name] for m in one], [m[name] for m in other], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            [m[name] for m in one], [m[name] for m in other], rtol=1e-4, atol=1e-5
+        )
     assert one[0]["loss"] == pytest.approx(np.log(2), abs=1e-4)
-    for x, y in zip(*(jax.tree.leaves(load_policy(session, name)) for name in ("train", "dpo")), strict=True):
+    for x, y in zip(
+        *(jax.tree.leaves(load_policy(session, name)) for name in ("train", "dpo")), strict=True
+    ):
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
 @pytest.mark.parametrize("loss", ["dpo", *slow("group_dpo")])
-def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(train, tmp_path, opened, loss):
+def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
+    train, tmp_path, opened, loss
+):
     train.stages.train.update(loss=loss, sync_every=2, reference_sync=True)
     train.compute.row_length = 0
     run(opened(train, tmp_path))
@@ -137,8 +166,18 @@ def test_several_updates_on_a_batch(train, tmp_path, opened):
 CASES = {
     "sync": {"sync_every": 3, "loss": "dpo", "reference_sync": True},
     "dynamic_sampling": {"sync_every": 2, "dynamic_sampling": 2, "loss": "dpo"},
-    "importance": {"importance_cap": 2.0, "beta": 0.01, "sync_every": 2, "sampling_weights": "int8"},
-    "gspo": {"importance_sampling_level": "sequence", "loss_type": "grpo", "sync_every": 4, "num_iterations": 2},
+    "importance": {
+        "importance_cap": 2.0,
+        "beta": 0.01,
+        "sync_every": 2,
+        "sampling_weights": "int8",
+    },
+    "gspo": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "sync_every": 4,
+        "num_iterations": 2,
+    },
     "drop_solved": {"drop_solved": {"after": 1, "revisit": 2}},
     "combined": {"loss": "group_dpo", "grpo_coef": 0.01, "entropy_coef": 1e-3, "sync_every": 2},
 }
@@ -166,7 +205,8 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path
 
 
 def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_path, opened):
-    """A batch of the last interval is gone, and what refilled the other one: all is drawn again, and the same."""
+    """A batch of the last interval is gone, and what refilled the other one: all is drawn again,
+    and the same."""
     train.stages.train.update(sync_every=2, dynamic_sampling=2)
     train.checkpoint.update(every=1, keep=10)
     session = opened(train, tmp_path, first_letter)
@@ -182,7 +222,9 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_pat
             (folder / "rollouts" / name).unlink()
     again = opened(train, tmp_path, first_letter)
     run(again)
-    assert {file.name: file.read_bytes() for file in (folder / "rollouts").glob("*.parquet")} == files
+    assert {
+        file.name: file.read_bytes() for file in (folder / "rollouts").glob("*.parquet")
+    } == files
     assert bits(load_policy(again, "train")) == ended
 
 
@@ -222,7 +264,9 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     train.compute.row_length = 0
     with train.unlocked():
         parts = [settings.source(str(file), split) for split in ("train", "dev", "test")]
-        train.tasks.chat = settings.task(*parts, weight=1.0, function="tiny:longest", verifiable=False)
+        train.tasks.chat = settings.task(
+            *parts, weight=1.0, function="tiny:longest", verifiable=False
+        )
     train.tasks.chat.train.split = ""
     train.tasks.chat.dev.path = train.tasks.chat.test.path = ""
     train.stages.train.update(loss="dpo", steps=2)
@@ -230,7 +274,9 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     rows = rollouts(tmp_path / "run", 0)
     assert sum(row.score.verdict.value == "scored" for row in rows) == 4
     metrics = metrics_of(tmp_path / "run")[0]
-    assert metrics["tasks/chat/reward"] == np.mean([r.score.reward for r in rows if r.score.verdict.value == "scored"])
+    assert metrics["tasks/chat/reward"] == np.mean(
+        [r.score.reward for r in rows if r.score.verdict.value == "scored"]
+    )
     assert metrics["tasks/main/reward"] <= 1 < metrics["tasks/chat/reward"]
 
 
@@ -242,16 +288,31 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
         ({"grpo_coef": 0.1, "loss": "dpo"}, 'grpo_coef needs "group_dpo"'),
         ({"importance_cap": 2.0, "loss": "dpo"}, "importance_cap is a setting of GRPO"),
         ({"beta": 0.1, "loss": "dpo"}, "did you mean dpo.beta"),
-        ({"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}}, "paid for already"),
+        (
+            {"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}},
+            "paid for already",
+        ),
         ({"drop_solved": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
         ({"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "set it to 0 with 'ipo'"),
         ({"epsilon": -1.0}, "epsilon must be at least 0"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
         ({"overlong_buffer": 9}, "cannot be larger"),
-        ({"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}}, "from low to high"),
-        ({"sampling_weights": "int8"}, "slightly other policy than GRPO trains: set importance_cap too"),
-        ({"sampling_weights": "int8", "loss": "group_dpo", "grpo_coef": 0.1}, "set importance_cap too"),
-        ({"sampling_weights": "nf4", "importance_cap": 2.0}, "sampling_weights must be one of '', int8, got 'nf4'"),
+        (
+            {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}},
+            "from low to high",
+        ),
+        (
+            {"sampling_weights": "int8"},
+            "slightly other policy than GRPO trains: set importance_cap too",
+        ),
+        (
+            {"sampling_weights": "int8", "loss": "group_dpo", "grpo_coef": 0.1},
+            "set importance_cap too",
+        ),
+        (
+            {"sampling_weights": "nf4", "importance_cap": 2.0},
+            "sampling_weights must be one of '', int8, got 'nf4'",
+        ),
         ({"sync_every": -1}, "sync_every must be at least 0"),
     ],
 )

@@ -20,15 +20,28 @@ from g2d_jax.training import objectives
 
 
 def test_shares_of_the_wall_time():
-    record = {"seconds": 8.0, "generation_seconds": 4.0, "training_seconds": 2.0, "checkpointing_seconds": 2.0}
+    record = {
+        "seconds": 8.0,
+        "generation_seconds": 4.0,
+        "training_seconds": 2.0,
+        "checkpointing_seconds": 2.0,
+    }
     found = {name: share for name, share in shares(record).items() if share}
-    assert found == pytest.approx({"generation": 0.4, "training": 0.2, "checkpointing": 0.2, "other": 0.2})
+    assert found == pytest.approx(
+        {"generation": 0.4, "training": 0.2, "checkpointing": 0.2, "other": 0.2}
+    )
     assert shares({}) == shares({"seconds": 0.0, "training_seconds": 0.0}) == {}
     assert goodput(record)["goodput/generation"] == pytest.approx(0.4)
     _, columns, rows = goodput_table([{"name": "a", **record}, {"name": "empty"}])
     assert dict(zip(columns, *rows, strict=True)) == {
         **dict.fromkeys(ACTIVITIES, "0.0"),
-        **{"stage": "a", "wall time": "10 s", "generation": "40.0", "training": "20.0", "checkpointing": "20.0"},
+        **{
+            "stage": "a",
+            "wall time": "10 s",
+            "generation": "40.0",
+            "training": "20.0",
+            "checkpointing": "20.0",
+        },
         "other": "20.0",
     }
 
@@ -58,7 +71,8 @@ def test_compiling_is_told_apart():
 
 def test_phases_of_compiling_inside_each_other_count_once():
     compiling, started = Compiling(), time.perf_counter()
-    trace, compile_ = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"
+    trace = "/jax/core/compile/jaxpr_trace_duration"
+    compile_ = "/jax/core/compile/backend_compile_duration"
     compiling.start(trace, 0.0, fun_name="train_step")
     for _ in range(2):
         compiling.start(trace, 0.0, fun_name="sin")
@@ -111,7 +125,8 @@ def test_time_in_no_activity_is_that_of_the_program_that_runs():
 
 
 def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened, tmp_path):
-    """After an update has returned its program still runs, and what it measured is fetched with the next one."""
+    """After an update has returned its program still runs, and what it measured is fetched with the
+    next one."""
 
     def slow(compute):
         inner = objectives.sft(compute)
@@ -132,10 +147,14 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
         running = []
         for step in range(2):
             trainer.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
-            running.append(not any(leaf.is_ready() for leaf in jax.tree.leaves(trainer.state.params)))
+            running.append(
+                not any(leaf.is_ready() for leaf in jax.tree.leaves(trainer.state.params))
+            )
             assert trainer.bar.done == step  # the metrics of the update before, and no more
         assert running == [True, True]
-        trainer.update(sft.batch(examples[8:12]), {})  # the last: its checkpoint is due, with all it took
+        trainer.update(
+            sft.batch(examples[8:12]), {}
+        )  # the last: its checkpoint is due, with all it took
         assert trainer.bar.done == 3
     found = shares(trainer.cost.manifest())
     assert found["training"] + found["compilation"] > 0.9, found
@@ -146,24 +165,40 @@ def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
     config.stages.warmup.steps = 2
     session = opened(config, tmp_path)
     sampled = {"generation", "verification"}
-    for name, spent_on in (("sft", {"training"}), ("warmup", {"training", *sampled}), ("collect", sampled)):
+    for name, spent_on in (
+        ("sft", {"training"}),
+        ("warmup", {"training", *sampled}),
+        ("collect", sampled),
+    ):
         manifest = run(session, name)
         found = shares(manifest)
         assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= 0
-        assert {name for name in ("training", "generation", "verification") if found[name]} == spent_on
-        logged = {(r["kind"], r["step"]): r["metrics"] for r in read_metrics(tmp_path) if r["stage"] == name}
+        assert {
+            name for name in ("training", "generation", "verification") if found[name]
+        } == spent_on
+        logged = {
+            (r["kind"], r["step"]): r["metrics"]
+            for r in read_metrics(tmp_path)
+            if r["stage"] == name
+        }
         if name == "collect":
             assert logged["goodput", 0] == pytest.approx(goodput(manifest))
             continue
         assert found["checkpointing"] > 0
         for step in range(1, config.stages[name].steps + 1):
-            figures = [logged["train", step][f"goodput/{activity}"] for activity in (*ACTIVITIES, "other")]
+            figures = [
+                logged["train", step][f"goodput/{activity}"] for activity in (*ACTIVITIES, "other")
+            ]
             assert sum(figures) == pytest.approx(1) and min(figures) >= 0
 
 
 def step_times(workdir, name):
     """The seconds of each update as they were logged."""
-    records = [record for record in read_metrics(workdir) if (record["stage"], record["kind"]) == (name, "train")]
+    records = [
+        record
+        for record in read_metrics(workdir)
+        if (record["stage"], record["kind"]) == (name, "train")
+    ]
     return [record["metrics"]["step_time"] for record in records]
 
 
@@ -189,7 +224,8 @@ def test_an_update_takes_until_it_is_done(config, opened, tmp_path):
 
 
 def test_what_an_update_learns_from_is_of_its_time(config, opened, tmp_path):
-    """Sampling and grading for an update come before its launch and after the end of the one before."""
+    """Sampling and grading for an update come before its launch and after the end of the one
+    before."""
 
     def slow(completions, **columns):
         time.sleep(0.3)

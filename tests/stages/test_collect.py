@@ -1,4 +1,5 @@
-"""Collection: from an archive, from files of others, from nothing; what becomes of every prompt; DPO behind it."""
+"""Collection: from an archive, from files of others, from nothing; what becomes of every prompt;
+DPO behind it."""
 
 import json
 import sys
@@ -44,27 +45,41 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small, tmp_path, ope
     session = opened(small, tmp_path)
     counts = run(session)["counts"]
     assert counts["prompts"] == 8 == sum(counts[fate] for fate in collect.FATES)
-    assert counts["rollouts"] == 32 and counts["unscorable_rollouts"] == counts["timeout_rollouts"] == 0
+    assert (
+        counts["rollouts"] == 32
+        and counts["unscorable_rollouts"] == counts["timeout_rollouts"] == 0
+    )
     frame = pandas.read_parquet(tmp_path / "01-collect" / "preferences")
     assert len(frame) == counts["pairs"] > 0
-    assert all(len(text) % 2 == 0 for text in frame.chosen) and all(len(text) % 2 == 1 for text in frame.rejected)
+    assert all(len(text) % 2 == 0 for text in frame.chosen) and all(
+        len(text) % 2 == 1 for text in frame.rejected
+    )
     prompts = {problem.id: problem.prompt for problem in session.problems["train"]}
     expected = []
     for group in groups_of(tmp_path / "01-collect"):  # all pairs are those of the pair rule
         problem, right = group[0].rollout.problem_id, np.array([row.score.reward for row in group])
-        expected += [to_preference(prompts[problem], group, pair) for pair in random_pairs(0, problem, 0, right, 4)]
+        expected += [
+            to_preference(prompts[problem], group, pair)
+            for pair in random_pairs(0, problem, 0, right, 4)
+        ]
     pairs = read_preferences(tmp_path / "01-collect" / "preferences")
     assert list(map(texts, pairs)) == list(map(texts, expected))
     how = storage.read_json(tmp_path / "01-collect" / "preferences" / "_manifest.json")
     assert how["policy"] == "init" and how["sampler"]["temperature"] == 1.0 and how["seed"] == 0
-    assert how["pair_rule"]["pairs_per_prompt"] == 4 and how["rewards"]["main"]["function"] == "tiny:even"
+    assert (
+        how["pair_rule"]["pairs_per_prompt"] == 4
+        and how["rewards"]["main"]["function"] == "tiny:even"
+    )
 
 
 def test_the_window_of_pass_rates(small, tmp_path, opened):
     small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
     session = opened(small, tmp_path)
     counts = run(session)["counts"]
-    assert counts["prompts"] == sum(counts[fate] for fate in collect.FATES) and counts["outside_window"] > 0
+    assert (
+        counts["prompts"] == sum(counts[fate] for fate in collect.FATES)
+        and counts["outside_window"] > 0
+    )
     rows = read_rollouts(tmp_path / "01-collect" / "rollouts")
     rates: dict[str, list[float]] = {}
     for row in rows:
@@ -89,7 +104,9 @@ def sharing(config: ConfigDict, **stages: dict[str, Any]) -> ConfigDict:
     with config.unlocked(), config.stages.unlocked():
         del config.stages.dpo
         for name, changes in stages.items():
-            config.stages[name] = settings.collect(**{"policy": "init", "rollouts": "collect", **changes})
+            config.stages[name] = settings.collect(
+                **{"policy": "init", "rollouts": "collect", **changes}
+            )
     return config
 
 
@@ -104,9 +121,16 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
     session = opened(config, tmp_path)
     manifests = {name: run(session, name) for name in pipeline.check(Config.of(config)).order}
     pairs = {name: read_preferences(session.folders[name] / "preferences") for name in manifests}
-    assert {name: len(some) for name, some in pairs.items()} == dict(collect=18, few=5, many=9, sure=5, unsure=5)
-    places = {name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some] for name, some in pairs.items()}
-    assert all(some == sorted(set(some)) for some in places.values())  # in the order of the prompts, each once
+    assert {name: len(some) for name, some in pairs.items()} == dict(
+        collect=18, few=5, many=9, sure=5, unsure=5
+    )
+    places = {
+        name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some]
+        for name, some in pairs.items()
+    }
+    assert all(
+        some == sorted(set(some)) for some in places.values()
+    )  # in the order of the prompts, each once
     assert set(places["few"]) < set(places["many"])
     entropy = {
         group[0].rollout.problem_id: informativeness.summary([group])["entropy"]
@@ -123,32 +147,55 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
         assert (session.folders[name] / "rollouts").exists() == own
         assert manifest["counts"]["rollouts"] == 32 and manifest["counts"]["pairs_available"] == 18
         how = storage.read_json(session.folders[name] / "preferences" / "_manifest.json")
-        assert how["sampler"]["purpose"] == "collect/collect" and how["sampler"]["num_generations"] == 4
+        assert (
+            how["sampler"]["purpose"] == "collect/collect"
+            and how["sampler"]["num_generations"] == 4
+        )
     assert manifests["many"]["inputs"] == {"few": manifests["few"]["fingerprint"]}
-    assert (how["rollouts"], how["pair_rule"]["select"], how["pair_rule"]["max_pairs"]) == ("collect", "uncertain", 5)
+    assert (how["rollouts"], how["pair_rule"]["select"], how["pair_rule"]["max_pairs"]) == (
+        "collect",
+        "uncertain",
+        5,
+    )
 
 
 def test_fewer_pairs_than_asked_for(small, tmp_path, opened, capsys):
     small.stages.collect.max_pairs = 1000
     manifest = run(opened(small, tmp_path))
     counts = manifest["counts"]
-    assert counts["pairs"] == counts["pairs_available"] > 0 and counts["pairs_missing"] == 1000 - counts["pairs"]
-    assert f"the rollouts give {counts['pairs_missing']} pairs fewer than max_pairs, 1000" in capsys.readouterr().out
+    assert (
+        counts["pairs"] == counts["pairs_available"] > 0
+        and counts["pairs_missing"] == 1000 - counts["pairs"]
+    )
+    assert (
+        f"the rollouts give {counts['pairs_missing']} pairs fewer than max_pairs, 1000"
+        in capsys.readouterr().out
+    )
 
 
 def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
     rows = [{"prompt": "1+1=?", "completion": f"\\boxed{{{i}}}", "reward": i % 2} for i in range(4)]
     with config.unlocked():
         config.stages = {"warmup": config.stages.warmup, "archive1": config.stages.collect}
-        config.stages.mine = settings.collect(policy="init", rollouts=lines(tmp_path / "mine.jsonl", rows))
+        config.stages.mine = settings.collect(
+            policy="init", rollouts=lines(tmp_path / "mine.jsonl", rows)
+        )
         config.stages.mine2 = settings.collect(policy="init", rollouts="mine", max_pairs=2)
-        config.stages.archive2 = settings.collect(policy="warmup@1", rollouts="archive1", max_pairs=2)
+        config.stages.archive2 = settings.collect(
+            policy="warmup@1", rollouts="archive1", max_pairs=2
+        )
     config.stages.warmup.policy = "init"
     config.stages.archive1.update(policy="warmup@1", rollouts="archive")
     session = opened(config, tmp_path / "work")
     manifests = {name: run(session, name) for name in pipeline.check(Config.of(config)).order}
-    assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [2, 4, 2]
-    assert session.sampler().usage.generated == manifests["warmup"]["tokens"]["generated"]  # an archive costs nothing
+    assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [
+        2,
+        4,
+        2,
+    ]
+    assert (
+        session.sampler().usage.generated == manifests["warmup"]["tokens"]["generated"]
+    )  # an archive costs nothing
     for name in ("archive1", "archive2"):
         assert manifests[name]["counts"]["prompts"] == 4  # of one step
         assert manifests[name]["tokens"]["generated"] == 0
@@ -161,21 +208,29 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
     }
     assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
     assert how["mine2"]["sampler"] == {"file": config.stages.mine.rollouts}
-    limit = config.stages.warmup.sampling.max_new_tokens  # what drew them; those of this stage do not count
+    limit = (
+        config.stages.warmup.sampling.max_new_tokens
+    )  # what drew them; those of this stage do not count
     assert limit != config.stages.archive2.sampling.max_new_tokens
     for name, words in (
         ("archive1", [f"cut at max_new_tokens, {limit}, "]),
         ("archive2", [f", {limit}, "]),
         ("mine", []),
     ):
-        cut = [warning["text"] for warning in manifests[name]["warnings"] if warning["cause"] == "cut"]
+        cut = [
+            warning["text"] for warning in manifests[name]["warnings"] if warning["cause"] == "cut"
+        ]
         assert len(cut) == len(words) and all(map(str.__contains__, cut, words))
 
 
 def test_informativeness_on_disk(small, tmp_path, opened):
     with small.unlocked(), small.stages.unlocked():
         small.stages.evaluate = settings.evaluate(
-            policies=("init",), num_generations=2, pass_at=(1,), greedy=False, sampling=settings.sampling(8)
+            policies=("init",),
+            num_generations=2,
+            pass_at=(1,),
+            greedy=False,
+            sampling=settings.sampling(8),
         )
     small.stages.collect.max_pairs = 7
     session = opened(small, tmp_path)
@@ -184,14 +239,20 @@ def test_informativeness_on_disk(small, tmp_path, opened):
     assert storage.read_json(folder / "informativeness.json") == measures
     groups = groups_of(folder)
     summary = informativeness.summary(groups)
-    assert {key: float(value) for key, value in measures.items() if key != "pairs"} == pytest.approx(
-        summary, nan_ok=True
-    )
+    assert {
+        key: float(value) for key, value in measures.items() if key != "pairs"
+    } == pytest.approx(summary, nan_ok=True)
     columns = pd.read_parquet(folder / "informativeness" / "prompts.parquet")
     assert columns["problem_id"].tolist() == [group[0].rollout.problem_id for group in groups]
     pairs = read_preferences(folder / "preferences")
-    assert columns["pairs"].tolist() == [sum(p.problem_id == i for p in pairs) for i in columns["problem_id"]]
-    own = {(r.rollout.problem_id, r.text): float(r.rollout.logprobs.sum(dtype=np.float64)) for g in groups for r in g}
+    assert columns["pairs"].tolist() == [
+        sum(p.problem_id == i for p in pairs) for i in columns["problem_id"]
+    ]
+    own = {
+        (r.rollout.problem_id, r.text): float(r.rollout.logprobs.sum(dtype=np.float64))
+        for g in groups
+        for r in g
+    }
     gaps = [own[p.problem_id, p.chosen] - own[p.problem_id, p.rejected] for p in pairs]
     assert measures["pairs"]["pairs"] == 7.0 == len(pairs)
     assert measures["pairs"]["gap_mean"] == pytest.approx(np.mean(gaps))
@@ -230,7 +291,8 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
     [
         (
             0.0,
-            r"all_incorrect 8; \d+% of the responses have no answer to grade\): take a stronger policy",
+            r"all_incorrect 8; \d+% of the responses have no answer to grade\): take a stronger "
+            r"policy",
         ),
         (1.0, "all_correct 8.*take harder problems or an earlier checkpoint"),
         (None, "unscorable 8.*look at the reference answers"),
@@ -241,32 +303,52 @@ def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advi
     with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
         run(session)
     last = read_metrics(tmp_path)[-1]
-    assert last["kind"] == "error" and last["text"].startswith("collect: no preference pair from 8 prompts")
+    assert last["kind"] == "error" and last["text"].startswith(
+        "collect: no preference pair from 8 prompts"
+    )
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
     assert storage.finished(tmp_path / "01-collect") is None
 
 
 def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, opened, capsys):
     """Its problems need no answers; what would score asks for the function."""
-    small.data.train = settings.source(lines(tmp_path / "train.jsonl", [{"prompt": f"{n}+{n}=?"} for n in range(9)]))
+    small.data.train = settings.source(
+        lines(tmp_path / "train.jsonl", [{"prompt": f"{n}+{n}=?"} for n in range(9)])
+    )
     small.data.test = settings.source(lines(tmp_path / "test.jsonl", [{"prompt": "10+10=?"}]))
     small.data.dev.path, small.reward.function = "", "verify"
     with small.stages.unlocked():
-        small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1, 4), sampling=settings.sampling(8))
-    session = opened(small, tmp_path / "work", lambda completions, **_: [float(len(text) % 2) for text in completions])
+        small.stages.evaluate = settings.evaluate(
+            policies=("init",), pass_at=(1, 4), sampling=settings.sampling(8)
+        )
+    session = opened(
+        small,
+        tmp_path / "work",
+        lambda completions, **_: [float(len(text) % 2) for text in completions],
+    )
     claim(Config.of(small), session.workdir, {"reward": "mine:odd"})
     run(session)
     with commands.opened(session.workdir) as read:
         _, groups = collect.rollouts_of(read, "collect", Cost())
     again = groups_of(tmp_path / "work" / "01-collect")
-    assert [[row.text for row in group] for group in groups] == [[row.text for row in group] for group in again]
-    with pytest.raises(ValueError, match=r"a function given from Python.*evaluate\(WORKDIR, POLICY, reward=FUNCTION\)"):
+    assert [[row.text for row in group] for group in groups] == [
+        [row.text for row in group] for group in again
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"a function given from Python.*evaluate\(WORKDIR, POLICY, reward=FUNCTION\)",
+    ):
         commands.evaluate(session.workdir, "init")
-    counted = commands.evaluate(session.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
+    counted = commands.evaluate(
+        session.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions)
+    )
     assert counted["result"]["policies"][0]["mean"] == 1.0
     assert "pass_at of the run's stage" not in capsys.readouterr().out
     fewer = commands.evaluate(
-        session.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions), num_generations=2
+        session.workdir,
+        "init",
+        reward=lambda completions, **_: [1.0] * len(completions),
+        num_generations=2,
     )
     assert fewer["result"]["policies"][0]["pass_at"] == {"1": 1.0}
     said = "pass_at of the run's stage is (1, 4): of 2 answers to a problem only (1,) can be told"
@@ -279,9 +361,16 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
         {"prompt": train[0].prompt, "completion": "\\boxed{1}", "reward": 1},
         {"prompt": train[0].prompt, "completion": "\\boxed{2}", "reward": 0},
         {"prompt": train[0].prompt, "completion": "\\boxed{3}", "reward": None},
-        {"prompt": train[1].prompt, "completion": f"\\boxed{{{train[1].answer}}}"},  # scored: its problem is known
+        {
+            "prompt": train[1].prompt,
+            "completion": f"\\boxed{{{train[1].answer}}}",
+        },  # scored: its problem is known
         {"prompt": train[1].prompt, "completion": "\\boxed{-1}"},
-        {"prompt": "1+1=?", "completion": "\\boxed{2}", "answer": "2"},  # scored: against its own answer
+        {
+            "prompt": "1+1=?",
+            "completion": "\\boxed{2}",
+            "answer": "2",
+        },  # scored: against its own answer
         {"prompt": "1+1=?", "completion": "\\boxed{3}", "answer": "2"},
     ]
     small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
@@ -289,14 +378,31 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     manifest = run(opened(small, tmp_path / "work", None))
     assert manifest["counts"] == {
         **dict.fromkeys(collect.FATES, 0),
-        **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "timeout_rollouts": 0, "mixed": 3},
+        **{
+            "prompts": 3,
+            "rollouts": 7,
+            "unscorable_rollouts": 1,
+            "timeout_rollouts": 0,
+            "mixed": 3,
+        },
         **{"pairs": 3, "pairs_available": 3, "pairs_missing": 0},
     }
     measures = manifest["result"]["informativeness"]
-    assert measures["frac_mixed"] == 1.0 and measures["scored"] == 6.0 and measures["pairs"]["chosen_length"] > 1
-    for unknown in (measures["entropy"], measures["auroc"], measures["ece"], measures["pairs"]["frac_ranked"]):
+    assert (
+        measures["frac_mixed"] == 1.0
+        and measures["scored"] == 6.0
+        and measures["pairs"]["chosen_length"] > 1
+    )
+    for unknown in (
+        measures["entropy"],
+        measures["auroc"],
+        measures["ece"],
+        measures["pairs"]["frac_ranked"],
+    ):
         assert unknown == "NaN"
-    pairs = {p.prompt: p for p in read_preferences(tmp_path / "work" / "01-collect" / "preferences")}
+    pairs = {
+        p.prompt: p for p in read_preferences(tmp_path / "work" / "01-collect" / "preferences")
+    }
     assert (pairs["1+1=?"].chosen, pairs["1+1=?"].rejected) == ("\\boxed{2}", "\\boxed{3}")
     assert pairs[train[0].prompt].rejected == "\\boxed{2}"
     assert pairs["1+1=?"].chosen_ids[-1] in opened(small, tmp_path / "work").tokenizer.eos_ids
@@ -306,22 +412,26 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
 
 def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
     rows = [
-        {"prompt": f"{n}+1=?", "completion": text, "reward": 1} for n, text in ((1, "2"), (2, "3"), (3, "4"), (3, "5"))
+        {"prompt": f"{n}+1=?", "completion": text, "reward": 1}
+        for n, text in ((1, "2"), (2, "3"), (3, "4"), (3, "5"))
     ]
     small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
     with pytest.raises(
-        StopRun, match=r"2 prompts have one response \(one generation\), and a pair takes two, .*several"
+        StopRun,
+        match=r"2 prompts have one response \(one generation\), and a pair takes two, .*several",
     ):
         run(opened(small, tmp_path / "some"))
     small.stages.collect.rollouts = lines(tmp_path / "single.jsonl", rows[:3])
     with pytest.raises(
-        ValueError, match=r"single\.jsonl has one response to each of its 3 prompts, and a preference pair"
+        ValueError,
+        match=r"single\.jsonl has one response to each of its 3 prompts, and a preference pair",
     ):
         run(opened(small, tmp_path / "none"))
 
 
 def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
-    """Of our own parts, and of rows with the same ids, the pairs are those of the stage that sampled."""
+    """Of our own parts, and of rows with the same ids, the pairs are those of the stage that
+    sampled."""
     session = opened(small, tmp_path / "own")
     run(session)
     drawn = groups_of(tmp_path / "own" / "01-collect")
@@ -338,12 +448,17 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
         for group in drawn
         for row in group
     ]
-    dumps = {"parts": str(tmp_path / "own/01-collect/rollouts"), "rows": lines(tmp_path / "rows.jsonl", rows)}
+    dumps = {
+        "parts": str(tmp_path / "own/01-collect/rollouts"),
+        "rows": lines(tmp_path / "rows.jsonl", rows),
+    }
     expected = (tmp_path / "own/01-collect/preferences/part-00000.parquet").read_bytes()
     for name, dump in dumps.items():
         small.stages.collect.rollouts = dump
         run(opened(small, tmp_path / name))
-        assert (tmp_path / name / "01-collect/preferences/part-00000.parquet").read_bytes() == expected
+        assert (
+            tmp_path / name / "01-collect/preferences/part-00000.parquet"
+        ).read_bytes() == expected
         again = [row for group in groups_of(tmp_path / name / "01-collect") for row in group]
         for kept, row in zip(again, (row for group in drawn for row in group), strict=True):
             assert kept.text == row.text and kept.rollout.stop_reason == row.rollout.stop_reason
@@ -359,7 +474,8 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
 
 
 def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
-    """verl's and NeMo-RL's: the problem is that of data.train which looks like this behind the template here."""
+    """verl's and NeMo-RL's: the problem is that of data.train which looks like this behind the
+    template here."""
     session = opened(small, tmp_path)
     train, held_out = session.problems["train"][3], session.problems["test"][3]
 
@@ -371,7 +487,10 @@ def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
     rows = external_rollouts.read(session, path)[1]
     assert [row.rollout.problem_id for row in rows] == [train.id] * 2
     assert [row.rollout.token_ids[-1] for row in rows] == [session.tokenizer.stop_id] * 2
-    for bad, message in ((verl(held_out), "in data.dev or data.test"), (verl("0+0"), "is of no problem in data.train")):
+    for bad, message in (
+        (verl(held_out), "in data.dev or data.test"),
+        (verl("0+0"), "is of no problem in data.train"),
+    ):
         with pytest.raises(ValueError, match=rf"line 1: .*{message}"):
             external_rollouts.read(session, lines(tmp_path / "1.jsonl", [bad]))
 
@@ -381,13 +500,18 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
     small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", rows)
     (tmp_path / "my_failing_rewards.py").write_text(
         "labels = {}\ndef exact(completions, answer):\n"
-        "    return [float(labels.get(gold, 0) if '3' not in text else labels[gold]) for text, gold in "
+        "    return [float(labels.get(gold, 0) if '3' not in text else labels[gold]) for text, "
+        "gold in "
         "zip(completions, answer)]\n"
     )
     small.reward.function, small.reward.folder = "my_failing_rewards:exact", str(tmp_path)
-    with pytest.raises(ValueError, match=r"^stages\.collect: reward exact .*, line 3, in .*: KeyError: '2'") as failed:
+    with pytest.raises(
+        ValueError, match=r"^stages\.collect: reward exact .*, line 3, in .*: KeyError: '2'"
+    ) as failed:
         run(opened(small, tmp_path / "work", None))
-    assert "response '\\\\boxed{3}'" in str(failed.value) and "same --workdir continues" in str(failed.value)
+    assert "response '\\\\boxed{3}'" in str(failed.value) and "same --workdir continues" in str(
+        failed.value
+    )
     sys.modules["my_failing_rewards"].labels["2"] = 1  # type: ignore[attr-defined]  # mended
     with pytest.raises(StopRun, match="no preference pair"):  # all are right
         run(opened(small, tmp_path / "work", None))
@@ -407,7 +531,10 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
         ({"prompt": "TEST", "completion": "x", "reward": 1}, "in data.dev or data.test"),
         ({"prompt": "1+1=?", "completion": "<eos>1", "reward": 1}, "special token '<eos>'"),
         ({"prompt": "what?", "completion": "2", "reward": 1}, "the tokenizer cannot encode 'what"),
-        ({"prompt": "1+1=?", "completion_ids": [1, 9999], "reward": 1}, "has 9999, and the ids of the tokenizer"),
+        (
+            {"prompt": "1+1=?", "completion_ids": [1, 9999], "reward": 1},
+            "has 9999, and the ids of the tokenizer",
+        ),
         (
             {"prompt": "2+2=?", "prompt_ids": [1], "completion": "2", "reward": 1},
             "not those of the same prompt in .* 1",
@@ -428,7 +555,9 @@ def test_dpo_starts_at_the_reference(small, tmp_path, opened):
     session = opened(small, tmp_path)
     run(session)
     manifest = run(session, "dpo")
-    first = next(r["metrics"] for r in read_metrics(tmp_path) if (r["stage"], r["step"]) == ("dpo", 1))
+    first = next(
+        r["metrics"] for r in read_metrics(tmp_path) if (r["stage"], r["step"]) == ("dpo", 1)
+    )
     assert first["loss"] == pytest.approx(1.0, rel=1e-5)  # (1/2β)²
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
     assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
@@ -473,7 +602,9 @@ def test_fate_of_a_prompt():
         "?": Score(None, Verdict.UNSCORABLE),
         "t": Score(0.0, Verdict.TIMEOUT),
     }
-    nothing = Rollout("p", 0, 0, *[np.zeros(1, np.int32)] * 2, *[np.zeros(1, np.float32)] * 2, "stop")
+    nothing = Rollout(
+        "p", 0, 0, *[np.zeros(1, np.int32)] * 2, *[np.zeros(1, np.float32)] * 2, "stop"
+    )
 
     def fate(signs: str, *window: float) -> str:
         group = [ScoredRollout(nothing, "", verdicts[sign]) for sign in signs]

@@ -1,4 +1,5 @@
-"""After the first steps a stage compiles nothing but programs for further sizes, of which there are few."""
+"""After the first steps a stage compiles nothing but programs for further sizes, of which there are
+few."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Marking(Tracker):
-    """Notes how much was compiled when each step was logged, which is within the next update, and at the end."""
+    """Notes how much was compiled when each step was logged, which is within the next update, and
+    at the end."""
 
     def __init__(self, compiled: list[tuple[str, str]]) -> None:
         super().__init__(None, tensorboard=False)
@@ -39,7 +41,8 @@ class Marking(Tracker):
 
 @pytest.fixture
 def compiled_by() -> Iterator[list[tuple[str, str]]]:
-    """The thread's and the program's names of all that is compiled, or taken from a cache, as it comes."""
+    """The thread's and the program's names of all that is compiled, or taken from a cache, as it
+    comes."""
     found: list[tuple[str, str]] = []
 
     def heard(event: str, duration_secs: float, **about: object) -> None:
@@ -54,10 +57,13 @@ def compiled_by() -> Iterator[list[tuple[str, str]]]:
 
 @pytest.mark.slow
 def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compiled_by):
-    """Nothing, whatever the lengths: a stage's batches have one shape, and so have the sampler's programs."""
+    """Nothing, whatever the lengths: a stage's batches have one shape, and so have the sampler's
+    programs."""
     config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
     config.stages.warmup.sampling.max_new_tokens = 96
-    config.stages.sft.optimizer.learning_rate = 1e-5  # it stays random: responses end early and late
+    config.stages.sft.optimizer.learning_rate = (
+        1e-5  # it stays random: responses end early and late
+    )
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
@@ -76,7 +82,9 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
 
 
 @pytest.mark.slow
-def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled_by):
+def test_the_same_settings_once_more_compile_no_program_again(
+    config, opened, tmp_path, compiled_by
+):
     """As the next point of a sweep does, in a context of its own."""
     order, again = graph.plan(Config.of(config)), Counter[str]()
     contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
@@ -86,20 +94,34 @@ def test_the_same_settings_once_more_compile_no_program_again(config, opened, tm
         before = len(compiled_by)
         run_stages.run_stage(contexts[1], name, order)
         again.update(program for _, program in compiled_by[before:])
-    jitted = {"prefill", "insert", "decode_chunk", "view", "score_logprobs", "optimizer_state", "train_step"}
+    jitted = {
+        "prefill",
+        "insert",
+        "decode_chunk",
+        "view",
+        "score_logprobs",
+        "optimizer_state",
+        "train_step",
+    }
     assert jitted.isdisjoint(again), again
 
 
 def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_path, compiled_by):
-    """Rates, lengths, decay and betas, as in a study: what trains is compiled once for each kind of loss."""
+    """Rates, lengths, decay and betas, as in a study: what trains is compiled once for each kind of
+    loss."""
     only(config, "sft", "dpo")
     programs, ids = Programs(), np.arange(1, 6, dtype=np.int32)
     pair = Preference("0", "", "", "", ids[:2], ids[:3], ids[2:], 1.0, 0.0)
-    groups = {"sft": sft.batch([(ids[:2], ids)] * 4), "dpo": offline.batch([pair] * 4, np.zeros((4, 2)))}
+    groups = {
+        "sft": sft.batch([(ids[:2], ids)] * 4),
+        "dpo": offline.batch([pair] * 4, np.zeros((4, 2))),
+    }
     seen = {"sft": [], "dpo": []}
     for rate, total, beta in ((1e-3, 4, 0.1), (3e-3, 4, 0.3), (1e-3, 7, 0.1)):
         for name in seen:
-            config.stages[name].optimizer.update(learning_rate=rate, weight_decay=0.1 + beta, warmup_steps=1)
+            config.stages[name].optimizer.update(
+                learning_rate=rate, weight_decay=0.1 + beta, warmup_steps=1
+            )
         config.stages.dpo.beta = beta
         session = opened(config, tmp_path / f"{rate}-{total}")
         session.programs = programs
@@ -116,24 +138,35 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
                 trainer.flush()
                 seen[name].append(trainer._last_metrics)
     for rows in seen.values():
-        assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3, 3e-3, 1e-3])  # warm-up is over
-        assert rows[0]["loss"] == pytest.approx(rows[2]["loss"], rel=1e-6) != pytest.approx(rows[1]["loss"], rel=1e-6)
+        assert [row["learning_rate"] for row in rows] == pytest.approx(
+            [1e-3, 3e-3, 1e-3]
+        )  # warm-up is over
+        assert (
+            rows[0]["loss"]
+            == pytest.approx(rows[2]["loss"], rel=1e-6)
+            != pytest.approx(rows[1]["loss"], rel=1e-6)
+        )
     count = Counter(name for _, name in compiled_by)
     assert (count["train_step"], count["optimizer_state"]) == (2, 1)
 
 
 def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, compiled_by):
-    """On eight devices, the run's own thread compiles none of them: other threads have, from what the stages gave."""
+    """On eight devices, the run's own thread compiles none of them: other threads have, from what
+    the stages gave."""
     stages = config.stages
     stages.sft.steps, stages.collect.part = 2, 8
     stages.warmup.update(steps=2, beta=0.1)
     stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     with config.unlocked():
-        stages.select = settings.best_checkpoint(policy="warmup", num_generations=2, sampling=settings.sampling(8))
+        stages.select = settings.best_checkpoint(
+            policy="warmup", num_generations=2, sampling=settings.sampling(8)
+        )
     stages.dpo.update(policy="select", diagnose=True, batch_size=4)
     stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
     stages.dpo.probe_sampling.max_new_tokens = 8
-    stages.evaluate.sampling.max_new_tokens = 272  # two widths of the cache, and responses that need the second
+    stages.evaluate.sampling.max_new_tokens = (
+        272  # two widths of the cache, and responses that need the second
+    )
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
     config.compute.compilation_cache = ""
     manifests = pipeline.run(config, tmp_path)
@@ -146,6 +179,8 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     assert by_thread[True] == given
     told = Counter[str]()
     for manifest in manifests.values():
-        told.update({name: int(program["compiled"]) for name, program in manifest["programs"].items()})
+        told.update(
+            {name: int(program["compiled"]) for name, program in manifest["programs"].items()}
+        )
     assert told == Counter(name for _, name in compiled_by)
     assert not given & by_thread.get(False, set())

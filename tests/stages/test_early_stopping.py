@@ -1,4 +1,5 @@
-"""Online stages that end at a budget: its settings, the step that reaches it, and runs that go on after."""
+"""Online stages that end at a budget: its settings, the step that reaches it, and runs that go on
+after."""
 
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,18 @@ def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
     [
         ({"stop": "never"}, "stop must be one of steps, budget, got"),
         ({"stop": "budget"}, "budget.amount must be positive, got 0.0"),
-        ({"stop": "budget", "budget": {"amount": -1.0}}, "budget.amount must be positive, got -1.0"),
-        ({"stop": "budget", "budget": {"amount": float("nan")}}, "budget.amount must be positive, got nan"),
-        ({"stop": "budget", "budget": {"measure": "price", "amount": 1.0}}, "budget.measure must be one of"),
+        (
+            {"stop": "budget", "budget": {"amount": -1.0}},
+            "budget.amount must be positive, got -1.0",
+        ),
+        (
+            {"stop": "budget", "budget": {"amount": float("nan")}},
+            "budget.amount must be positive, got nan",
+        ),
+        (
+            {"stop": "budget", "budget": {"measure": "price", "amount": 1.0}},
+            "budget.measure must be one of",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(early, changes, message):
@@ -90,12 +100,17 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
     ):
         name = f"{measure}-{step}-{factor}"
         amount = max(at[step][measure] * factor, 1e-6)
-        budgeted = changed(whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=())
+        budgeted = changed(
+            whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=()
+        )
         ended = run(elsewhere(session, budgeted, tmp_path / name), "warmup")
         assert ended["counts"]["steps"] == expected, name
         assert ended["counts"]["rollouts"] == expected * 4 * 4
         assert accounting.cost(ended)["flops"] == at[expected]["flops"]
-        cost = {**ended["at"][str(expected)], "checkpointing_seconds": 0.0}  # that of writing this step is known later
+        cost = {
+            **ended["at"][str(expected)],
+            "checkpointing_seconds": 0.0,
+        }  # that of writing this step is known later
         assert cost == {**{key: ended[key] for key in cost}, "checkpointing_seconds": 0.0}
         assert Checkpoints(tmp_path / name / "01-warmup" / "checkpoints").latest() == expected
         if measure == "scored":
@@ -109,7 +124,9 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
 
 @pytest.mark.parametrize("rollouts", ["archive", *slow("sample")])
 def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, opened, rollouts):
-    budgeted = changed(early, stop="budget", steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
+    budgeted = changed(
+        early, stop="budget", steps=5, budget={"measure": "device_seconds", "amount": 1e-6}
+    )
     budgeted.stages.collect.rollouts = rollouts
     session = opened(budgeted, tmp_path, None)
     pipeline.check(Config.of(budgeted))
@@ -125,7 +142,12 @@ def test_no_step_at_all_leaves_the_policy_it_starts_from(early, tmp_path, opened
     none = changed(early, stop="budget", steps=0, budget={"measure": "flops", "amount": 1.0})
     session = opened(none, tmp_path, None)
     found = run_until(session)
-    assert found["warmup"]["counts"] == {"steps": 0, "prompts": 0, "rollouts": 0, "train_problems": 40}
+    assert found["warmup"]["counts"] == {
+        "steps": 0,
+        "prompts": 0,
+        "rollouts": 0,
+        "train_problems": 40,
+    }
     assert found["warmup"]["at"] == {"0": Cost().manifest()}
     assert found["warmup"]["stop"] == {"rule": "steps"}
     assert Checkpoints(session.folders["warmup"] / "checkpoints").steps() == [0]
@@ -140,22 +162,44 @@ def test_a_stage_that_is_killed_ends_at_its_budget_where_it_would_have(tmp_path,
     steps = [f"stages.warmup.{change}" for change in ("steps=5", "keep=1,2,3")]
     runs(tmp_path / "whole", overrides=steps, until="warmup")
     at = (storage.finished(tmp_path / "whole" / "02-warmup") or {})["at"]
-    budget = [*steps, "stages.warmup.stop=budget", f"stages.warmup.budget.amount={at['3']['flops']}"]
+    budget = [
+        *steps,
+        "stages.warmup.stop=budget",
+        f"stages.warmup.budget.amount={at['3']['flops']}",
+    ]
     broken = tmp_path / "broken"
-    runs(broken, -9, overrides=budget, until="warmup", file=["02-warmup/rollouts/step-000002.parquet", 0.0])
+    runs(
+        broken,
+        -9,
+        overrides=budget,
+        until="warmup",
+        file=["02-warmup/rollouts/step-000002.parquet", 0.0],
+    )
     runs(broken, -9, overrides=budget, until="collect", file=["02-warmup/checkpoints/3", 0.0])
     assert Checkpoints(broken / "02-warmup" / "checkpoints").latest() == 3
     runs(broken, overrides=budget, until="warmup")
     again = storage.finished(broken / "02-warmup") or {}
-    assert again["stop"] == {"rule": "budget", "measure": "flops", "spent": at["3"]["flops"], "step": 3}
+    assert again["stop"] == {
+        "rule": "budget",
+        "measure": "flops",
+        "spent": at["3"]["flops"],
+        "step": 3,
+    }
     assert again["counts"]["steps"] == 3 and again["tokens"] == at["3"]["tokens"]
     assert not (broken / "02-warmup" / "rollouts" / "step-000003.parquet").exists()
 
 
 @pytest.mark.slow
 def test_a_stage_that_is_stopped_in_the_probe_of_its_last_step_ends_there(tmp_path, runs):
-    """SIGTERM during the probe after the step that reaches the budget: it is saved, and nothing more is trained."""
-    changes = ("stop=budget", "budget.measure=device_seconds", "budget.amount=1e-6", "steps=5", "probe.every=1")
+    """SIGTERM during the probe after the step that reaches the budget: it is saved, and nothing
+    more is trained."""
+    changes = (
+        "stop=budget",
+        "budget.measure=device_seconds",
+        "budget.amount=1e-6",
+        "steps=5",
+        "probe.every=1",
+    )
     frozen = [f"stages.warmup.{change}" for change in (*changes, "keep=()")]
     frozen.append("stages.sft.steps=1")
     stopped = runs(tmp_path, 75, overrides=frozen, call=["TERM", "_measured", 1])

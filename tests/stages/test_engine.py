@@ -1,4 +1,5 @@
-"""A server in the sampler's place: the same shards as the sampler's, and what becomes of one that fails or lies."""
+"""A server in the sampler's place: the same shards as the sampler's, and what becomes of one that
+fails or lies."""
 
 import os
 import shutil
@@ -50,36 +51,51 @@ Drawn = Callable[..., list[Rollout]]
 def draw(tokenizer: PromptTokenizer, tmp_path: Path) -> Drawn:
     """Samples of one prompt from a server, by an engine with these settings. said: its messages."""
 
-    def draw(server: Server, said: list[str] | None = None, needs: bool = False, **sampling: Any) -> list[Rollout]:
+    def draw(
+        server: Server, said: list[str] | None = None, needs: bool = False, **sampling: Any
+    ) -> list[Rollout]:
         settings = Engine(kind="server", url=server.url, timeout=10.0, retries=0)
-        settings = replace(settings, **{k: sampling.pop(k) for k in ("retries", "timeout") if k in sampling})
+        settings = replace(
+            settings, **{k: sampling.pop(k) for k in ("retries", "timeout") if k in sampling}
+        )
         say = (said if said is not None else []).append
         named = {"seed": 7, "dtype": "float32", "needs_logprobs": needs, "say": say}
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, tokenizer.vocab_size, **named)
         params = SamplingParams(4, stop_ids=(tokenizer.stop_id,), **sampling)
         request = Request("problem", PROMPT, params, num_samples=3, visit=2)
-        return sorted(remote.generate(Served("served"), [request], "purpose"), key=lambda r: r.sample)
+        return sorted(
+            remote.generate(Served("served"), [request], "purpose"), key=lambda r: r.sample
+        )
 
     return draw
 
 
-def test_online_training_is_that_on_the_samplers_own_rollouts(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_online_training_is_that_on_the_samplers_own_rollouts(
+    config: ConfigDict, tmp_path: Path, opened: Any
+) -> None:
     """Shards, weights that the server was given, and the trained policy."""
     config = only(config, "warmup")
     config.stages.warmup.update(steps=4, sync_every=2, importance_cap=2.0)
     own = opened(config, tmp_path / "own")
     run(own)
-    shards = {part.name: read_rollouts(part) for part in (tmp_path / "own/01-warmup/rollouts").glob("*.parquet")}
+    shards = {
+        part.name: read_rollouts(part)
+        for part in (tmp_path / "own/01-warmup/rollouts").glob("*.parquet")
+    }
     seeds = {}
     for rollout in (row.rollout for rows in shards.values() for row in rows):
-        low, high = keys.key_data(0, "online/warmup", rollout.problem_id, rollout.visit, rollout.sample).tolist()
+        low, high = keys.key_data(
+            0, "online/warmup", rollout.problem_id, rollout.visit, rollout.sample
+        ).tolist()
         seeds[tuple(rollout.prompt_ids.tolist()), (low | high << 32) >> 1] = rollout
     given: list[dict[str, np.ndarray]] = []
     sampled = as_sampled(seeds)
 
     def reply(body: dict[str, Any], number: int) -> Any:
         if number in (1, 33):  # the first of each interval
-            given.append(load_file(next((tmp_path / "there/engine").glob("g2d-*/model.safetensors"))))
+            given.append(
+                load_file(next((tmp_path / "there/engine").glob("g2d-*/model.safetensors")))
+            )
         return sampled(body, number)
 
     with serving(reply) as server:
@@ -88,10 +104,18 @@ def test_online_training_is_that_on_the_samplers_own_rollouts(config: ConfigDict
         manifest = run(there)
         told = [path for path, _ in server.asked if path != "/v1/completions"]
     assert manifest["engine"] == {"responses": 64} and len(shards) == 4
-    loading = ["/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/weight_info", "/weight_info"]
+    loading = [
+        "/collective_rpc",
+        "/update_weight_version",
+        "/reset_prefix_cache",
+        "/weight_info",
+        "/weight_info",
+    ]
     assert told == ["/v1/models", *loading, *loading]
     for name, rows in shards.items():
-        for mine, theirs in zip(rows, read_rollouts(tmp_path / "there/01-warmup/rollouts" / name), strict=True):
+        for mine, theirs in zip(
+            rows, read_rollouts(tmp_path / "there/01-warmup/rollouts" / name), strict=True
+        ):
             assert (mine.text, mine.score, mine.rollout.stop_reason) == (
                 (theirs.text, theirs.score, theirs.rollout.stop_reason)
             )
@@ -101,7 +125,9 @@ def test_online_training_is_that_on_the_samplers_own_rollouts(config: ConfigDict
             assert np.isnan(theirs.rollout.entropies).all()
     assert bits(load_policy(own, "warmup")) == bits(load_policy(there, "warmup"))
     name = "model.norm.weight"
-    assert np.array_equal(given[0][name], fetcher(load_policy(own, "init"), np.dtype("float32"))(name))
+    assert np.array_equal(
+        given[0][name], fetcher(load_policy(own, "init"), np.dtype("float32"))(name)
+    )
     assert not np.array_equal(given[0][name], given[1][name])
 
 
@@ -110,12 +136,19 @@ def test_a_server_that_goes_loses_no_shard(config: ConfigDict, tmp_path: Path, o
     config.compute.generation_batch_size = 16  # a part of 4 prompts a call
     config.engine.update(kind="server", timeout=5.0, retries=1)
 
-    def reply(body: dict[str, Any], number: int) -> Any:  # text alone; odd samples are odd in length
+    def reply(
+        body: dict[str, Any], number: int
+    ) -> Any:  # text alone; odd samples are odd in length
         return {"choices": [{"text": "1" * (1 + body["seed"] % 2), "finish_reason": "stop"}]}
 
-    with serving(lambda body, number: reply(body, number) if number <= 16 else (503, b"busy")) as server:
+    with serving(
+        lambda body, number: reply(body, number) if number <= 16 else (503, b"busy")
+    ) as server:
         config.engine.url = server.url
-        with pytest.raises(EngineError, match=r"failed 2 times, the last time with status 503: busy.*rollouts on disk"):
+        with pytest.raises(
+            EngineError,
+            match=r"failed 2 times, the last time with status 503: busy.*rollouts on disk",
+        ):
             run(opened(config, tmp_path))
     file = tmp_path / "01-collect/rollouts/part-00000.parquet"
     written = file.read_bytes()
@@ -127,37 +160,59 @@ def test_a_server_that_goes_loses_no_shard(config: ConfigDict, tmp_path: Path, o
     assert manifest["engine"] == {"responses": 32, "without_logprobs": 32, "tokenised_again": 32}
     storage.write_json(tmp_path / "config.json", {"config": to_dict(Config.of(config))})
     _, page, _ = write_run(tmp_path, figures=False)
-    assert "| init | collect | 53.1 |" in (text := Path(page).read_text("utf-8")) and "nan" not in text
+    assert (
+        "| init | collect | 53.1 |" in (text := Path(page).read_text("utf-8")) and "nan" not in text
+    )
 
 
-def test_requests_and_answers(draw: Drawn, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_and_answers(
+    draw: Drawn, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sk-secret")
     stop = tokenizer.stop_id
     ids = {0: [4, stop], 1: [4, 5, 6, 7], 2: [stop]}
 
     def seed(sample: int) -> int:
-        return int.from_bytes(keys.key_data(7, "purpose", "problem", 2, sample).tobytes(), "little") >> 1
+        return (
+            int.from_bytes(keys.key_data(7, "purpose", "problem", 2, sample).tobytes(), "little")
+            >> 1
+        )
 
     by_seed = {seed(sample): tokens for sample, tokens in ids.items()}
 
     def reply(body: dict[str, Any], number: int) -> Any:
         tokens = by_seed[body["seed"]]
         finish = "length" if len(tokens) == 4 else "stop"
-        return choice(tokens, [-0.5] * (len(tokens) - 1) + [1e-7], finish, prompt_token_ids=body["prompt"])
+        return choice(
+            tokens, [-0.5] * (len(tokens) - 1) + [1e-7], finish, prompt_token_ids=body["prompt"]
+        )
 
     with serving(reply) as server:
         rollouts = draw(server, needs=True)
         body = server.completions()[0]
-        assert draw(server, temperature=0.0)[1].logprobs.tolist() == [0.0] * 4  # greedy: a point mass
+        assert (
+            draw(server, temperature=0.0)[1].logprobs.tolist() == [0.0] * 4
+        )  # greedy: a point mass
     assert server.key == "Bearer sk-secret"
     assert {name: body[name] for name in body if name not in ("seed", "prompt")} == {
-        **{"model": "served", "n": 1, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs": 1},
+        **{
+            "model": "served",
+            "n": 1,
+            "max_tokens": 4,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "logprobs": 1,
+        },
         **{"stop_token_ids": [stop], "ignore_eos": True, "return_token_ids": True},
     }
     assert body["prompt"] == [3, 4, 5]
     assert [r.token_ids.tolist() for r in rollouts] == [ids[0], ids[1], ids[2]]
     assert [r.stop_reason for r in rollouts] == ["stop", "length", "stop"]
-    assert rollouts[1].logprobs.tolist() == [-0.5, -0.5, -0.5, 0.0] and rollouts[1].logprobs.dtype == np.float32
+    assert (
+        rollouts[1].logprobs.tolist() == [-0.5, -0.5, -0.5, 0.0]
+        and rollouts[1].logprobs.dtype == np.float32
+    )
     assert np.isnan(rollouts[1].entropies).all()
 
 
@@ -188,15 +243,26 @@ LIES = {
 
 
 @pytest.mark.parametrize("message", LIES)
-def test_lies_are_named(draw: Drawn, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+def test_lies_are_named(
+    draw: Drawn, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sk-secret")
     assert tokenizer.stop_id == 1
-    with serving(lambda body, number: LIES[message]) as server, pytest.raises(EngineError, match=message) as error:
+    with (
+        serving(lambda body, number: LIES[message]) as server,
+        pytest.raises(EngineError, match=message) as error,
+    ):
         draw(server)
-    assert "sk-secret" not in str(error.value) and "\x1b" not in str(error.value) and "To try: " in str(error.value)
+    assert (
+        "sk-secret" not in str(error.value)
+        and "\x1b" not in str(error.value)
+        and "To try: " in str(error.value)
+    )
 
 
-def test_slow_servers_and_no_servers_are_named_and_passing_faults_are_tried_again(draw: Drawn) -> None:
+def test_slow_servers_and_no_servers_are_named_and_passing_faults_are_tried_again(
+    draw: Drawn,
+) -> None:
     def slow(body: dict[str, Any], number: int) -> Any:
         time.sleep(1.0)
         return choice([1])
@@ -228,7 +294,10 @@ def test_headers_that_drip_end_at_the_deadline(drop: bytes) -> None:
 
 
 RELOAD, VERSION = "/collective_rpc", "/update_weight_version"
-LOAD, UNLOAD, MODELS, RESET = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models", "/reset_prefix_cache"
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+MODELS = "/v1/models"
+RESET = "/reset_prefix_cache"
 LOADS = {
     "adapter": [LOAD, LOAD, MODELS, LOAD, UNLOAD, UNLOAD, MODELS],
     "folder": [RELOAD, RELOAD, VERSION, VERSION, RESET, RELOAD, VERSION, RESET],
@@ -256,10 +325,14 @@ def test_a_load_whose_answer_is_lost_is_done_again(
     )
 
 
-def test_runs_that_share_a_folder_remove_their_own_policies(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_runs_that_share_a_folder_remove_their_own_policies(
+    config: ConfigDict, tmp_path: Path, opened: Any
+) -> None:
     config = only(config, "collect")
     with serving(lambda body, number: choice([1])) as server:
-        config.engine.update(kind="server", url=server.url, sync="folder", folder=str(tmp_path / "shared"))
+        config.engine.update(
+            kind="server", url=server.url, sync="folder", folder=str(tmp_path / "shared")
+        )
         for workdir in ("a", "b", "a"):
             session = opened(config, tmp_path / workdir)
             held = session.sampler_params(load_policy(session, "init"))
@@ -274,7 +347,10 @@ def test_text_is_tokenised_again_and_counted(draw: Drawn, tokenizer: PromptToken
 
     def reply(body: dict[str, Any], number: int) -> Any:
         text = {"text": "1 + 1", "finish_reason": "stop", "index": 0}
-        return {"choices": [text], "usage": {"completion_tokens": len(ids) + (1 if number < 3 else 2)}}
+        return {
+            "choices": [text],
+            "usage": {"completion_tokens": len(ids) + (1 if number < 3 else 2)},
+        }
 
     with serving(reply) as server:
         rollouts = draw(server, said)
@@ -286,7 +362,8 @@ def test_text_is_tokenised_again_and_counted(draw: Drawn, tokenizer: PromptToken
 
 
 def test_log_probs_before_the_temperature_are_left_out(draw: Drawn) -> None:
-    """A server is asked once at two temperatures: its answers differ if it gives them after the temperature."""
+    """A server is asked once at two temperatures: its answers differ if it gives them after the
+    temperature."""
 
     def reply(processed: bool) -> Callable[[dict[str, Any], int], Any]:
         def answer(body: dict[str, Any], number: int) -> Any:
@@ -308,7 +385,9 @@ def test_log_probs_before_the_temperature_are_left_out(draw: Drawn) -> None:
             draw(server, needs=True, top_p=0.9)
 
 
-def test_a_server_with_another_policy_is_not_believed(draw: Drawn, tokenizer: PromptTokenizer, tmp_path: Path) -> None:
+def test_a_server_with_another_policy_is_not_believed(
+    draw: Drawn, tokenizer: PromptTokenizer, tmp_path: Path
+) -> None:
     with serving(lambda body, number: choice([1])) as server:
         settings = Engine(kind="server", url=server.url, model="mine")
         named = {"seed": 0, "dtype": "float32", "needs_logprobs": False, "say": print}
@@ -327,7 +406,10 @@ def test_a_server_with_another_policy_is_not_believed(draw: Drawn, tokenizer: Pr
         ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
         ({"stages.warmup.importance_cap": 0.0}, "warmup.*importance_cap"),
         ({"stages.warmup.sampling_weights": "int8"}, "warmup.*sampling_weights"),
-        ({"stages.collect.select": "uncertain", "stages.collect.max_pairs": 4}, "collect.*entropies"),
+        (
+            {"stages.collect.select": "uncertain", "stages.collect.max_pairs": 4},
+            "collect.*entropies",
+        ),
         ({"engine.sync": "none"}, r"engine\.sync is 'none'.*sample from"),
         ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', and lora\.rank"),
         ({"engine.url": "http://me:pw@host/v1"}, "engine: the endpoint's url holds a user name"),
@@ -346,7 +428,8 @@ def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], messa
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts vLLM by launch/vllm.sh and gives its url. G2D_TEST_VLLM names the command where PATH has none."""
+    """Starts vLLM by launch/vllm.sh and gives its url. G2D_TEST_VLLM names the command where PATH
+    has none."""
     command = os.environ.get("G2D_TEST_VLLM") or shutil.which("vllm")
     if not command:
         pytest.skip("vLLM is not installed; G2D_TEST_VLLM may name its command")
@@ -358,12 +441,31 @@ def vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
             port = free.getsockname()[1]
         variables = {"VLLM_COMMAND": command, "VLLM_PORT": str(port), "VLLM_CPU_KVCACHE_SPACE": "1"}
         script = Path(__file__).parents[2] / "launch" / "vllm.sh"
-        fixed = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16", *options]
+        fixed = [
+            "--dtype",
+            "float32",
+            "--enforce-eager",
+            "--max-model-len",
+            "256",
+            "--max-num-seqs",
+            "16",
+            *options,
+        ]
         with (tmp_path / "vllm.log").open("wb") as log:
             line = ["bash", str(script), str(model), sync, *fixed]
-            kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
+            kept = {
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("PYTHONPATH", "XLA_FLAGS")
+            }
             started.append(
-                subprocess.Popen(line, env={**kept, **variables}, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
+                subprocess.Popen(
+                    line,
+                    env={**kept, **variables},
+                    cwd=tmp_path,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
             )
         deadline = time.monotonic() + 600
         while started[-1].poll() is None and time.monotonic() < deadline:
@@ -387,14 +489,20 @@ def vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sync", ["folder", "adapter"])
 def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str) -> None:
-    """Two intervals of GRPO and an evaluation: after each load its log-probabilities are the trainer's."""
+    """Two intervals of GRPO and an evaluation: after each load its log-probabilities are the
+    trainer's."""
     import toys
 
     from g2d_jax import config as settings
 
     model = tmp_path / "toy"
     model.mkdir()
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+    }
     toys.save_policy(model, "Qwen2", toys.make_qwen2_tokenizer(), **sizes)
     toys.save_rows(tmp_path / "problems.jsonl", toys.solved_problems(80))
     config = settings.base()
@@ -409,11 +517,19 @@ def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str)
         policy="init", steps=4, sync_every=2, prompts_per_step=4, num_generations=4, importance_cap=2.0, sampling=drawn,
         optimizer=grown,
     )  # fmt: skip
-    config.stages.evaluate = settings.evaluate(policies=("init", "train"), sampling=settings.sampling(8, temperature=2))
+    config.stages.evaluate = settings.evaluate(
+        policies=("init", "train"), sampling=settings.sampling(8, temperature=2)
+    )
     toys.shrink(config)
     manifests = pipeline.run(config, tmp_path / "run")
-    assert manifests["train"]["engine"] == {"responses": 64}  # none without ids or log-probabilities
+    assert manifests["train"]["engine"] == {
+        "responses": 64
+    }  # none without ids or log-probabilities
     assert "without_logprobs" not in manifests["evaluate"]["engine"]
     name = "sampling/sampling_logp_difference/max"
-    gaps = [record["metrics"][name] for record in read_metrics(tmp_path / "run") if name in record["metrics"]]
+    gaps = [
+        record["metrics"][name]
+        for record in read_metrics(tmp_path / "run")
+        if name in record["metrics"]
+    ]
     assert len(gaps) == 4 and max(gaps) < 1e-3

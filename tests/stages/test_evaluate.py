@@ -29,7 +29,11 @@ def config(config: ConfigDict) -> ConfigDict:
         config.stages = {
             "sft": config.stages.sft,
             "evaluate": settings.evaluate(
-                policies=("init", "sft"), sampling=drawn, num_generations=2, pass_at=(1, 2), split="dev"
+                policies=("init", "sft"),
+                sampling=drawn,
+                num_generations=2,
+                pass_at=(1, 2),
+                split="dev",
             ),
         }
     return config
@@ -42,7 +46,9 @@ def ranked(config: ConfigDict) -> ConfigDict:
 
 def mixed(config: ConfigDict) -> ConfigDict:
     values = to_dict(config)
-    chat = settings.task(*(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test")))
+    chat = settings.task(
+        *(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test"))
+    )
     values["tasks"] = {"chat": to_dict(ranked(chat))}
     return from_dict(values)
 
@@ -59,10 +65,15 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     for entry in result["policies"]:
         rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
         assert entry["verdicts"] == {Verdict.SCORED.value: 16}
-        assert {entry[name] for name in ("mean", "std_runs", "sem", "sem_clustered", "greedy")} == {None}
+        assert {entry[name] for name in ("mean", "std_runs", "sem", "sem_clustered", "greedy")} == {
+            None
+        }
         assert entry["pass_at"] == entry["subsets"] == {}
         found = entry["tasks"]["main"]
-        by_run = [np.mean([row.score.reward for row in rows if row.rollout.sample == sample]) for sample in (0, 1)]
+        by_run = [
+            np.mean([row.score.reward for row in rows if row.rollout.sample == sample])
+            for sample in (0, 1)
+        ]
         assert found["reward"] == pytest.approx(np.mean(by_run))
         assert found["std_runs"] == pytest.approx(np.std(by_run, ddof=1))
         per_token = np.mean(by_run) / np.mean([len(row.rollout.token_ids) for row in rows])
@@ -75,12 +86,23 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     assert pair["tasks"]["main"]["difference"] == pytest.approx(means[1] - means[0])
     page, *_ = write_run(tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "mean reward of" in text and "NaN" not in text and "pass@1" not in text and "correctly" not in text
+    assert (
+        "mean reward of" in text
+        and "NaN" not in text
+        and "pass@1" not in text
+        and "correctly" not in text
+    )
     table = csv.reader((tmp_path / "report.csv").read_text().splitlines())
     figures = {tuple(row[:3]): row[3] for row in table if row[0] == "evaluate"}
     assert float(figures["evaluate", "sft", "tasks/main/reward"]) == means[1]
-    assert float(figures["evaluate", "sft", "paired/init/main/difference"]) == pair["tasks"]["main"]["difference"]
-    assert not {("evaluate", "sft", "mean"), ("evaluate", "sft", "paired/init/difference")} & figures.keys()
+    assert (
+        float(figures["evaluate", "sft", "paired/init/main/difference"])
+        == pair["tasks"]["main"]["difference"]
+    )
+    assert (
+        not {("evaluate", "sft", "mean"), ("evaluate", "sft", "paired/init/difference")}
+        & figures.keys()
+    )
     html = Path(page).read_text()
     assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
 
@@ -93,7 +115,11 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     assert counts["main"] == 8 and counts["chat"] > 0
     for entry in result["policies"]:
         rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
-        right = [row.score.verdict == Verdict.CORRECT for row in rows if tasks[row.rollout.problem_id] == "main"]
+        right = [
+            row.score.verdict == Verdict.CORRECT
+            for row in rows
+            if tasks[row.rollout.problem_id] == "main"
+        ]
         rewards = [row.score.reward for row in rows if tasks[row.rollout.problem_id] == "chat"]
         assert entry["mean"] == entry["tasks"]["main"]["accuracy"] == pytest.approx(np.mean(right))
         assert entry["problems"] == entry["tasks"]["main"]["problems"] == 8

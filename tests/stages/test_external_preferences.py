@@ -1,4 +1,5 @@
-"""Preference sets of others train: from texts and messages to ids, and through an offline stage alone."""
+"""Preference sets of others train: from texts and messages to ids, and through an offline stage
+alone."""
 
 import json
 from pathlib import Path
@@ -37,7 +38,10 @@ def turns(*texts: str) -> list[dict[str, str]]:
 
 
 def pairs(count: int) -> list[dict[str, Any]]:
-    return [{"chosen": turns(f"Add {n}.", "Yes."), "rejected": turns(f"Add {n}.", "No way.")} for n in range(count)]
+    return [
+        {"chosen": turns(f"Add {n}.", "Yes."), "rejected": turns(f"Add {n}.", "No way.")}
+        for n in range(count)
+    ]
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -45,7 +49,9 @@ def written(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def read(config: ConfigDict, tmp_path: Path, opened: Any, rows: list[Any], tokenizer: Any = CHAT) -> list[Any]:
+def read(
+    config: ConfigDict, tmp_path: Path, opened: Any, rows: list[Any], tokenizer: Any = CHAT
+) -> list[Any]:
     """The set's pairs, with a tokenizer that has a chat template."""
     config.stages.dpo.preferences = written(tmp_path / "set.jsonl", rows)
     session = opened(config, tmp_path / "work")
@@ -58,7 +64,10 @@ def test_texts_and_messages_are_rendered_by_the_runs_own_template(small, tmp_pat
     rows = [
         {"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.<|eot|>"},
         {"system": "Be brief.", "question": "Add 1.", "chosen": "Yes.", "rejected": "No."},
-        {"chosen": turns("Hi", "Hello", "Add 1.", "Yes."), "rejected": turns("Hi", "Hello", "Add 1.", "No.")},
+        {
+            "chosen": turns("Hi", "Hello", "Add 1.", "Yes."),
+            "rejected": turns("Hi", "Hello", "Add 1.", "No."),
+        },
     ]
     found = read(small, tmp_path, opened, rows)
     tokenizer, begin = CHAT, "<|start|>system\nBe brief.<|eot|>\n"
@@ -92,7 +101,9 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
         "set.jsonl, line 8: the special token '<|start|>' stands in the text itself",
     ):
         assert reason in " ".join(said.split()), reason
-    with pytest.raises(ValueError, match=r"set\.jsonl has no pair to train on: 1 with two equal responses"):
+    with pytest.raises(
+        ValueError, match=r"set\.jsonl has no pair to train on: 1 with two equal responses"
+    ):
         read(small, tmp_path, opened, rows[3:4])
     with pytest.raises(ValueError, match=r"set\.jsonl, line 2: no field 'chosen'"):
         read(small, tmp_path, opened, [*rows[:1], {"prompt": "x"}])
@@ -107,26 +118,49 @@ def test_pairs_of_held_out_problems_are_refused_in_every_form(small, tmp_path, o
         {"chosen": turns("Hi", "Hello", asked, "1"), "rejected": turns("Hi", "Hello", asked, "2")},
     ):
         with pytest.raises(
-            ValueError, match=r"1 of 3 pairs are for problems of data\.dev or data\.test: leave them out"
+            ValueError,
+            match=r"1 of 3 pairs are for problems of data\.dev or data\.test: leave them out",
         ):
             read(small, tmp_path, opened, [*pairs(2), row])
     templated = TemplateSettings(prompt_template="Solve this: {problem}")
-    row = {"prompt": turns(f"Solve this: {asked}"), "chosen": turns("", "1")[1:], "rejected": turns("", "2")[1:]}
+    row = {
+        "prompt": turns(f"Solve this: {asked}"),
+        "chosen": turns("", "1")[1:],
+        "rejected": turns("", "2")[1:],
+    }
     with pytest.raises(ValueError, match=r"1 of 1 pairs are for problems of data\.dev"):
         read(small, tmp_path, opened, [row], PromptTokenizer(make_tokenizer(QWEN), templated))
 
 
 def test_rows_with_ids_train_on_these(small, tmp_path, opened):
     ids = {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [3]}
-    (pair,) = read(small, tmp_path, opened, [{"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.", **ids}])
+    (pair,) = read(
+        small, tmp_path, opened, [{"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.", **ids}]
+    )
     assert {name: getattr(pair, name).tolist() for name in ids} == ids
     with pytest.raises(ValueError, match="chosen_ids has 999999"):
-        read(small, tmp_path, opened, [{"prompt": "a", "chosen": "b", "rejected": "c", **ids, "chosen_ids": [999_999]}])
+        read(
+            small,
+            tmp_path,
+            opened,
+            [{"prompt": "a", "chosen": "b", "rejected": "c", **ids, "chosen_ids": [999_999]}],
+        )
 
 
-@pytest.mark.parametrize("others", [{}, {"problem_id": "a"}, {"chosen_reward": 1.0, "source": "theirs"}])
-def test_parquet_with_ids_and_not_all_our_columns_is_read_as_jsonl_is(small, tmp_path, opened, others):
-    row = {"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.", "prompt_ids": [5, 6], "chosen_ids": [7], **others}
+@pytest.mark.parametrize(
+    "others", [{}, {"problem_id": "a"}, {"chosen_reward": 1.0, "source": "theirs"}]
+)
+def test_parquet_with_ids_and_not_all_our_columns_is_read_as_jsonl_is(
+    small, tmp_path, opened, others
+):
+    row = {
+        "prompt": "Add 1.",
+        "chosen": "Yes.",
+        "rejected": "No.",
+        "prompt_ids": [5, 6],
+        "chosen_ids": [7],
+        **others,
+    }
     row["rejected_ids"] = [3]
     (expected,) = read(small, tmp_path, opened, [row])
     (tmp_path / "parts").mkdir()
@@ -156,12 +190,22 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
     make_tokenizer(QWEN).save_pretrained(tmp_path / "tokenizer")
     small.tokenizer.path = str(tmp_path / "tokenizer")
     small.stages.dpo.update(
-        preferences=written(tmp_path / "set.jsonl", pairs(16)), batch_size=4, epochs=2, diagnose=False
+        preferences=written(tmp_path / "set.jsonl", pairs(16)),
+        batch_size=4,
+        epochs=2,
+        diagnose=False,
     )
     dryrun.show(small)
     shown = capsys.readouterr().out
-    assert "dpo: 16 pairs of " in shown and "| <|start|>user\n  | Add 0.<|eot|>\n  | <|start|>assistant" in shown
-    assert "chosen, " in shown and "  | Yes.<|eot|>\n  rejected, " in shown and "  | No way.<|eot|>" in shown
+    assert (
+        "dpo: 16 pairs of " in shown
+        and "| <|start|>user\n  | Add 0.<|eot|>\n  | <|start|>assistant" in shown
+    )
+    assert (
+        "chosen, " in shown
+        and "  | Yes.<|eot|>\n  rejected, " in shown
+        and "  | No way.<|eot|>" in shown
+    )
     manifest = run(opened(small, tmp_path / "work"))
     assert manifest["counts"]["pairs"] == 16 and manifest["counts"]["steps"] == 8
     assert read_metrics(tmp_path / "work")[-1]["metrics"]["rewards/margins"] > 0
@@ -170,5 +214,8 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
 def test_a_path_that_is_nothing_is_refused_before_any_work(small):
     for path in ("nowhere.jsonl", "no/folder"):
         small.stages.dpo.preferences = path
-        with pytest.raises(ValueError, match=rf"neither a collect stage \(none\) nor hub:\S+, and {path} is no file"):
+        with pytest.raises(
+            ValueError,
+            match=rf"neither a collect stage \(none\) nor hub:\S+, and {path} is no file",
+        ):
             pipeline.check(Config.of(small))

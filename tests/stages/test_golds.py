@@ -1,4 +1,5 @@
-"""Problems whose reference answer the verifier cannot read: found out once, told, left out or graded by equal text."""
+"""Problems whose reference answer the verifier cannot read: found out once, told, left out or
+graded by equal text."""
 
 import json
 import threading
@@ -29,12 +30,16 @@ def lines(path: Path, rows: list[dict[str, object]]) -> str:
 
 
 def problems(path: Path, first: int, *answers: str) -> str:
-    return lines(path, [{"problem": f"{first + n}+1=?", "answer": answer} for n, answer in enumerate(answers)])
+    return lines(
+        path,
+        [{"problem": f"{first + n}+1=?", "answer": answer} for n, answer in enumerate(answers)],
+    )
 
 
 @pytest.fixture
 def asking(config, tmp_path):
-    """The config with a stage that samples, and two, one and one golds of three splits that cannot be read."""
+    """The config with a stage that samples, and two, one and one golds of three splits that cannot
+    be read."""
     only(config, "warmup")
     config.reward.function = "verify"
     for split, first, answers in (
@@ -66,12 +71,17 @@ def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, cap
     session = opened(asking, tmp_path / "work", None)
     assert answers(session) == LEFT
     told = said(capsys)
-    assert "WARNING: train: the verifier cannot read 2 of 6 reference answers, so their problems are left out." in told
     assert (
-        "The first: 'It is seven, since 3 + 4 = 7.' (problem " in told and "'about 72 apples I think' (problem " in told
+        "WARNING: train: the verifier cannot read 2 of 6 reference answers, so their problems "
+        "are left out." in told
     )
     assert (
-        "WARNING: dev: the verifier cannot read 1 of 2" in told and "WARNING: test: the verifier cannot read 1" in told
+        "The first: 'It is seven, since 3 + 4 = 7.' (problem " in told
+        and "'about 72 apples I think' (problem " in told
+    )
+    assert (
+        "WARNING: dev: the verifier cannot read 1 of 2" in told
+        and "WARNING: test: the verifier cannot read 1" in told
     )
     assert [(entry["split"], entry["problems"], entry["of"]) for entry in session.unreadable] == [
         ("train", 2, 6),
@@ -93,23 +103,36 @@ def test_by_equal_text_they_stay_and_have_right_and_wrong_answers(asking, tmp_pa
     asking.reward.unreadable = "equal_text"
     session = opened(asking, tmp_path / "work", None)
     assert answers(session) == ALL and session.left_out == {"train": [], "dev": [], "test": []}
-    assert "cannot read 2 of 6 reference answers, so only the same text is right there." in said(capsys)
+    assert "cannot read 2 of 6 reference answers, so only the same text is right there." in said(
+        capsys
+    )
     problem = session.problems["train"][1]
     texts = [rf"\boxed{{{SENTENCE}}}", r"\boxed{7}", "no idea"]
     scores = session.scorer([problem] * 3, texts, [np.zeros(1, np.int32)] * 3)
-    assert [score.verdict for score in scores] == [Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER]
+    assert [score.verdict for score in scores] == [
+        Verdict.CORRECT,
+        Verdict.INCORRECT,
+        Verdict.NO_ANSWER,
+    ]
 
 
-def test_each_task_has_its_own_choice_and_other_rewards_ask_nothing(asking, tmp_path, opened, capsys):
+def test_each_task_has_its_own_choice_and_other_rewards_ask_nothing(
+    asking, tmp_path, opened, capsys
+):
     choices = {"texts": {"unreadable": "equal_text"}, "even": {"function": "tiny:even"}}
     for first, (name, changes) in zip((60, 80), choices.items(), strict=True):
         train = settings.source(problems(tmp_path / f"{name}.jsonl", first, SENTENCE, "62"))
         with asking.tasks.unlocked():
-            asking.tasks[name] = settings.task(train, settings.source(""), settings.source(""), **changes)
+            asking.tasks[name] = settings.task(
+                train, settings.source(""), settings.source(""), **changes
+            )
     session = opened(asking, tmp_path / "work", None)
     assert answers(session)["train"] == [*LEFT["train"], SENTENCE, "62", SENTENCE, "62"]
     told = said(capsys)
-    assert "train: the verifier cannot read 2 of 6" in told and "train: the verifier cannot read 1 of 2" in told
+    assert (
+        "train: the verifier cannot read 2 of 6" in told
+        and "train: the verifier cannot read 1 of 2" in told
+    )
     own = opened(asking, tmp_path / "own")  # a function of the user's in place of the main task's
     assert answers(own)["train"][:6] == [*ALL["train"][:5], '["1,234"]']  # as the data has them
     asking.reward.function = asking.tasks.texts.reward.function = "tiny:even"
@@ -130,7 +153,9 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     assert len(found) == 10 and sum(found.values()) == 7  # by gold: PROSE stands in two splits
     key = storage.fingerprint(["42", 5.0, 2048])
     assert found[key] is True
-    file.write_text("".join(json.dumps([name, name != key and read]) + "\n" for name, read in found.items()))
+    file.write_text(
+        "".join(json.dumps([name, name != key and read]) + "\n" for name, read in found.items())
+    )
     again = opened(asking, tmp_path / "work", None)
     assert answers(again) == {**left, "test": ["43"]}
     (problem,) = [problem for problem in again.left_out["test"] if problem.answer == "42"]
@@ -147,8 +172,11 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
 def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monkeypatch):
     monkeypatch.setattr(golds, "AT_ONCE", 1)
     asking.reward.cpu_seconds = 300.0
-    asking.data.train.path = problems(tmp_path / "slow.jsonl", 0, "x+1", "x^{" * 900 + "x" + "}" * 900)
-    session, file = opened(asking, tmp_path / "work", None), tmp_path / "work" / "golds" / "read.jsonl"
+    asking.data.train.path = problems(
+        tmp_path / "slow.jsonl", 0, "x+1", "x^{" * 900 + "x" + "}" * 900
+    )
+    session = opened(asking, tmp_path / "work", None)
+    file = tmp_path / "work" / "golds" / "read.jsonl"
 
     def stop() -> None:
         while not file.exists() or not file.read_text():
@@ -166,12 +194,19 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0, 2048]), True]
 
 
-def test_a_run_of_a_version_that_left_none_out_keeps_all_of_its_problems(asking, tmp_path, opened, capsys):
+def test_a_run_of_a_version_that_left_none_out_keeps_all_of_its_problems(
+    asking, tmp_path, opened, capsys
+):
     (tmp_path / "work" / "01-warmup").mkdir(parents=True)
     session = opened(asking, tmp_path / "work", None)
     assert answers(session) == ALL
-    assert "work was begun by a version that left no problem out for its reference answer: all stay" in said(capsys)
-    scores = session.scorer([session.problems["train"][1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2)
+    assert (
+        "work was begun by a version that left no problem out for its reference answer: all stay"
+        in said(capsys)
+    )
+    scores = session.scorer(
+        [session.problems["train"][1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2
+    )
     assert [score.verdict for score in scores] == [Verdict.UNSCORABLE] * 2
     assert not (tmp_path / "work" / "golds").exists()
 
@@ -186,13 +221,20 @@ def test_a_points_golds_are_those_of_its_study(asking, tmp_path, opened):
 
 
 def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_path, opened, capsys):
-    rows = [{"prompt": "0+1=?", "completion": r"\boxed{1}"}, {"prompt": "1+1=?", "completion": r"\boxed{2}"}]
-    path = lines(tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}])
+    rows = [
+        {"prompt": "0+1=?", "completion": r"\boxed{1}"},
+        {"prompt": "1+1=?", "completion": r"\boxed{2}"},
+    ]
+    path = lines(
+        tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}]
+    )
     session = opened(asking, tmp_path / "work", None)
     _, kept = external_rollouts.read(session, path)
     assert [row.text for row in kept] == [r"\boxed{1}"]
     assert "rows.jsonl: 2 rows left out, whose problems data.train goes without" in said(capsys)
-    held_out = lines(tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}])
+    held_out = lines(
+        tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}]
+    )
     with pytest.raises(ValueError, match=r"its prompt is in data\.dev or data\.test"):
         external_rollouts.read(session, held_out)
 
@@ -206,7 +248,9 @@ def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):
 def test_the_setting_is_the_verifiers_and_part_of_the_identity():
     config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
     config.reward.unreadable = "equal_text"  # beside a function of the user's
-    with pytest.raises(ValueError, match=r"reward\.unreadable is of the verifier, and function is 'tiny:even'"):
+    with pytest.raises(
+        ValueError, match=r"reward\.unreadable is of the verifier, and function is 'tiny:even'"
+    ):
         settings.Config.of(config)
     config.reward.function = "verify"
     assert settings.Config.of(config).reward.unreadable == "equal_text"
@@ -216,10 +260,14 @@ def test_the_setting_is_the_verifiers_and_part_of_the_identity():
 def test_a_run_draws_none_of_them_and_its_report_tells(asking, tmp_path, capsys):
     asking.stages.warmup.update(steps=1, keep=(), prompts_per_step=4)
     with asking.stages.unlocked():
-        asking.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1,), sampling=settings.sampling(8))
+        asking.stages.evaluate = settings.evaluate(
+            policies=("init",), pass_at=(1,), sampling=settings.sampling(8)
+        )
     asking.stages.evaluate.num_generations = 2
     asking.tokenizer.path = "procedural:slips"
-    asking.data.train.path = problems(tmp_path / "more.jsonl", 0, "1", NO_FORMULA, "3", PROSE, "5", "x+1")
+    asking.data.train.path = problems(
+        tmp_path / "more.jsonl", 0, "1", NO_FORMULA, "3", PROSE, "5", "x+1"
+    )
     asking.lock()
     work = tmp_path / "work"
     dryrun.show(asking, workdir=work)
@@ -227,10 +275,16 @@ def test_a_run_draws_none_of_them_and_its_report_tells(asking, tmp_path, capsys)
     assert "train: the verifier cannot read 2 of 6 reference answers" in told and not work.exists()
     result = pipeline.run(asking, work)
     manifest = result["evaluate"]
-    assert manifest["counts"]["problems"] == 2 and manifest["result"]["policies"][0]["problems"] == 2
+    assert (
+        manifest["counts"]["problems"] == 2 and manifest["result"]["policies"][0]["problems"] == 2
+    )
     assert [entry["problems"] for entry in manifest["unreadable"]] == [2, 1, 1]
     rows = [row for file in work.glob("01-warmup/**/*.parquet") for row in read_rollouts(file)]
-    assert rows and {row.score.verdict for row in rows} <= {Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER}
+    assert rows and {row.score.verdict for row in rows} <= {
+        Verdict.CORRECT,
+        Verdict.INCORRECT,
+        Verdict.NO_ANSWER,
+    }
     warnings = read_run(work).warnings
     assert [warning.partition(",")[0] for warning in warnings[:3]] == [
         "train: the verifier cannot read 2 of 6 reference answers",

@@ -1,4 +1,5 @@
-"""What a run reads from outside is kept by content: a change is refused with its name, the same elsewhere goes on."""
+"""What a run reads from outside is kept by content: a change is refused with its name, the same
+elsewhere goes on."""
 
 import json
 import shutil
@@ -82,7 +83,11 @@ def with_another_token(folder: Path) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All that a run may read."""
     place = tmp_path_factory.mktemp("made")
-    for name, rows in (("train.jsonl", ROWS[:20]), ("dev.jsonl", ROWS[20:22]), ("told.jsonl", TOLD[:6])):
+    for name, rows in (
+        ("train.jsonl", ROWS[:20]),
+        ("dev.jsonl", ROWS[20:22]),
+        ("told.jsonl", TOLD[:6]),
+    ):
         save_rows(place / name, rows)
     save_rows(place / "online.jsonl", ROLLOUTS)
     (place / "dump").mkdir()
@@ -91,7 +96,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "2"}])
     save_model(place / "model")
     save_model(place / "other", seed=1)
-    (place / "my_own.py").write_text("def score(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    (place / "my_own.py").write_text(
+        "def score(completions, **columns):\n    return [1.0 for _ in completions]\n"
+    )
     return place
 
 
@@ -111,27 +118,39 @@ def reading(place: Path) -> ConfigDict:
     with config.unlocked():
         config.stages.sft = settings.sft(data=settings.source(str(place / "told.jsonl")))
         config.stages.train = settings.online(
-            policy=f"hf:{place / 'other'}", rollouts=str(place / "online.jsonl"), loss="dpo", num_generations=2
+            policy=f"hf:{place / 'other'}",
+            rollouts=str(place / "online.jsonl"),
+            loss="dpo",
+            num_generations=2,
         )
         config.stages.collect = settings.collect(policy="sft", rollouts=str(place / "dump"))
         config.stages.dpo = settings.offline(policy="sft", preferences=str(place / "pairs.parquet"))
-        config.stages.evaluate = settings.evaluate(policies=("init", "dpo", f"hf:{place / 'other'}"))
+        config.stages.evaluate = settings.evaluate(
+            policies=("init", "dpo", f"hf:{place / 'other'}")
+        )
     return config
 
 
 def found_in(config: ConfigDict) -> dict[str, Content]:
-    """The contents of what a config names, as a run finds them; its tokenizer's template is not tried out first."""
+    """The contents of what a config names, as a run finds them; its tokenizer's template is not
+    tried out first."""
     settings = Config.of(config)
 
     def read_problems(setting: str) -> Content:
         source = getattr(settings.data, setting.partition(".")[2])
-        return problems.read_source(source, settings.data.seed, problems.reading(settings.reward))[2]
+        return problems.read_source(source, settings.data.seed, problems.reading(settings.reward))[
+            2
+        ]
 
     def tokenizer() -> PromptTokenizer:
         template = TemplateSettings(chat=settings.tokenizer.chat)
-        return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path), template)
+        return PromptTokenizer(
+            PreTrainedTokenizerFast.from_pretrained(settings.model.path), template
+        )
 
-    return inputs.contents_of({**inputs.readers(settings, read_problems, tokenizer), **inputs.bases(settings, {})})
+    return inputs.contents_of(
+        {**inputs.readers(settings, read_problems, tokenizer), **inputs.bases(settings, {})}
+    )
 
 
 def start(config: ConfigDict, workdir: Path) -> None:
@@ -243,10 +262,14 @@ CHANGES: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES)
-def test_a_change_is_refused_with_its_name(place: Path, begun: Path, change: Change, message: str) -> None:
+def test_a_change_is_refused_with_its_name(
+    place: Path, begun: Path, change: Change, message: str
+) -> None:
     before = (begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()
     change(place)
-    with pytest.raises(ValueError, match=rf"(?m)was made with other inputs:\n  (?s:.*){message}") as refused:
+    with pytest.raises(
+        ValueError, match=rf"(?m)was made with other inputs:\n  (?s:.*){message}"
+    ) as refused:
         start(reading(place), begun)
     assert "or choose another --workdir" in str(refused.value)
     assert ((begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()) == before
@@ -267,7 +290,9 @@ def test_what_is_read_the_same_goes_on(place: Path, begun: Path, change: Change)
     start(reading(place), begun)
 
 
-def test_the_same_elsewhere_goes_on_and_another_there_does_not(place: Path, begun: Path, tmp_path: Path) -> None:
+def test_the_same_elsewhere_goes_on_and_another_there_does_not(
+    place: Path, begun: Path, tmp_path: Path
+) -> None:
     there = Path(shutil.move(place, tmp_path / "there"))
     start(reading(there), begun)
     assert str(there / "model") in (begun / "config.json").read_text()
@@ -292,7 +317,11 @@ def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> No
 
 
 def test_a_work_directory_of_an_older_version_goes_on_and_keeps_contents_from_then_on(
-    place: Path, begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    begun: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(place.parent)
     (begun / "inputs.json").unlink()
@@ -308,11 +337,15 @@ def test_a_work_directory_of_an_older_version_goes_on_and_keeps_contents_from_th
         start(reading(place), begun)
 
 
-def test_an_older_versions_places_count_as_long_as_contents_are_not_kept(place: Path, begun: Path) -> None:
+def test_an_older_versions_places_count_as_long_as_contents_are_not_kept(
+    place: Path, begun: Path
+) -> None:
     (begun / "inputs.json").unlink()
     config = reading(place)
     config.data.train.path = str(place / "dev.jsonl")
-    with pytest.raises(ValueError, match=r"data\.train\.path: '\S+train\.jsonl' -> '\S+dev\.jsonl'"):
+    with pytest.raises(
+        ValueError, match=r"data\.train\.path: '\S+train\.jsonl' -> '\S+dev\.jsonl'"
+    ):
         start(config, begun)
 
 
@@ -330,14 +363,18 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
     assert "warning: reward.function (" in said and "my_own.py): of 1 files 1 changed" in said
     start(config, workdir)
     assert "warning: reward.function" not in capsys.readouterr().out
-    edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))  # the function is given it
+    edit_rows(
+        place / "train.jsonl", lambda rows: rows[0].update(note="read")
+    )  # the function is given it
     with pytest.raises(ValueError, match=r"data\.train \(\S+\): of 20 problems 1 changed"):
         start(config, workdir)
 
 
 @pytest.mark.parametrize("reward", ["verify", "judge", "my_own:score"])
 def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
-    save_rows(place / "train.jsonl", [{"problem": f"{n}+1=?", "answer": [str(n + 1)]} for n in range(9)])
+    save_rows(
+        place / "train.jsonl", [{"problem": f"{n}+1=?", "answer": [str(n + 1)]} for n in range(9)]
+    )
     config = settings.base()
     config.data.train = settings.source(str(place / "train.jsonl"))
     config.reward.update(function=reward, folder=str(place))
@@ -380,7 +417,10 @@ def test_a_local_folder_of_a_set_is_read_again_when_a_file_in_it_changes(tmp_pat
 
 
 def test_the_tokenizer_of_a_reward_model_answers_nothing_and_has_no_weights(tmp_path: Path) -> None:
-    template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    template = (
+        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% "
+        "endfor %}"
+    )
     make_tokenizer(template).save_pretrained(tmp_path)
     config = settings.base()
     config.reward.function, config.reward.model.path = "model", str(tmp_path)
@@ -388,8 +428,11 @@ def test_the_tokenizer_of_a_reward_model_answers_nothing_and_has_no_weights(tmp_
     assert kept.place == str(tmp_path) and [*kept.parts][1] == "chat template"
 
 
-def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(place: Path, tmp_path: Path) -> None:
-    """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
+def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(
+    place: Path, tmp_path: Path
+) -> None:
+    """In one go with what `pipeline.run` does; all stages are finished, so that nothing is
+    trained."""
     config, workdir = reading(place), tmp_path / "work"
     config.tokenizer.chat = False
     claim(Config.of(config), epath.Path(workdir))
@@ -400,13 +443,29 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(plac
     assert kept["data.train"] == {
         "kind": "problems", "count": 20, "digest": kept["data.train"]["digest"], "place": str(place / "train.jsonl")
     }  # fmt: skip
-    names = {"tokenizer", "model.path", "data.train", "data.dev", "data.test", "stages.sft.data", "stages.train.policy"}
+    names = {
+        "tokenizer",
+        "model.path",
+        "data.train",
+        "data.dev",
+        "data.test",
+        "stages.sft.data",
+        "stages.train.policy",
+    }
     names |= {"stages.train.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
     assert set(kept) == names | {"stages.evaluate.policies.2"}
-    assert {f"{name}.jsonl" for name in kept} == {file.name for file in (workdir / "inputs").iterdir()}
-    before = {file.name: file.read_bytes() for file in workdir.glob("*.json") if file.name != "environment.json"}
+    assert {f"{name}.jsonl" for name in kept} == {
+        file.name for file in (workdir / "inputs").iterdir()
+    }
+    before = {
+        file.name: file.read_bytes()
+        for file in workdir.glob("*.json")
+        if file.name != "environment.json"
+    }
     edit_rows(place / "train.jsonl", lambda rows: rows[3].update(answer="5"))
-    with pytest.raises(ValueError, match=r"data\.train \(\S+train\.jsonl\): of 20 problems 1 changed"):
+    with pytest.raises(
+        ValueError, match=r"data\.train \(\S+train\.jsonl\): of 20 problems 1 changed"
+    ):
         pipeline.run(config, workdir, until="evaluate")
     assert {name: (workdir / name).read_bytes() for name in before} == before
 
@@ -424,7 +483,9 @@ def test_the_dry_run_compares_too(place: Path, tmp_path: Path) -> None:
         dryrun.show(config, workdir=workdir)
 
 
-def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(place: Path, tmp_path: Path) -> None:
+def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(
+    place: Path, tmp_path: Path
+) -> None:
     config, workdir = reading(place), tmp_path / "work"
     config.tokenizer.chat = False
     config.lora.rank = 2
@@ -432,13 +493,17 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(plac
     with pytest.raises(ValueError, match=r"no checkpoint in \S+/01-sft/checkpoints yet"):
         commands.export(workdir, tmp_path / "model", policy="sft")
     parquet(place / "test.parquet", ROWS[21:23])
-    with pytest.raises(ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added \(\w+\), 1 removed"):
+    with pytest.raises(
+        ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added \(\w+\), 1 removed"
+    ):
         commands.evaluate(workdir, "sft")
     with pytest.raises(ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added"):
         commands.sample(workdir, policy="sft")
     edit_weights(place / "model", scaled)
     for policy in ("sft", "init"):
-        with pytest.raises(ValueError, match=r"other inputs:\n  model\.path \(\S+\): of 28 tensors and settings 27"):
+        with pytest.raises(
+            ValueError, match=r"other inputs:\n  model\.path \(\S+\): of 28 tensors and settings 27"
+        ):
             commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=r"model\.path \(\S+\): of 28"):
         commands.sample(workdir, policy="sft", prompts="1+1?")
@@ -457,12 +522,17 @@ def test_workers_of_a_study_keep_what_each_reads(tmp_path: Path) -> None:
     assert kept is not None and len(kept) == 24
     with pytest.raises(ValueError, match=r"model\.path org/3@: of 1 tensors 1 changed"):
         kept_inputs.check_shared(
-            epath.Path(tmp_path), {"model.path org/3@": content("tensors", {"a": "4"})}, print, config
+            epath.Path(tmp_path),
+            {"model.path org/3@": content("tensors", {"a": "4"})},
+            print,
+            config,
         )
 
 
 @pytest.mark.parametrize("begins_with", ["init", "hf:"])
-def test_adapters_of_another_run_beside_another_model(place: Path, tmp_path: Path, begins_with: str) -> None:
+def test_adapters_of_another_run_beside_another_model(
+    place: Path, tmp_path: Path, begins_with: str
+) -> None:
     other, base = trained_elsewhere(place, tmp_path, begins_with)
     config = reading(place)
     config.lora.rank = 2
@@ -470,7 +540,10 @@ def test_adapters_of_another_run_beside_another_model(place: Path, tmp_path: Pat
     config.stages.dpo.policy = f"run:{other}#sft"
     begin(config, tmp_path / "work")
     edit_weights(base, replaced)
-    message = rf"dpo\.policy: the adapters of run:\S+other#sft stand beside another model than {base} now holds: of 28"
+    message = (
+        rf"dpo\.policy: the adapters of run:\S+other#sft stand beside another model than {base} "
+        r"now holds: of 28"
+    )
     with pytest.raises(ValueError, match=message):
         begin(config, tmp_path / "again")
     message = r"other inputs:\n(?s:.*)  stages\.dpo\.policy\.base \(\S+\): of 28 tensors"
@@ -478,7 +551,9 @@ def test_adapters_of_another_run_beside_another_model(place: Path, tmp_path: Pat
         commands.export(tmp_path / "work", tmp_path / "exported", policy="dpo")
 
 
-def test_adapters_of_another_run_beside_the_same_model_elsewhere(place: Path, tmp_path: Path) -> None:
+def test_adapters_of_another_run_beside_the_same_model_elsewhere(
+    place: Path, tmp_path: Path
+) -> None:
     other, base = trained_elsewhere(place, tmp_path, "init")
     config = reading(place)
     config.lora.rank = 2
@@ -486,7 +561,9 @@ def test_adapters_of_another_run_beside_the_same_model_elsewhere(place: Path, tm
     config.model.path = str(shutil.copytree(base, tmp_path / "copy"))
     begin(config, tmp_path / "work")
     edit_weights(tmp_path / "copy", replaced)
-    with pytest.raises(ValueError, match=r"stand beside another model than \S+copy now holds: of 28 tensors"):
+    with pytest.raises(
+        ValueError, match=r"stand beside another model than \S+copy now holds: of 28 tensors"
+    ):
         begin(config, tmp_path / "again")
     (other / "inputs.json").unlink()  # of an older version: the place stands for what it holds
     with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
@@ -504,7 +581,10 @@ def test_commands_put_no_adapters_of_another_run_beside_another_model(
     config.model.path = str(shutil.copytree(place / "model", tmp_path / "copy"))
     edit_weights(tmp_path / "copy" if begins_with == "init" else base, replaced)
     begin(config, workdir)
-    policy, message = f"run:{other}#sft", r"policy: the adapters of run:\S+#sft stand beside another model"
+    policy, message = (
+        f"run:{other}#sft",
+        r"policy: the adapters of run:\S+#sft stand beside another model",
+    )
     with pytest.raises(ValueError, match=message):
         commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=message):
@@ -514,7 +594,8 @@ def test_commands_put_no_adapters_of_another_run_beside_another_model(
 
 
 def trained_elsewhere(place: Path, tmp_path: Path, begins_with: str) -> tuple[Path, Path]:
-    """The work directory of a run with adapters of a stage "sft", and the folder of the model they stand beside."""
+    """The work directory of a run with adapters of a stage "sft", and the folder of the model they
+    stand beside."""
     config, other = reading(place), tmp_path / "other"
     config.lora.rank = 2
     base = place / "model" if begins_with == "init" else place / "other"

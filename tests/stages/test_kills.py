@@ -1,4 +1,5 @@
-"""Kill and stop runs at every step of what they do: each continues to the result of a run that nothing disturbed."""
+"""Kill and stop runs at every step of what they do: each continues to the result of a run that
+nothing disturbed."""
 
 import hashlib
 from pathlib import Path
@@ -19,12 +20,15 @@ STAGES = ("01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate")
 
 pytestmark = pytest.mark.timeout(900)
 slow = pytest.mark.slow
-from_outside = pytest.mark.skipif(not syscalls.available(), reason="needs seccomp's user notification")
+from_outside = pytest.mark.skipif(
+    not syscalls.available(), reason="needs seccomp's user notification"
+)
 
 
 @pytest.fixture(scope="module")
 def seen(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first stage alone: `run`, and in `kept` its work directory before each change below its checkpoints."""
+    """The first stage alone: `run`, and in `kept` its work directory before each change below its
+    checkpoints."""
     folder = tmp_path_factory.mktemp("seen")
     runs(folder / "run", until="sft", keep=["01-sft/checkpoints/*", folder / "kept"])
     return folder
@@ -46,7 +50,8 @@ def digest(folder: Path) -> str:
 @slow
 @from_outside
 def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen):
-    """At each of some hundred changes that writing three checkpoints, and deleting one, comes to."""
+    """At each of some hundred changes that writing three checkpoints, and deleting one, comes
+    to."""
     states = sorted((seen / "kept").iterdir())
     assert len(states) > 100
     newest, whole = [], set()
@@ -83,16 +88,19 @@ def test_kill_9_while_checkpoints_are_written(runs, seen, tmp_path, share):
     workdir = tmp_path / "run"
     killed = runs(workdir, -9, until="sft", change=["01-sft/checkpoints/*", number])
     assert killed["changes"] == number
-    newest, last = checkpoints(workdir).latest() or 0, max((step for _, step in steps_logged(workdir)), default=0)
+    newest = checkpoints(workdir).latest() or 0
+    last = max((step for _, step in steps_logged(workdir)), default=0)
     runs(workdir, until="sft")
     assert differences(seen / "run", workdir) == []
     check_redone(workdir, newest, last)
 
 
 def check_redone(workdir: Path, newest: int, last: int) -> None:
-    """Steps after the newest whole checkpoint were done again, none before it, and each once more at most.
+    """Steps after the newest whole checkpoint were done again, none before it, and each once more
+    at most.
 
-    One interval of checkpoint.every, and those that were done while the checkpoint at its end was being written, which
+    One interval of checkpoint.every, and those that were done while the checkpoint at its end was
+    being written, which
     are less than another: the next save waits for it.
     """
     assert redone(workdir) == last - newest <= 2 * EVERY
@@ -102,7 +110,8 @@ def check_redone(workdir: Path, newest: int, last: int) -> None:
 @slow
 @from_outside
 def test_kill_9_before_and_after_each_manifest(runs, finished, tmp_path):
-    """The boundaries of stages: nothing is lost of a finished one, and what is not finished is finished."""
+    """The boundaries of stages: nothing is lost of a finished one, and what is not finished is
+    finished."""
     workdir, done = tmp_path / "run", []
     for stage in STAGES:
         runs(workdir, -9, change=[f"{stage}/manifest.json", 0])
@@ -117,7 +126,8 @@ def test_kill_9_before_and_after_each_manifest(runs, finished, tmp_path):
     assert redone(workdir) == 0
 
 
-# What the run is at: at the n-th call (from 0, in its process) of a function, which takes SIGTERM; where it then saves.
+# What the run is at: at the n-th call (from 0, in its process) of a function, which takes SIGTERM;
+# where it then saves.
 STOPS = {
     "training, Ctrl-C": ("Trainer.update", 0, "sft", 1),
     "training": ("Trainer.update", 1, "sft", 3),
@@ -152,10 +162,15 @@ def stop_and_continue(runs: Runs, whole: Path, workdir: Path, stops: list[str], 
         assert f"stopped by {by}: the same command with the same --workdir continues" in said, what
         assert ("g2d: saving; Ctrl-C again ends at once" in said) == pressed, what
         if stage:
-            assert f"{stage}: told to stop; saved at step {step} of" in stopped["text"], (what, stopped)
+            assert f"{stage}: told to stop; saved at step {step} of" in stopped["text"], (
+                what,
+                stopped,
+            )
             (folder,) = workdir.glob(f"*-{stage}")
             assert checkpoints(workdir, folder.name).latest() == step, what
-            assert max((s for at, s in steps_logged(workdir) if at == stage), default=0) == step, what
+            assert max((s for at, s in steps_logged(workdir) if at == stage), default=0) == step, (
+                what
+            )
     runs(workdir, **job)
     assert differences(whole, workdir) == []
     assert redone(workdir) == 0
@@ -163,7 +178,8 @@ def stop_and_continue(runs: Runs, whole: Path, workdir: Path, stops: list[str], 
 
 @slow
 def test_resume_on_other_numbers_of_devices(runs, finished, tmp_path):
-    """1, then 4, then 2: the same prompts and keys, and figures within tolerance of those of one device."""
+    """1, then 4, then 2: the same prompts and keys, and figures within tolerance of those of one
+    device."""
     workdir = tmp_path / "run"
     for devices, number, step in ((1, 1, 2), (4, 1, 4)):
         stopped = runs(workdir, 75, devices=devices, call=["TERM", "Trainer.update", number])
@@ -175,24 +191,36 @@ def test_resume_on_other_numbers_of_devices(runs, finished, tmp_path):
     for file in sorted((finished / "02-warmup" / "rollouts").glob("*.parquet")):
         compare_rollouts(file, workdir / "02-warmup" / "rollouts" / file.name)
     for stage, step in (("01-sft", 6), ("02-warmup", 3)):
-        ours, theirs = (arrays(checkpoints(root, stage).folder / str(step)) for root in (workdir, finished))
+        ours, theirs = (
+            arrays(checkpoints(root, stage).folder / str(step)) for root in (workdir, finished)
+        )
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
-            np.testing.assert_allclose(ours[name], array, rtol=1e-3, atol=1e-4, err_msg=f"{stage}: {name}")
+            np.testing.assert_allclose(
+                ours[name], array, rtol=1e-3, atol=1e-4, err_msg=f"{stage}: {name}"
+            )
 
 
 def compare_metrics(whole: Path, workdir: Path) -> None:
-    ours, theirs = ({(r["stage"], r["step"]): r["metrics"] for r in read_metrics(root)} for root in (workdir, whole))
+    ours, theirs = (
+        {(r["stage"], r["step"]): r["metrics"] for r in read_metrics(root)}
+        for root in (workdir, whole)
+    )
     assert set(ours) == {key for key in theirs if key[0] in ("sft", "warmup")}
     for key, metrics in ours.items():
-        assert metrics["num_tokens"] == theirs[key]["num_tokens"], key  # the same examples, the same responses
+        assert metrics["num_tokens"] == theirs[key]["num_tokens"], (
+            key
+        )  # the same examples, the same responses
         for name in ("loss", "grad_norm", "learning_rate", "entropy", "reward"):
             if name in metrics:
-                np.testing.assert_allclose(metrics[name], theirs[key][name], rtol=1e-3, atol=1e-5, err_msg=f"{key}")
+                np.testing.assert_allclose(
+                    metrics[name], theirs[key][name], rtol=1e-3, atol=1e-5, err_msg=f"{key}"
+                )
 
 
 def compare_rollouts(one: Path, other: Path) -> None:
-    """The keys name the same noise: the same tokens are drawn from log-probabilities that differ in their last bits."""
+    """The keys name the same noise: the same tokens are drawn from log-probabilities that differ in
+    their last bits."""
     for a, b in zip(read_rollouts(one), read_rollouts(other), strict=True):
         named = [(r.rollout.problem_id, r.rollout.visit, r.rollout.sample) for r in (a, b)]
         assert named[0] == named[1]

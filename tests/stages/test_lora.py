@@ -1,4 +1,5 @@
-"""Runs that train adapters: stopped and continued, from a model in bfloat16, and into the files that others read."""
+"""Runs that train adapters: stopped and continued, from a model in bfloat16, and into the files
+that others read."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_checkpoints_hold_adapters_alone(whole):
         saved = arrays(checkpoints.folder / str(checkpoints.latest()))
         names = {name.rpartition(".")[2] for name, array in saved.items() if array.ndim}
         assert names == {"q_a", "q_b", "down_a", "down_b"}, stage
-        assert all(np.any(array) for name, array in saved.items() if name.endswith("_b")), stage  # they were trained
+        assert all(np.any(array) for name, array in saved.items() if name.endswith("_b")), (
+            stage
+        )  # they were trained
 
 
 def test_dpo_starts_at_its_reference(whole):
@@ -66,7 +69,10 @@ def test_export_merged_and_alone(whole, tmp_path):
     with commands.opened(whole) as session:
         policy = load_policy(session, "dpo")
         expected = jax.device_get(jax.jit(lora.merge)(policy))
-        assert decoder.count_trained(session.model_config) < decoder.count_params(session.model_config) / 4
+        assert (
+            decoder.count_trained(session.model_config)
+            < decoder.count_params(session.model_config) / 4
+        )
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(hf.load(merged)), expected)
     written = load_file(alone / "adapter_model.safetensors")
     assert len(written) == 2 * 2 * 2  # two layers, two targets, A and B
@@ -92,19 +98,32 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs, whole, tmp_path):
 
 @pytest.mark.slow
 def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs, whole, tmp_path):
-    """Policies from "hf:" keep that model as their base through every stage, also in another run's stages."""
+    """Policies from "hf:" keep that model as their base through every stage, also in another run's
+    stages."""
     other = commands.export(whole, tmp_path / "other", policy="warmup")
-    moved = [*ADAPTERS, f"config.stages.warmup.policy=hf:{other}", f"config.stages.dpo.policy=hf:{other}"]
+    moved = [
+        *ADAPTERS,
+        f"config.stages.warmup.policy=hf:{other}",
+        f"config.stages.dpo.policy=hf:{other}",
+    ]
     runs(tmp_path / "moved", overrides=moved)
-    first = next(r for r in read_metrics(tmp_path / "moved") if r["stage"] == "dpo" and r["kind"] == "train")
-    assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)  # trained beside what the reference is
+    first = next(
+        r for r in read_metrics(tmp_path / "moved") if r["stage"] == "dpo" and r["kind"] == "train"
+    )
+    assert first["metrics"]["loss"] == pytest.approx(
+        np.log(2), abs=1e-5
+    )  # trained beside what the reference is
     expected = np.asarray(hf.load(other).blocks.down[...])
     with commands.opened(tmp_path / "moved") as session:
         np.testing.assert_array_equal(load_policy(session, "warmup").blocks.down[...], expected)
-        assert np.any(load_policy(session, "sft").blocks.down[...] != expected)  # whose base is the run's own
+        assert np.any(
+            load_policy(session, "sft").blocks.down[...] != expected
+        )  # whose base is the run's own
         assert f"It began with `{other}`" in card(session, "warmup")
     alone = commands.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
-    assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(other)
+    assert json.loads((alone / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == str(other)
     taken = [*ADAPTERS, f"config.stages.warmup.policy=run:{tmp_path / 'moved'}#warmup"]
     runs(tmp_path / "taken", overrides=taken, until="warmup")
     with commands.opened(tmp_path / "taken") as session:

@@ -1,8 +1,10 @@
-"""The length of one update's gradient, from groups to the train step, against a plain loop over prompts.
+"""The length of one update's gradient, from groups to the train step, against a plain loop over
+prompts.
 
-64 prompts with 4 responses each, of which 32 have a pair: what a loss is divided by decides how far the step goes, the
-more so as Adam's epsilon is large. Each loss is taken with the normalisers it has, ours and the papers' authors'.
-The loop differentiates the loss by hand, in float64; only the model's own gradient is JAX's, of sequences one a row.
+64 prompts with 4 responses each, of which 32 have a pair: what a loss is divided by decides how far
+the step goes, the more so as Adam's epsilon is large. Each loss is taken with the normalisers it
+has, ours and the papers' authors'. The loop differentiates the loss by hand, in float64; only the
+model's own gradient is JAX's, of sequences one a row.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def groups() -> list[list[ScoredRollout]]:
         tokens = rng.integers(0, 64, rng.integers(1, LONGEST + 1))
         sampled = rng.normal(-4, 0.5, len(tokens)), np.zeros(len(tokens)), "stop"
         rollout = Rollout(f"{prompt:016x}", 0, sample, prompt_ids, tokens, *sampled)
-        return ScoredRollout(rollout, str(sample), Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT))
+        return ScoredRollout(
+            rollout,
+            str(sample),
+            Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT),
+        )
 
     made = []
     for prompt in range(PROMPTS):
@@ -64,11 +70,13 @@ def model(seed: int) -> decoder.Decoder:
 
 @functools.cache
 def unpacked() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids and segments, one response a row behind its prompt; and where the response's tokens are, [N, G, W]."""
+    """Token ids and segments, one response a row behind its prompt; and where the response's tokens
+    are, [N, G, W]."""
     ids, segments, mask = (np.zeros((PROMPTS, GROUP, WIDTH), np.int32) for _ in range(3))
     for i, group in enumerate(groups()):
         for j, row in enumerate(group):
-            start, end = len(row.rollout.prompt_ids), len(row.rollout.prompt_ids) + len(row.rollout.token_ids)
+            start = len(row.rollout.prompt_ids)
+            end = len(row.rollout.prompt_ids) + len(row.rollout.token_ids)
             ids[i, j, :end] = np.concatenate([row.rollout.prompt_ids, row.rollout.token_ids])
             segments[i, j, :end], mask[i, j, start:end] = SEGMENT_STRIDE, 1
     return ids.reshape(-1, WIDTH), segments.reshape(-1, WIDTH), mask
@@ -77,7 +85,9 @@ def unpacked() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def logprobs(params: decoder.Decoder) -> jax.Array:
     """Of every token given those before it, [N, G, W]."""
     ids, segments = (jnp.asarray(x) for x in unpacked()[:2])
-    hidden, _ = decoder.forward(params, ids, jnp.broadcast_to(jnp.arange(WIDTH)[None], ids.shape), segments)
+    hidden, _ = decoder.forward(
+        params, ids, jnp.broadcast_to(jnp.arange(WIDTH)[None], ids.shape), segments
+    )
     logits = jax.nn.log_softmax(hidden[:, :-1] @ decoder.head_matrix(params))
     chosen = jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
     return jnp.pad(chosen, ((0, 0), (1, 0))).reshape(PROMPTS, GROUP, WIDTH)
@@ -109,7 +119,8 @@ def grpo_slopes(divisor: float | np.ndarray, scaled: bool, beta: float) -> np.nd
 
 
 def dpo_slopes(stage: Any, divisor: int, nll: float = 0.0) -> np.ndarray:
-    """One pair a prompt as the batch has it, or with GroupDPO the mean over all pairs of the prompt."""
+    """One pair a prompt as the batch has it, or with GroupDPO the mean over all pairs of the
+    prompt."""
     slopes = np.zeros((PROMPTS, GROUP, WIDTH))
     ratios = (known(0) - known(1)).sum(axis=2)
     drawn = iter(make(stage).groups)
@@ -119,7 +130,9 @@ def dpo_slopes(stage: Any, divisor: int, nll: float = 0.0) -> np.ndarray:
         pairs = [(c, r) for c in right for r in wrong]
         if pairs and stage.loss == "dpo":
             sides = [id(response.token_ids) for response in next(drawn).responses]
-            pairs = [pair for pair in pairs if [id(group[j].rollout.token_ids) for j in pair] == sides]
+            pairs = [
+                pair for pair in pairs if [id(group[j].rollout.token_ids) for j in pair] == sides
+            ]
             assert len(pairs) == 1
         for c, r in pairs:
             margin = BETA * (ratios[i, c] - ratios[i, r])
@@ -132,7 +145,10 @@ def dpo_slopes(stage: Any, divisor: int, nll: float = 0.0) -> np.ndarray:
 def stage_of(**changes: Any) -> Any:
     dpo = changes.pop("dpo", {})
     stage = settings.online(
-        prompts_per_step=PROMPTS, num_generations=GROUP, sampling=settings.sampling(LONGEST), **changes
+        prompts_per_step=PROMPTS,
+        num_generations=GROUP,
+        sampling=settings.sampling(LONGEST),
+        **changes,
     )
     stage.dpo.update(beta=BETA, **dpo)
     return record(Online, stage)
@@ -144,9 +160,14 @@ def make(stage: Any) -> batches.Batch:
 
 
 def filled(stage: Any, trainer: decoder.Decoder | None = None) -> Packed:
-    """The stage's batch in rows, with the log-probabilities of the reference, and of the trainer if wanted."""
+    """The stage's batch in rows, with the log-probabilities of the reference, and of the trainer if
+    wanted."""
     made = make(stage).groups
-    places = {id(row.rollout.token_ids): (i, j) for i, group in enumerate(groups()) for j, row in enumerate(group)}
+    places = {
+        id(row.rollout.token_ids): (i, j)
+        for i, group in enumerate(groups())
+        for j, row in enumerate(group)
+    }
     where = [places[id(response.token_ids)] for group in made for response in group.responses]
     of_reference = np.concatenate([known(1)[at][unpacked()[2][at] > 0] for at in where])
 
@@ -157,7 +178,9 @@ def filled(stage: Any, trainer: decoder.Decoder | None = None) -> Packed:
     if trainer is None:
         return rows(None)
     bare = rows(None)
-    scored = bare.unpack(np.asarray(make_scorer(Compute(ONE, jnp.bfloat16))(trainer, *put_batch(bare, ONE))[0]))
+    scored = bare.unpack(
+        np.asarray(make_scorer(Compute(ONE, jnp.bfloat16))(trainer, *put_batch(bare, ONE))[0])
+    )
     return rows(np.concatenate([values for group in scored for values in group]))
 
 
@@ -169,13 +192,20 @@ def step_of(structure: Any) -> Any:
 def metrics_of(stage: Any, packed: Packed, dtype: Any = jnp.float32) -> dict[str, float]:
     structure, numbers = split(online.objective_of(Compute(ONE, dtype), stage))
     numbers = put_numbers({"optimizer": NUMBERS, "loss": numbers}, ONE)
-    _, sums = step_of(structure)(fresh_state(model(0), OPTIMIZER, ONE), *put_batch(packed, ONE), numbers)
+    _, sums = step_of(structure)(
+        fresh_state(model(0), OPTIMIZER, ONE), *put_batch(packed, ONE), numbers
+    )
     norm = float(sums.pop("grad_norm"))
-    return {**mean_metrics(jax.device_get(sums), "tokens" if stage.loss == "grpo" else "pairs"), "grad_norm": norm}
+    return {
+        **mean_metrics(jax.device_get(sums), "tokens" if stage.loss == "grpo" else "pairs"),
+        "grad_norm": norm,
+    }
 
 
 TOKENS = sum(len(row.rollout.token_ids) for group in groups() for row in group)
-LENGTHS = np.array([[len(row.rollout.token_ids) for row in group] for group in groups()])[:, :, None]
+LENGTHS = np.array([[len(row.rollout.token_ids) for row in group] for group in groups()])[
+    :, :, None
+]
 AUTHORS = {"loss_type": "seq-mean-token-sum", "scale_rewards": "group", "scale_rewards_eps": 1e-6}
 GRPO = {
     "sum": ({}, PROMPTS, False),
@@ -187,10 +217,17 @@ GRPO = {
 
 
 @pytest.mark.parametrize(
-    ("name", "beta"), [("authors", KL), ("dapo", KL), ("sum", 0.0), *slow(("sum", KL), ("grpo", KL), ("dr_grpo", KL))]
+    ("name", "beta"),
+    [
+        ("authors", KL),
+        ("dapo", KL),
+        ("sum", 0.0),
+        *slow(("sum", KL), ("grpo", KL), ("dr_grpo", KL)),
+    ],
 )
 def test_grpo(name, beta):
-    """Without a KL term responses of advantage 0, which have no gradient, are left out of the batch."""
+    """Without a KL term responses of advantage 0, which have no gradient, are left out of the
+    batch."""
     changes, divisor, scaled = GRPO[name]
     stage = stage_of(beta=beta, **changes)
     trained = sum(len(group.responses) for group in make(stage).groups)
@@ -219,14 +256,16 @@ def test_group_dpo_with_grpo(authors):
     more = {**AUTHORS, "dpo": {"normalizer": "prompts"}} if authors else {}
     stage = stage_of(loss="group_dpo", grpo_coef=COEF, beta=KL, **more)
     grpo = grpo_slopes(PROMPTS * GROUP if authors else PROMPTS, authors, KL)
-    expected = norm_of(model(0), dpo_slopes(stage, PROMPTS if authors else PROMPTS // 2) + COEF * grpo)
+    expected = norm_of(
+        model(0), dpo_slopes(stage, PROMPTS if authors else PROMPTS // 2) + COEF * grpo
+    )
     assert metrics_of(stage, filled(stage))["grad_norm"] == pytest.approx(float(expected), rel=2e-5)
 
 
 @pytest.mark.parametrize("sync_every", [*slow(1), 2])
 def test_the_first_update_on_a_batch_is_on_policy_in_bfloat16(sync_every):
-    """Exactly, where a batch serves one update; else up to the rounding of two programs. What was sampled with is off
-    by e^0.5 and more, and would have clipped most tokens."""
+    """Exactly, where a batch serves one update; else up to the rounding of two programs. What was
+    sampled with is off by e^0.5 and more, and would have clipped most tokens."""
     stage = stage_of(sync_every=sync_every)
     packed = filled(stage, trainer=model(0) if sync_every > 1 else None)
     assert ("old_logprob" in packed.arrays) == (sync_every > 1)
@@ -234,9 +273,17 @@ def test_the_first_update_on_a_batch_is_on_policy_in_bfloat16(sync_every):
     if sync_every == 1:
         assert metrics["ratio"] == 1.0
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-3)
-    assert [metrics[f"clip_ratio/{side}_mean"] for side in ("low", "high", "region")] == [0.0, 0.0, 0.0]
-    sampled = np.concatenate([row.rollout.logprobs for group in groups()[::2] for row in group])  # those with a signal
-    log_importance = known(0)[::2][unpacked()[2][::2] > 0] - sampled  # in float32; the policy's are in bfloat16
+    assert [metrics[f"clip_ratio/{side}_mean"] for side in ("low", "high", "region")] == [
+        0.0,
+        0.0,
+        0.0,
+    ]
+    sampled = np.concatenate(
+        [row.rollout.logprobs for group in groups()[::2] for row in group]
+    )  # those with a signal
+    log_importance = (
+        known(0)[::2][unpacked()[2][::2] > 0] - sampled
+    )  # in float32; the policy's are in bfloat16
     expected = {
         "sampling_logp_difference/mean": np.abs(log_importance).mean(),
         "sampling_logp_difference/max": np.abs(log_importance).max(),
@@ -244,4 +291,6 @@ def test_the_first_update_on_a_batch_is_on_policy_in_bfloat16(sync_every):
         "importance_sampling_ratio/min": np.exp(log_importance).min(),
         "importance_sampling_ratio/max": np.exp(log_importance).max(),
     }
-    assert {name: metrics[f"sampling/{name}"] for name in expected} == pytest.approx(expected, rel=0.05)
+    assert {name: metrics[f"sampling/{name}"] for name in expected} == pytest.approx(
+        expected, rel=0.05
+    )

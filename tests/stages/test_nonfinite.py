@@ -1,4 +1,5 @@
-"""Numbers that are not finite and checkpoints that are damaged: nothing is trained on them or lost by them."""
+"""Numbers that are not finite and checkpoints that are damaged: nothing is trained on them or lost
+by them."""
 
 import shutil
 from dataclasses import replace
@@ -39,7 +40,8 @@ def groups(session: Session, weight: float | None = None) -> list[Group]:
 
 
 def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, opened, capsys):
-    """Over a restart too: the schedule goes on where it was, and the learning rates in the log are those used."""
+    """Over a restart too: the schedule goes on where it was, and the learning rates in the log are
+    those used."""
     session = opened(only_sft, tmp_path / "with")
     with training(session, "sft", 6) as trainer:
         for weight in (None, np.nan):
@@ -60,14 +62,21 @@ def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, open
             trainer.update(groups(without), {})
         assert trainer.finish({})["counts"] == {}
         assert bits(trainer.state) == found
-    logged, expected = ([r["metrics"] for r in read_metrics(tmp_path / name)] for name in ("with", "without"))
+    logged, expected = (
+        [r["metrics"] for r in read_metrics(tmp_path / name)] for name in ("with", "without")
+    )
     assert [m["skipped_updates"] for m in logged] == [0, 1, 2, 2, 2]
     assert np.isnan(float(logged[1]["loss"]))
     done = [logged[i] for i in (0, 3, 4)]
-    assert [(m["learning_rate"], m["loss"]) for m in done] == [(m["learning_rate"], m["loss"]) for m in expected]
+    assert [(m["learning_rate"], m["loss"]) for m in done] == [
+        (m["learning_rate"], m["loss"]) for m in expected
+    ]
     assert logged[1]["learning_rate"] == logged[2]["learning_rate"] == logged[3]["learning_rate"]
     said = capsys.readouterr().out
-    assert said.count("is skipped") == 1 and "sft: update 2 is skipped, it is not finite (loss NaN" in said
+    assert (
+        said.count("is skipped") == 1
+        and "sft: update 2 is skipped, it is not finite (loss NaN" in said
+    )
 
 
 def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, opened):
@@ -81,12 +90,16 @@ def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, open
             trainer.update(groups(session, weight), {})
     folder = tmp_path / "01-sft" / "nonfinite-000005"
     assert trainer.step == 5 and str(folder) in str(error.value)
-    batch, record = load_file(folder / "batch.safetensors"), storage.read_json(folder / "record.json")
+    batch = load_file(folder / "batch.safetensors")
+    record = storage.read_json(folder / "record.json")
     response = groups(session)[0].responses[0].token_ids
     assert (batch["tokens"][np.isinf(batch["weight"])] == response).all()
     assert record["nonfinite_values"] == {"weight": len(response)}
     assert (record["stage"], record["step"]) == ("sft", 5)
-    assert record["metrics"]["loss"] in ("NaN", "Infinity") and record["metrics"]["skipped_updates"] == 3
+    assert (
+        record["metrics"]["loss"] in ("NaN", "Infinity")
+        and record["metrics"]["skipped_updates"] == 3
+    )
 
 
 @pytest.mark.slow
@@ -126,22 +139,31 @@ def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
 
 DAMAGES = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
-    "flipped": lambda file: file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:]),
+    "flipped": lambda file: file.write_bytes(
+        bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:]
+    ),
     "deleted": lambda file: file.unlink(),
 }
 
 
 def damage(folder: Path, name: str) -> None:
     """The largest file of a checkpoint's parameters."""
-    DAMAGES[name](max((f for f in (folder / "params" / "d").iterdir()), key=lambda f: f.stat().st_size))
+    DAMAGES[name](
+        max((f for f in (folder / "params" / "d").iterdir()), key=lambda f: f.stat().st_size)
+    )
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(only_sft, tmp_path, opened, capsys):
-    """And ends like a run that was never disturbed; with none before it, it starts the stage again."""
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    only_sft, tmp_path, opened, capsys
+):
+    """And ends like a run that was never disturbed; with none before it, it starts the stage
+    again."""
     whole = opened(only_sft, tmp_path / "whole")
     run(whole)
     expected = bits(load_policy(whole, "sft"))
-    (tmp_path / "whole" / "01-sft" / "manifest.json").unlink()  # as if killed before the stage was finished
+    (
+        tmp_path / "whole" / "01-sft" / "manifest.json"
+    ).unlink()  # as if killed before the stage was finished
     for name, alone in (("flipped", False), ("cut", True)):
         workdir = tmp_path / name
         shutil.copytree(tmp_path / "whole", workdir)
@@ -184,4 +206,6 @@ def test_another_models_checkpoint_is_not_damage(only_sft, tmp_path, opened):
         training(opened(only_sft, tmp_path), "sft", 6),
     ):
         pass
-    assert (tmp_path / "01-sft" / "checkpoints" / "0").exists() and not (tmp_path / "01-sft" / "damaged").exists()
+    assert (tmp_path / "01-sft" / "checkpoints" / "0").exists() and not (
+        tmp_path / "01-sft" / "damaged"
+    ).exists()

@@ -1,4 +1,5 @@
-"""What an offline stage measures of its pairs: literal where nothing is learnt, same after a restart, paid apart."""
+"""What an offline stage measures of its pairs: literal where nothing is learnt, same after a
+restart, paid apart."""
 
 import dataclasses
 from pathlib import Path
@@ -55,7 +56,12 @@ def without_seconds(manifest: dict[str, Any]) -> dict[str, Any]:
     """A manifest's fields that two runs share."""
     assert manifest["diagnosis"]["seconds"] > 0
     kept = {key: manifest[key] for key in ("result", "flops", "tokens", "counts", "fingerprint")}
-    return {**kept, "diagnosis": {name: x for name, x in manifest["diagnosis"].items() if "seconds" not in name}}
+    return {
+        **kept,
+        "diagnosis": {
+            name: x for name, x in manifest["diagnosis"].items() if "seconds" not in name
+        },
+    }
 
 
 def floats(values: dict[str, Any]) -> dict[str, float]:
@@ -88,7 +94,10 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     assert list(table["problem_id"]) == [pair.problem_id for pair in pairs]
     assert lengths[0].tolist() == [len(pair.chosen_ids) for pair in pairs]
     assert lengths[1].tolist() == [len(pair.rejected_ids) for pair in pairs]
-    before, after = (np.stack([table[f"{which}chosen"], table[f"{which}rejected"]], axis=1) for which in ("ref_", ""))
+    before, after = (
+        np.stack([table[f"{which}chosen"], table[f"{which}rejected"]], axis=1)
+        for which in ("ref_", "")
+    )
     for policy, found in (("init", before), ("dpo", after)):
         scored = offline.score(session, load_policy(session, policy), examples, 64, Cost())
         np.testing.assert_array_equal(found, scored, err_msg=policy)
@@ -124,7 +133,9 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
         key: other[key] for key in ("flops", "tokens", "counts")
     }
     cost = one["diagnosis"]
-    assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0  # all pairs once, as for the reference
+    assert (
+        cost["tokens"]["scored"] == one["tokens"]["scored"] > 0
+    )  # all pairs once, as for the reference
     assert cost["tokens"]["trained"] == 0
     assert cost["flops"] > 0 and cost["seconds"] > 0
     assert bits(load_policy(diagnosed, "dpo")) == bits(load_policy(plain, "dpo"))
@@ -149,4 +160,6 @@ def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
     manifest = run(opened(small, tmp_path))
     assert manifest["tokens"]["scored"] == 0 and not list((tmp_path / "01-dpo").glob("reference-*"))
     steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
-    assert all(-2 * 5 < step["rewards/chosen"] < 0 for step in steps)  # beta times a mean log-probability of 12 words
+    assert all(
+        -2 * 5 < step["rewards/chosen"] < 0 for step in steps
+    )  # beta times a mean log-probability of 12 words

@@ -24,7 +24,14 @@ from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem
-from g2d_jax.rollouts.generate import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
+from g2d_jax.rollouts.generate import (
+    Draws,
+    Groups,
+    count_rollouts,
+    read_sampled,
+    rewards,
+    sampled_groups,
+)
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Progress, Screen, read_metrics
@@ -46,23 +53,34 @@ def warmup(config: ConfigDict) -> ConfigDict:
 
 
 def sampled(
-    session: Session, tmp_path: Path, prompts: int = 6, samples: int = 4, bar: Progress | None = None
+    session: Session,
+    tmp_path: Path,
+    prompts: int = 6,
+    samples: int = 4,
+    bar: Progress | None = None,
 ) -> tuple[Draws, Groups]:
     stage = session.config.stages["warmup"]
     draws = [(problem, 0) for problem in session.problems["train"][:prompts]]
     params = stage.sampling.params(session.stop_ids)
-    workload = Workload(params, samples, session.sampling_shapes(stage, prompts, samples, params), "test")
+    workload = Workload(
+        params, samples, session.sampling_shapes(stage, prompts, samples, params), "test"
+    )
     sampler_params = partial(session.sampler().to_sampler_params, load_policy(session, "init"))
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
-    return draws, sampled_groups(session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar)
+    return draws, sampled_groups(
+        session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar
+    )
 
 
 @pytest.mark.parametrize(
     ("prompts", "samples", "told"),
     [(20, 1, ["8/20", "16/20", "20/20"]), (6, 4, ["2/6", "4/6", "6/6"]), (5, 3, ["2/5", "5/5"])],
 )
-def test_responses_that_end_together_are_counted_together(warmup, tmp_path, opened, prompts, samples, told):
-    """Eight rows of one token each: the first of them would say that all the others take as long again."""
+def test_responses_that_end_together_are_counted_together(
+    warmup, tmp_path, opened, prompts, samples, told
+):
+    """Eight rows of one token each: the first of them would say that all the others take as long
+    again."""
     warmup.compute.max_num_seqs = 8
     warmup.stages.warmup.sampling.max_new_tokens = 1
     screen = Screen(out := io.StringIO(), every=0.0)
@@ -72,7 +90,9 @@ def test_responses_that_end_together_are_counted_together(warmup, tmp_path, open
     assert list(dict.fromkeys(counts)) == told
 
 
-def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(warmup, tmp_path, opened):
+def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(
+    warmup, tmp_path, opened
+):
     stage = warmup.stages.warmup
     stage.keep = (2,)
     stage.optimizer.warmup_steps = 1
@@ -85,7 +105,8 @@ def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(warm
 
 
 def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_path, opened):
-    """The policy is that of the run which drew them, bit for bit, in one go or continued, and nothing is sampled."""
+    """The policy is that of the run which drew them, bit for bit, in one go or continued, and
+    nothing is sampled."""
     stage = warmup.stages.warmup
     stage.update(importance_cap=2.0, steps=3, keep=(2,))
     whole = opened(warmup, tmp_path / "whole")
@@ -98,20 +119,33 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_p
         manifest = run(session)
     assert alike.differences(tmp_path / "dump", tmp_path / "longer") == []
     tokens = {name: manifest["tokens"][name] for name in ("generated", "trained")}
-    assert tokens == {"generated": 0, "trained": drawn["tokens"]["trained"]} and drawn["tokens"]["generated"] > 0
+    assert (
+        tokens == {"generated": 0, "trained": drawn["tokens"]["trained"]}
+        and drawn["tokens"]["generated"] > 0
+    )
     assert session.sampler().usage.generated == 0
     assert bits(load_policy(session, "warmup")) == bits(load_policy(whole, "warmup"))
     stage.steps = 4
-    with pytest.raises(ValueError, match=r"has 12 groups, which feed 3 updates of prompts_per_step=4: set stages\.war"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 12 groups, which feed 3 updates of prompts_per_step=4: set stages\.war",
+    ):
         run(opened(warmup, tmp_path / "too-long"))
     stage.update(steps=3, num_generations=3)
-    with pytest.raises(ValueError, match=r"row 1: its prompt has 4 responses at its step, .*num_generations is 3: set"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 1: its prompt has 4 responses at its step, .*num_generations is 3: set",
+    ):
         run(opened(warmup, tmp_path / "too-small"))
 
 
 def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     stage, problems = warmup.stages.warmup, opened(warmup, tmp_path).problems["train"][:2]
-    rows = [{"prompt": p.prompt, "completion": "1" * (1 + n % 2), "reward": n % 2} for p in problems for n in range(8)]
+    rows = [
+        {"prompt": p.prompt, "completion": "1" * (1 + n % 2), "reward": n % 2}
+        for p in problems
+        for n in range(8)
+    ]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     stage.update(rollouts=str(path), loss="dpo", steps=1)
@@ -120,7 +154,8 @@ def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     assert read_metrics(tmp_path / "dpo")[-1]["metrics"]["grad_norm"] > 0
     stage.update(loss="grpo", importance_cap=2.0)
     with pytest.raises(
-        ValueError, match=r"rows\.jsonl, line 1: importance_cap weighs by the sampler's logprobs, which"
+        ValueError,
+        match=r"rows\.jsonl, line 1: importance_cap weighs by the sampler's logprobs, which",
     ):
         run(opened(warmup, tmp_path / "cap"))
     path.write_text(json.dumps({"prompt": "0+0=?", "completion": "1", "reward": 1}) + "\n")
@@ -133,15 +168,24 @@ def rows_of(problems: list[Problem], logprob: float | None) -> list[dict[str, An
     known = {} if logprob is None else {"logprobs": [logprob] * 2}
     ids = [[1 + n % 2, 2] for n in range(4)]
     return [
-        {"prompt": p.prompt, "completion_ids": ids[n], "reward": n % 2, "finish_reason": "length", **known}
+        {
+            "prompt": p.prompt,
+            "completion_ids": ids[n],
+            "reward": n % 2,
+            "finish_reason": "length",
+            **known,
+        }
         for p in problems
         for n in range(4)
     ]
 
 
-@pytest.mark.parametrize("loss", [*slow({}, {"loss_type": "cispo"}), {"loss": "group_dpo", "grpo_coef": 0.1}])
+@pytest.mark.parametrize(
+    "loss", [*slow({}, {"loss_type": "cispo"}), {"loss": "group_dpo", "grpo_coef": 0.1}]
+)
 def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, loss):
-    """Those of another policy are no ratio of 1: the rule of a server's responses and of int8 holds for dumps."""
+    """Those of another policy are no ratio of 1: the rule of a server's responses and of int8 holds
+    for dumps."""
     problems = opened(warmup, tmp_path).problems["train"][:4]
     path = tmp_path / "rows.jsonl"
     warmup.stages.warmup.update(rollouts=str(path), steps=1, **loss)
@@ -152,7 +196,8 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
     write(*rows_of(problems, -0.7))
     for start in (lambda: run(opened(warmup, tmp_path / "off")), lambda: dryrun.show(warmup)):
         with pytest.raises(
-            ValueError, match=r"rows\.jsonl has the logprobs .* set stages\.warmup\.importance_cap, to 2"
+            ValueError,
+            match=r"rows\.jsonl has the logprobs .* set stages\.warmup\.importance_cap, to 2",
         ):
             start()
     if loss:
@@ -163,7 +208,9 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
         write(*rows_of(problems, logprob))
         run(opened(warmup, tmp_path / str(logprob)))
         shown[logprob] = read_metrics(tmp_path / str(logprob))[-1]["metrics"]["rollout_corr/kl"]
-    assert shown[-0.7] - shown[-1.7] == pytest.approx(1.0, abs=1e-5)  # how far off the dump is, nats a token
+    assert shown[-0.7] - shown[-1.7] == pytest.approx(
+        1.0, abs=1e-5
+    )  # how far off the dump is, nats a token
     warmup.stages.warmup.importance_cap = 0.0
     write(*rows_of(problems[:2], -0.7), *rows_of(problems[2:], None))
     manifest = run(opened(warmup, tmp_path / "some"))
@@ -174,11 +221,20 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sync_every": 4}, "samples nothing, so no policy is synchronised: set sync_every to num_iterations"),
-        ({"dynamic_sampling": 1}, "in place of other prompts: leave dynamic_sampling, drop_solved and difficulty"),
+        (
+            {"sync_every": 4},
+            "samples nothing, so no policy is synchronised: set sync_every to num_iterations",
+        ),
+        (
+            {"dynamic_sampling": 1},
+            "in place of other prompts: leave dynamic_sampling, drop_solved and difficulty",
+        ),
         ({"drop_solved": {"after": 2}}, "leave dynamic_sampling, drop_solved and difficulty"),
         ({"stream": "mine"}, "stream is set, but rollouts='mine' samples nothing"),
-        ({"rollouts": "sample", "reward_column": "accuracy"}, "is a column of a dump, and rollouts is 'sample'"),
+        (
+            {"rollouts": "sample", "reward_column": "accuracy"},
+            "is a column of a dump, and rollouts is 'sample'",
+        ),
     ],
 )
 def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message):
@@ -198,7 +254,8 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, op
 
 
 def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp_path, opened):
-    """The ratio is 1, and the loss that of the weights by hand: at most the cap, old over sampler's probability."""
+    """The ratio is 1, and the loss that of the weights by hand: at most the cap, old over sampler's
+    probability."""
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     cap, stage = 1.01, warmup.stages.warmup
     warmup.model.init_std = 0.3
@@ -206,7 +263,9 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
     session = opened(warmup, tmp_path)
     run(session)
     metrics = read_metrics(tmp_path)[-1]["metrics"]
-    groups = read_sampled(session, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet").groups
+    groups = read_sampled(
+        session, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet"
+    ).groups
     policy = load_policy(session, "init")
 
     def known(params: Decoder) -> np.ndarray:
@@ -214,7 +273,9 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
         return np.concatenate([response for group in logprobs for response in group])
 
     sampler = np.concatenate([row.rollout.logprobs for group in groups for row in group])
-    np.testing.assert_allclose(sampler, known(lora.viewed(policy, np.dtype("float32"), "int8")), atol=2e-5)
+    np.testing.assert_allclose(
+        sampler, known(lora.viewed(policy, np.dtype("float32"), "int8")), atol=2e-5
+    )
     lengths = [len(row.rollout.token_ids) for group in groups for row in group]
     advantages = np.repeat(group_advantages(rewards(groups)).ravel(), lengths)
     apart = known(policy) - sampler
@@ -222,17 +283,36 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
     active = advantages != 0
     assert metrics["ratio"] == 1.0
     assert metrics["rollout_corr/kl"] == pytest.approx(-apart[active].mean(), rel=1e-2, abs=1e-6)
-    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(weights[active].mean(), rel=1e-5)
-    assert metrics["sampling/importance_sampling_ratio/min"] < 0.99 < cap == pytest.approx(weights.max())
-    loss, unweighed = (-np.sum(advantages * some) / len(groups) for some in (weights, np.ones_like(weights)))
-    assert metrics["loss"] == pytest.approx(loss, rel=1e-3) and abs(loss - unweighed) > 1e-2 * abs(loss)
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(
+        weights[active].mean(), rel=1e-5
+    )
+    assert (
+        metrics["sampling/importance_sampling_ratio/min"]
+        < 0.99
+        < cap
+        == pytest.approx(weights.max())
+    )
+    loss, unweighed = (
+        -np.sum(advantages * some) / len(groups) for some in (weights, np.ones_like(weights))
+    )
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-3) and abs(loss - unweighed) > 1e-2 * abs(
+        loss
+    )
 
 
 def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(warmup, tmp_path, opened):
     session = opened(warmup, tmp_path)
     manifest = run(session)
     record = read_metrics(tmp_path)[-1]
-    of_trl = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "loss", "grad_norm"}
+    of_trl = {
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "entropy",
+        "completions/mean_length",
+        "loss",
+        "grad_norm",
+    }
     assert of_trl | {"sampling/sampling_logp_difference/mean"} < {*record["metrics"]}
     usage = session.sampler().usage
     assert manifest["tokens"]["generated"] == usage.generated
@@ -246,7 +326,9 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup, tmp_path, opened
     at, folder = whole["at"], tmp_path / "01-warmup"
     assert set(at) == {"0", "1", "2"}
     assert at["0"] == Cost().manifest()
-    unknown = {"checkpointing_seconds": 0.0}  # the checkpoint holds all of its own step but what writing it took
+    unknown = {
+        "checkpointing_seconds": 0.0
+    }  # the checkpoint holds all of its own step but what writing it took
     assert {**at["2"], **unknown} == {**{key: whole[key] for key in at["2"]}, **unknown}
     for key in ("flops", "seconds"):
         assert 0 < at["1"][key] < at["2"][key]
@@ -266,7 +348,9 @@ def test_attention_is_counted_position_by_position(warmup, tmp_path, opened):
     prompts = [len(group[0].rollout.prompt_ids) for group in groups]
     responses = [[len(row.rollout.token_ids) for row in group] for group in groups]
     read = sum(sum(range(1, prompt + 1)) for prompt in prompts)
-    read += sum(sum(range(p + 1, p + n + 1)) for p, ns in zip(prompts, responses, strict=True) for n in ns)
+    read += sum(
+        sum(range(p + 1, p + n + 1)) for p, ns in zip(prompts, responses, strict=True) for n in ns
+    )
     tokens = sum(prompts) + sum(map(sum, responses))
     assert cost.prefilled + cost.generated == tokens
     assert cost.flops == pytest.approx(forward_flops(session.model_config, tokens, read), rel=1e-12)
@@ -290,7 +374,9 @@ def test_device_time_is_paid_for_every_device(warmup, tmp_path, opened):
         ),
     ],
 )
-def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, opened, reward, cause):
+def test_without_reward_signal_it_stops_and_keeps_the_policy(
+    warmup, tmp_path, opened, reward, cause
+):
     warmup.stages.warmup.steps = 20
     warmup.stages.warmup.patience = 2
     warmup.checkpoint.every = 50
@@ -310,10 +396,20 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
 
 def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():
     compute = objectives.Compute(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    ratios = {"epsilon": 0.2, "epsilon_high": 4.0, "importance_sampling_level": "token", "importance_cap": 0.0}
-    expected = objectives.grpo(compute, temperature=1.0, beta=0.0, **ratios, entropy_coef=0.0, cispo=True)
+    ratios = {
+        "epsilon": 0.2,
+        "epsilon_high": 4.0,
+        "importance_sampling_level": "token",
+        "importance_cap": 0.0,
+    }
+    expected = objectives.grpo(
+        compute, temperature=1.0, beta=0.0, **ratios, entropy_coef=0.0, cispo=True
+    )
     assert online.objective_of(compute, Online(loss_type="cispo", epsilon_high=4.0)) == expected
     simpo = OnlineDPO(loss_type="simpo", beta=2.0)
-    assert [Online(loss=loss, dpo=simpo).compares for loss in ("dpo", "group_dpo")] == [False, False]
+    assert [Online(loss=loss, dpo=simpo).compares for loss in ("dpo", "group_dpo")] == [
+        False,
+        False,
+    ]
     with pytest.raises(ValueError, match="the loss has no reference"):
         Online(loss="dpo", dpo=simpo, reference_sync=True)

@@ -1,4 +1,5 @@
-"""Training with other optimisers, and with dropout: what is interrupted and continued ends like what never was."""
+"""Training with other optimisers, and with dropout: what is interrupted and continued ends like
+what never was."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param(SETTINGS[name], id=name, marks=[pytest.mark.slow] * (name == "adafactor")) for name in SETTINGS],
+    [
+        pytest.param(SETTINGS[name], id=name, marks=[pytest.mark.slow] * (name == "adafactor"))
+        for name in SETTINGS
+    ],
 )
 def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_path):
     """It stops after update 3, of which nothing is kept: the checkpoint is that of update 2."""
@@ -50,8 +54,14 @@ def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_p
     first, second = map(contents, ends)
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
-    state = {name: array for name, array in arrays(ends[1]).items() if name.startswith("opt_state") and array.ndim}
-    assert {str(array.dtype) for array in state.values()} == {"bfloat16" if "bfloat16" in overrides[0] else "float32"}
+    state = {
+        name: array
+        for name, array in arrays(ends[1]).items()
+        if name.startswith("opt_state") and array.ndim
+    }
+    assert {str(array.dtype) for array in state.values()} == {
+        "bfloat16" if "bfloat16" in overrides[0] else "float32"
+    }
     assert any(np.any(array) for array in state.values())
     assert any("v_row" in name and array.shape[-1] == 128 for name, array in state.items()) == (
         "adafactor" in overrides[0]

@@ -1,4 +1,5 @@
-"""Sequences longer than the model is made for: a warning in the dry run, the run, the report and the card."""
+"""Sequences longer than the model is made for: a warning in the dry run, the run, the report and
+the card."""
 
 import json
 
@@ -45,7 +46,11 @@ def short(config, tmp_path):
 @pytest.mark.parametrize(
     ("lengths", "positions", "said"),
     [
-        ([(57, 2048), (60, 2000)], 512, "57 + 2,048 = 2,105 tokens, and the model is made for 512 "),
+        (
+            [(57, 2048), (60, 2000)],
+            512,
+            "57 + 2,048 = 2,105 tokens, and the model is made for 512 ",
+        ),
         ([(12, 9)], 20, "12 + 9 = 21 tokens, and the model is made for 20 "),
         ([(11, 9)], 20, None),
         ([(11, 9**9)], None, None),
@@ -69,12 +74,16 @@ def test_the_longest_sequence_counts(lengths, positions, said):
     ],
 )
 def test_the_extension_of_positions_counts(rope, positions):
-    assert ModelConfig(**SHAPE, max_position_embeddings=32_768, rope_scaling=rope).positions == positions
+    assert (
+        ModelConfig(**SHAPE, max_position_embeddings=32_768, rope_scaling=rope).positions
+        == positions
+    )
 
 
 def dump(path, *lengths):
     rows = [
-        {"prompt": "1+1=?", "completion": "1" * length, "reward": 1.0, "finish_reason": "length"} for length in lengths
+        {"prompt": "1+1=?", "completion": "1" * length, "reward": 1.0, "finish_reason": "length"}
+        for length in lengths
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
@@ -94,16 +103,36 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
     with stages.unlocked():
         stages.best = settings.best_checkpoint(policy="warmup", sampling=settings.sampling(34))
         stages.others = settings.collect(rollouts=dump(tmp_path / "dump.jsonl", 3, 35))
-        stages.pairs = settings.offline(policy="warmup", preferences=str(tmp_path / "pairs.parquet"))
+        stages.pairs = settings.offline(
+            policy="warmup", preferences=str(tmp_path / "pairs.parquet")
+        )
         stages.probed = settings.offline(
-            policy="warmup", preferences="collect", probe=settings.probe(every=1), probe_sampling=settings.sampling(36)
+            policy="warmup",
+            preferences="collect",
+            probe=settings.probe(every=1),
+            probe_sampling=settings.sampling(36),
         )
     dryrun.show(short)
-    said = [line for line in capsys.readouterr().out.splitlines() if f"the model is made for {POSITIONS} (" in line]
-    ends = {line.split()[1].rstrip(":"): line.partition(" + ")[2].partition(" = ")[0] for line in said}
-    response = {"warmup": "31", "collect": "32", "evaluate": "33", "best": "34", "others": "35", "probed": "36"}
+    said = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if f"the model is made for {POSITIONS} (" in line
+    ]
+    ends = {
+        line.split()[1].rstrip(":"): line.partition(" + ")[2].partition(" = ")[0] for line in said
+    }
+    response = {
+        "warmup": "31",
+        "collect": "32",
+        "evaluate": "33",
+        "best": "34",
+        "others": "35",
+        "probed": "36",
+    }
     assert ends == {**response, "pairs": "19", "sft": ends["sft"]}
-    assert int(ends["sft"]) > 12 and all("To try: a smaller sampling.max_new_tokens" in line for line in said)
+    assert int(ends["sft"]) > 12 and all(
+        "To try: a smaller sampling.max_new_tokens" in line for line in said
+    )
     short.model.path = ""  # random parameters know no positions
     dryrun.show(short)
     assert "the model is made for" not in capsys.readouterr().out
@@ -125,9 +154,14 @@ def test_a_run_warns_once_and_its_report_and_card_tell(short, tmp_path, opened, 
     said, page = capsys.readouterr().out, markdown(report(read_run(work)))
     for name, manifest in manifests.items():
         (text,) = [one["text"] for one in manifest["warnings"] if one["cause"] == "positions"]
-        assert said.count(f"WARNING: {text}\n") == 1 and page.count(f"- Warning: {text.partition(' (')[0]}") == 1
+        assert (
+            said.count(f"WARNING: {text}\n") == 1
+            and page.count(f"- Warning: {text.partition(' (')[0]}") == 1
+        )
         assert text.startswith(f"{name}: prompt and response can have ")
     longest = manifests["sft"]["warnings"][-1]["values"]["tokens"]
     assert f"Sequences of up to {longest:,} tokens were allowed in training" in card(session, "sft")
-    assert f"`max_position_embeddings`, {POSITIONS}, which config.json keeps" in card(session, "sft")
+    assert f"`max_position_embeddings`, {POSITIONS}, which config.json keeps" in card(
+        session, "sft"
+    )
     assert "allowed in training" not in card(session, "init")

@@ -62,14 +62,20 @@ def test_what_a_probe_measures(small, tmp_path, opened):
     generated = prefilled = 0
     for one in probes:
         rows = read_rollouts(folder / f"step-{one['step']:06d}.parquet")
-        assert [row.rollout.problem_id for row in rows] == [problem.id for problem in dev[:5] for _ in range(2)]
+        assert [row.rollout.problem_id for row in rows] == [
+            problem.id for problem in dev[:5] for _ in range(2)
+        ]
         assert {row.policy for row in rows} == {f"dpo@{one['step']}"}
         lengths = np.array([len(row.rollout.token_ids) for row in rows])
         right = np.array([row.score.reward for row in rows])
-        assert one["entropy"] == pytest.approx(np.concatenate([row.rollout.entropies for row in rows]).mean())
+        assert one["entropy"] == pytest.approx(
+            np.concatenate([row.rollout.entropies for row in rows]).mean()
+        )
         assert one["completions/mean_length"] == lengths.mean()
         assert one["accuracy"] == one["reward"] == right.mean()
-        assert one["completions/clipped_ratio"] == np.mean([row.rollout.stop_reason == "length" for row in rows])
+        assert one["completions/clipped_ratio"] == np.mean(
+            [row.rollout.stop_reason == "length" for row in rows]
+        )
         for side, among in (("correct", lengths[right == 1]), ("incorrect", lengths[right == 0])):
             key = f"completions/mean_length_{side}"
             assert (key in one) == (among.size > 0) and (key not in one or one[key] == among.mean())
@@ -78,7 +84,13 @@ def test_what_a_probe_measures(small, tmp_path, opened):
     cost = manifest["dynamics"]["probe_cost"]
     assert (cost["tokens"]["generated"], cost["tokens"]["prefilled"]) == (generated, prefilled)
     assert cost["tokens"]["scored"] >= generated and cost["flops"] > 0 and cost["seconds"] > 0
-    assert cost["tokens"]["trained"] == trainer.cost.generated == trainer.cost.prefilled == trainer.cost.scored == 0
+    assert (
+        cost["tokens"]["trained"]
+        == trainer.cost.generated
+        == trainer.cost.prefilled
+        == trainer.cost.scored
+        == 0
+    )
     logged = [record for record in read_metrics(tmp_path) if record["kind"] == "probe"]
     assert [{"step": record["step"], **record["metrics"]} for record in logged] == probes
 
@@ -96,9 +108,13 @@ def test_a_restart_reads_the_probes_back(small, tmp_path, opened):
     whole, folder = trained(opened(small, tmp_path / "whole"))[1]["dynamics"], tmp_path / "01-dpo"
     first = trained(opened(small, tmp_path))[1]["dynamics"]
     session = opened(small, tmp_path)
-    assert trained(session)[1]["dynamics"] == first  # from the last checkpoint, which does not have the last probe
+    assert (
+        trained(session)[1]["dynamics"] == first
+    )  # from the last checkpoint, which does not have the last probe
     shutil.rmtree(folder / "checkpoints" / "3")
-    assert trained(session)[1]["dynamics"] == first  # as if killed in the third step, and from the start:
+    assert (
+        trained(session)[1]["dynamics"] == first
+    )  # as if killed in the third step, and from the start:
     shutil.rmtree(folder / "checkpoints")
     assert trained(session)[1]["dynamics"] == first
     assert session.sampler().usage.generated == 0
@@ -116,17 +132,31 @@ def test_a_probe_is_made_once_a_step(small, tmp_path, opened):
     session = opened(small, tmp_path)
     stage = session.config.stage("dpo", Offline)
     with training(session, "dpo", 5) as trainer:
-        for step, last in ((0, False), (0, True), (1, False), (1, True), (2, False), (3, False), (5, False)):
+        for step, last in (
+            (0, False),
+            (0, True),
+            (1, False),
+            (1, True),
+            (2, False),
+            (3, False),
+            (5, False),
+        ):
             trainer.step = step
             probes.probe(trainer, stage, last=last)
         records = trainer.extra_state.probes
         assert [record["step"] for record in records] == [0, 1, 2, 5] and "kl" not in records[0]
-        assert {tuple(record.values())[1:] for record in records} == {tuple(records[0].values())[1:]}  # of one policy
+        assert {tuple(record.values())[1:] for record in records} == {
+            tuple(records[0].values())[1:]
+        }  # of one policy
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"every": -1}, "probe.every"), ({"prompts": 0}, "at least 1"), ({"split": "all"}, "train, dev, test")],
+    [
+        ({"every": -1}, "probe.every"),
+        ({"prompts": 0}, "at least 1"),
+        ({"split": "all"}, "train, dev, test"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused(small, change, message):
     small.stages.dpo.probe.update(change)
@@ -135,7 +165,11 @@ def test_settings_that_cannot_work_are_refused(small, change, message):
 
 
 def test_probes_take_every_task_in_turn():
-    made = [Problem(f"{task}{i}", "1", task=task) for task, count in (("a", 4), ("b", 2)) for i in range(count)]
+    made = [
+        Problem(f"{task}{i}", "1", task=task)
+        for task, count in (("a", 4), ("b", 2))
+        for i in range(count)
+    ]
     assert [problem.id for problem in probes.probed(made, 5)] == ["a0", "b0", "a1", "b1", "a2"]
     assert [problem.id for problem in probes.probed(made[:4], 3)] == ["a0", "a1", "a2"]
     assert len(probes.probed(made, 99)) == 6

@@ -1,4 +1,5 @@
-"""A window of updates under the profiler: its files are there, and a window that cannot come is refused at once."""
+"""A window of updates under the profiler: its files are there, and a window that cannot come is
+refused at once."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from g2d_jax.config import Config, Logging
 
 
 def traced(workdir) -> dict[str, bytes]:
-    return {str(file.relative_to(workdir / "profiles")): file.read_bytes() for file in workdir.rglob("process-*")}
+    return {
+        str(file.relative_to(workdir / "profiles")): file.read_bytes()
+        for file in workdir.rglob("process-*")
+    }
 
 
 @pytest.mark.slow
@@ -25,8 +29,14 @@ def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
     folder = "plugins/profile/sft-2-3"
     assert found.keys() == {f"{folder}/process-0.xplane.pb", f"{folder}/process-0.trace.json.gz"}
     events = json.loads(gzip.decompress(found[f"{folder}/process-0.trace.json.gz"]))["traceEvents"]
-    calls = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if "PjitFunction(train_step)" in e.get("name", ""))
-    within = [any(first <= start and end < last for first, last in calls) for start, end in calls]  # another's record
+    calls = sorted(
+        (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if "PjitFunction(train_step)" in e.get("name", "")
+    )
+    within = [
+        any(first <= start and end < last for first, last in calls) for start, end in calls
+    ]  # another's record
     assert within.count(False) == 2, calls
     assert "tensorboard --logdir" in capsys.readouterr().out
 
@@ -38,7 +48,9 @@ def test_a_window_up_to_the_last_update(config, opened, tmp_path):
     assert len(traced(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"])
+@pytest.mark.parametrize(
+    "text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"]
+)
 def test_what_is_no_window(text):
     with pytest.raises(ValueError, match="write STAGE:START-STOP"):
         _ = Logging(profile=text)
@@ -59,7 +71,15 @@ def test_a_window_that_cannot_come_is_refused(config, text, message):
 
 
 def test_the_flag_is_the_setting(tmp_path, capsys):
-    arguments = ["run", "--config", "demo", "--workdir", str(tmp_path / "work"), "--profile", "sft:5"]
+    arguments = [
+        "run",
+        "--config",
+        "demo",
+        "--workdir",
+        str(tmp_path / "work"),
+        "--profile",
+        "sft:5",
+    ]
     assert cli.main(arguments) == 1
     assert "logging.profile is 'sft:5': write STAGE:START-STOP" in capsys.readouterr().err
     assert not (tmp_path / "work").exists()

@@ -1,4 +1,5 @@
-"""Kill a run again and again, at every stage, and continue: the result is that of a run that was never interrupted."""
+"""Kill a run again and again, at every stage, and continue: the result is that of a run that was
+never interrupted."""
 
 import random
 import shutil
@@ -43,12 +44,22 @@ def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(runs, finished
 
 
 @pytest.mark.slow
-def test_a_run_on_a_dump_killed_again_and_again_ends_like_one_that_never_was(runs, finished, tmp_path):
-    """A dump's groups are scored anew for a step whose shard is not there, and read back for one whose is."""
-    overrides = [f"stages.warmup.rollouts={finished / '02-warmup' / 'rollouts'}", "stages.warmup.importance_cap=2"]
+def test_a_run_on_a_dump_killed_again_and_again_ends_like_one_that_never_was(
+    runs, finished, tmp_path
+):
+    """A dump's groups are scored anew for a step whose shard is not there, and read back for one
+    whose is."""
+    overrides = [
+        f"stages.warmup.rollouts={finished / '02-warmup' / 'rollouts'}",
+        "stages.warmup.importance_cap=2",
+    ]
     job = {"overrides": overrides, "until": "warmup"}
     runs(tmp_path / "whole", **job)
-    for pattern in ("02-warmup/rollouts/step-000001.parquet", "02-warmup/checkpoints/1", "02-warmup/checkpoints/2"):
+    for pattern in (
+        "02-warmup/rollouts/step-000001.parquet",
+        "02-warmup/checkpoints/1",
+        "02-warmup/checkpoints/2",
+    ):
         runs(tmp_path / "broken", -9, file=[pattern, 0.0], **job)
     runs(tmp_path / "broken", **job)
     assert differences(tmp_path / "whole", tmp_path / "broken") == []
@@ -66,11 +77,14 @@ def kill_and_continue(runs: Runs, whole: Path, folder: Path, names: list[str]) -
 def check_all_is_there(whole: Path, exported: Path) -> None:
     """What was compared is what a run leaves."""
     assert [step for stage, step in steps_logged(whole) if stage == "sft"] == [1, 2, 3, 4, 5, 6]
-    # Steps, parts, preferences, informativeness, judged pairs, sampled and greedy answers of three policies.
+    # Steps, parts, preferences, informativeness, judged pairs, sampled and greedy answers of three
+    # policies.
     assert len(list(whole.rglob("*.parquet"))) == 3 + 2 + 1 + 1 + 1 + 6
     assert read_preferences(whole / "03-collect" / "preferences")
     for name in ("01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate"):
         manifest = storage.finished(whole / name)
         assert manifest and manifest["flops"] > 0
     for policy in ("sft", "warmup@1", "warmup", "dpo"):
-        assert (commands.export(whole, exported / policy, policy=policy) / "model.safetensors").exists()
+        assert (
+            commands.export(whole, exported / policy, policy=policy) / "model.safetensors"
+        ).exists()

@@ -31,7 +31,9 @@ def scorers(tmp_path: Path) -> Iterator[Callable[..., RewardManager]]:
     made: list[RewardManager] = []
 
     def make(**rewards: dict[str, object]) -> RewardManager:
-        sections = {task: record(Reward, settings.reward(**changes)) for task, changes in rewards.items()}
+        sections = {
+            task: record(Reward, settings.reward(**changes)) for task, changes in rewards.items()
+        }
         mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
         made.append(RewardManager(sections, lambda: mesh, epath.Path(tmp_path)))
         return made[-1]
@@ -47,18 +49,27 @@ def test_the_problem_carries_its_reward(scorers):
         even={"function": "tiny:even"},
         long={"function": "tiny:longest", "verifiable": False, "correct_above": 0.5},
     )
-    problems = [Problem("a", "1+1", "2"), Problem("b", "x", task="long"), Problem("c", "y", task="even")]
+    problems = [
+        Problem("a", "1+1", "2"),
+        Problem("b", "x", task="long"),
+        Problem("c", "y", task="even"),
+    ]
     found = score([*problems, problems[0]], ["\\boxed{2}", "abc", "abc", "\\boxed{3}"], [IDS] * 4)
     assert [one.reward for one in found] == [1.0, 3.0, 0.0, 0.0]
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
 def test_each_task_reads_answers_by_its_own_rule(scorers):
-    score = scorers(main={}, lines={"answers": "last_line"}, even={"function": "tiny:even", "answers": "tags"})
+    score = scorers(
+        main={}, lines={"answers": "last_line"}, even={"function": "tiny:even", "answers": "tags"}
+    )
     text = "Answer: 2\n<answer>3</answer>"
     problems = [Problem(task, "1+1", "2", task=task) for task in ("main", "lines", "even")]
     pending = [score.submit(problem, text) for problem in problems]
-    for found in (score(problems, [text] * 3, [IDS] * 3), score.score_local(problems, [text] * 3, [IDS] * 3, pending)):
+    for found in (
+        score(problems, [text] * 3, [IDS] * 3),
+        score.score_local(problems, [text] * 3, [IDS] * 3, pending),
+    ):
         assert [one.answer for one in found] == [None, "2", "3"]
         assert [one.verdict.value for one in found[:2]] == ["no_answer", "correct"]
 
@@ -86,10 +97,16 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, ope
         rows = read_rollouts(session.folders["collect"] / "rollouts")
         asked = len(judge.asked)
     assert 0 < asked <= len(rows) == 32
-    pairs = {pair.problem_id: pair for pair in read_preferences(session.folders["collect"] / "preferences")}
+    pairs = {
+        pair.problem_id: pair
+        for pair in read_preferences(session.folders["collect"] / "preferences")
+    }
     for problem in {row.rollout.problem_id for row in rows}:
         rewards = [row.score.reward for row in rows if row.rollout.problem_id == problem]
         assert (problem in pairs) == (len(set(rewards)) > 1)
         if problem in pairs:
-            assert (pairs[problem].chosen_reward, pairs[problem].rejected_reward) == (max(rewards), min(rewards))
+            assert (pairs[problem].chosen_reward, pairs[problem].rejected_reward) == (
+                max(rewards),
+                min(rewards),
+            )
     assert manifest["counts"]["mixed"] + manifest["counts"]["all_equal"] == 8

@@ -1,4 +1,5 @@
-"""What a run says and refuses before any work: of attention's kernel, of problems, of rollouts made elsewhere."""
+"""What a run says and refuses before any work: of attention's kernel, of problems, of rollouts made
+elsewhere."""
 
 from __future__ import annotations
 
@@ -44,14 +45,18 @@ def group(prompt: int, *responses: int) -> Group:
 
 
 def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
-    """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a side."""
+    """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a
+    side."""
     config.compute.row_length, config.mesh.fsdp = 0, 1
     session, draw = opened(config, tmp_path), np.random.default_rng(0).integers
     batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
     varying = choose_row_length(session, 320, batches[:4])
     assert 320 <= varying <= CPU_TOKENS
     filled = [pack_rows(session, batch, RowShape(varying, 64)) for batch in batches[4:]]
-    assert min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled) > 0.9
+    assert (
+        min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled)
+        > 0.9
+    )
     alike = [group(64, 128, 128)] * 8
     packed = pack_rows(session, alike, RowShape(choose_row_length(session, 320, [alike]), 8))
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
@@ -68,16 +73,20 @@ def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
 
 
 def test_what_adapters_stand_beside(config, tmp_path, opened):
-    """The model of "hf:", also where a path has an @ in it, and where the run it was taken from is gone."""
+    """The model of "hf:", also where a path has an @ in it, and where the run it was taken from is
+    gone."""
     shape = opened(config, tmp_path / "shape").model_config
     other = hf.save(decoder.init(shape, jax.random.key(9)), tmp_path / "model@main")
     config.lora.rank = 2
     config.stages.warmup.policy = f"hf:{other}"
     session = opened(config, tmp_path / "first@here")
     expected = hf.load(other).blocks.down[...]
-    np.testing.assert_array_equal(frozen_params(session, base_of(session, "warmup")).blocks.down[...], expected)
+    np.testing.assert_array_equal(
+        frozen_params(session, base_of(session, "warmup")).blocks.down[...], expected
+    )
     assert (
-        base_of(session, "dpo") == base_of(session, "warmup@3") == f"hf:{other}" and base_of(session, "sft") == "init"
+        base_of(session, "dpo") == base_of(session, "warmup@3") == f"hf:{other}"
+        and base_of(session, "sft") == "init"
     )
     storage.write_json(tmp_path / "first@here" / "config.json", {"config": to_dict(config)})
 
@@ -103,7 +112,9 @@ def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
         base_path(opened(config, tmp_path / "ours"), "dpo")
 
 
-def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(config, tmp_path, opened):
+def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
+    config, tmp_path, opened
+):
     config.dtype, config.compute.row_length = "bfloat16", 32
     session = opened(config, tmp_path)
     policy, reference = load_policy(session, "init"), load_reference(session, "init")
@@ -111,14 +122,21 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(con
     assert {leaf.dtype.name for leaf in jax.tree.leaves(policy)} == {"float32"}
     draw = np.random.default_rng(0).integers
     words = session.model_config.vocab_size
-    some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
+    some = [
+        Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)
+    ]
     packed, cost = pack_rows(session, some, RowShape(32, 6)), Cost()
-    expected, scored = (session.score_logprobs(params, packed, cost) for params in (policy, reference))
+    expected, scored = (
+        session.score_logprobs(params, packed, cost) for params in (policy, reference)
+    )
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
     config.lora.update(rank=2, base_dtype="bfloat16")
     session = opened(config, tmp_path)
-    bases = (params.blocks.q.get_value() for params in (load_policy(session, "init"), load_reference(session, "init")))
+    bases = (
+        params.blocks.q.get_value()
+        for params in (load_policy(session, "init"), load_reference(session, "init"))
+    )
     assert next(bases) is next(bases)  # what stands beside adapters is shared
 
 
@@ -133,14 +151,18 @@ def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys)
     splits = {"train": rows, "dev": rows[:4], "test": rows[2:5]}
     for split, some in splits.items():
         config.data[split] = settings.source(write(tmp_path / f"{split}.jsonl", *some))
-    found = {split: [p.prompt for p in problems] for split, problems in opened(config, tmp_path).problems.items()}
+    found = {
+        split: [p.prompt for p in problems]
+        for split, problems in opened(config, tmp_path).problems.items()
+    }
     assert found == {"train": ["6+1"], "dev": ["1+1", "2+1"], "test": ["3+1", "4+1", "5+1"]}
     said = capsys.readouterr().out
     assert "dev: 2 problems dropped that occur in test" in said
     assert "train: 5 problems dropped that occur in dev or test" in said
     config.data.dev = config.data.test
     with pytest.raises(
-        ValueError, match=r"data\.dev has no problem left: all 3 occur in data\.test\. Give data\.dev other"
+        ValueError,
+        match=r"data\.dev has no problem left: all 3 occur in data\.test\. Give data\.dev other",
     ):
         opened(config, tmp_path).problems  # noqa: B018
 
@@ -148,7 +170,9 @@ def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys)
 def test_revisions_reach_the_loader(config, tmp_path, opened):
     config.stages.sft.data.revision = "v1"
     session = opened(config, tmp_path)
-    with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"):
+    with pytest.raises(
+        ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"
+    ):
         sft.examples(session, "sft", session.config.stage("sft", Sft))
     before = session.fingerprint
     config.data.dev.revision = "v2"
@@ -165,31 +189,50 @@ def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
         sft.examples(session, "cold", session.config.stage("sft", Sft))
 
 
-def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(config, tmp_path, opened):
+def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(
+    config, tmp_path, opened
+):
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=257, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    trainer = trainers.BpeTrainer(
+        vocab_size=257, initial_alphabet=alphabet, special_tokens=["<|end|>"]
+    )
     backend.train_from_iterator([], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(tmp_path / "tokenizer")
-    config.tokenizer.update(path=str(tmp_path / "tokenizer"), prompt_template="{problem}\n<think>\n")
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(
+        tmp_path / "tokenizer"
+    )
+    config.tokenizer.update(
+        path=str(tmp_path / "tokenizer"), prompt_template="{problem}\n<think>\n"
+    )
     config.data.max_prompt_length = 64
     config.reward.function = "verify"
     completions = (r"\boxed{2}", r"hm</think>\boxed{2}", r"\boxed{2}</think>\boxed{3}")
     rows = [{"prompt": "1+1=?", "completion": text, "answer": "2"} for text in completions]
     session = opened(config, tmp_path / "work", None)
-    _, (group,) = external_groups(session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet")
-    assert [row.score.verdict for row in group] == [Verdict.NO_ANSWER, Verdict.CORRECT, Verdict.INCORRECT]
+    _, (group,) = external_groups(
+        session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
+    )
+    assert [row.score.verdict for row in group] == [
+        Verdict.NO_ANSWER,
+        Verdict.CORRECT,
+        Verdict.INCORRECT,
+    ]
     assert [row.text for row in group] == list(completions)
 
 
 def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, opened):
-    """SmolLM2's: its own system block is taken out, and no second BOS stays in front of the user's turn."""
+    """SmolLM2's: its own system block is taken out, and no second BOS stays in front of the user's
+    turn."""
     template, bos, eos, _ = PUBLISHED["SmolLM2"]
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=258, initial_alphabet=alphabet, special_tokens=[bos, eos])
+    trainer = trainers.BpeTrainer(
+        vocab_size=258, initial_alphabet=alphabet, special_tokens=[bos, eos]
+    )
     backend.train_from_iterator([], trainer)
     pretrained = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token=eos)
     pretrained.chat_template = template
@@ -200,12 +243,15 @@ def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, o
     problem = session.problems["train"][0]
     shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
     rows = [{"input": shown, "output": text, "score": 1.0, "step": 0} for text in ("12", "3")]
-    draws, _ = external_groups(session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet")
+    draws, _ = external_groups(
+        session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
+    )
     assert draws == [(problem, 0)]
 
 
 def test_what_training_holds_while_it_samples(config, opened, tmp_path):
-    """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes each."""
+    """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes
+    each."""
     session = opened(config, tmp_path)
     assert session.state_bytes(Online()) == 0  # a CPU tells of no memory
     session.device_memory, trained = 10**9, count_trained(session.model_config)

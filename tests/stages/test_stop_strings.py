@@ -24,7 +24,9 @@ from g2d_jax.sampler.remote import EngineError, Remote, Served
 STOP = ("7", "11", "=2")
 
 
-def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(config: ConfigDict, tmp_path: Path, opened: Any):
+def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(
+    config: ConfigDict, tmp_path: Path, opened: Any
+):
     seen: list[str] = []
 
     def reward(completions: list[str], **columns: Any) -> list[float]:
@@ -35,7 +37,11 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(config: Co
     config.stages.collect.sampling.stop = (*STOP, "5", ";-")
     session = opened(config, tmp_path, reward)
     run(session)
-    rows = [row for part in (tmp_path / "01-collect/rollouts").glob("*.parquet") for row in read_rollouts(part)]
+    rows = [
+        row
+        for part in (tmp_path / "01-collect/rollouts").glob("*.parquet")
+        for row in read_rollouts(part)
+    ]
     stops, by_text = (*STOP, "5", ";-"), 0
     for row in rows:
         ids, whole = row.rollout.token_ids, session.tokenizer.decode(row.rollout.token_ids)
@@ -51,12 +57,16 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(config: Co
     pairs = read_preferences(tmp_path / "01-collect/preferences")
     for pair in pairs:
         chosen = by_ids[pair.chosen_ids.tobytes()]
-        assert pair.chosen == chosen.text and pair.chosen_truncated == (chosen.rollout.stop_reason == "length")
+        assert pair.chosen == chosen.text and pair.chosen_truncated == (
+            chosen.rollout.stop_reason == "length"
+        )
     assert any(not pair.chosen_truncated for pair in pairs)
     # The rollouts are read elsewhere as what they are.
     config = only(config, "collect")
     config.stages.collect.rollouts = str(tmp_path / "01-collect/rollouts")
-    _, read = external_rollouts.read(opened(config, tmp_path / "again"), config.stages.collect.rollouts)
+    _, read = external_rollouts.read(
+        opened(config, tmp_path / "again"), config.stages.collect.rollouts
+    )
     assert sorted(row.text for row in read) == sorted(row.text for row in rows)
 
 
@@ -73,11 +83,19 @@ TEXTS = [
 
 @pytest.mark.parametrize(("texts", "told"), TEXTS)
 def test_texts_that_end_before_their_ids_are_told(
-    config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any, texts: list[str], told: list[str] | None
+    config: ConfigDict,
+    tmp_path: Path,
+    opened: Any,
+    capsys: Any,
+    texts: list[str],
+    told: list[str] | None,
 ):
     session = opened(only(config, "collect"), tmp_path)
     ids = session.tokenizer.encode_text("3+4=7;")
-    rows = [{"prompt": "3+4=?", "answer": "7", "completion": text, "completion_ids": ids} for text in texts]
+    rows = [
+        {"prompt": "3+4=?", "answer": "7", "completion": text, "completion_ids": ids}
+        for text in texts
+    ]
     save_rows(tmp_path / "rows.jsonl", rows)
     if told is None:
         with pytest.raises(ValueError, match="no completion is the text of its completion_ids"):
@@ -85,13 +103,17 @@ def test_texts_that_end_before_their_ids_are_told(
         return
     _, read = external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
     said = [line for line in capsys.readouterr().out.splitlines() if "of 2 completions" in line]
-    assert len(said) == len(told) and all(words in line for words, line in zip(told, said, strict=True))
+    assert len(said) == len(told) and all(
+        words in line for words, line in zip(told, said, strict=True)
+    )
     assert [row.text for row in read] == texts
 
 
 def test_settings_without_stop_strings_are_those_of_before(config: ConfigDict):
     plain = config_io.identity(config)
-    assert "stop" not in plain["stages"]["collect"]["sampling"] and "stop" in plain["stages"]["warmup"]
+    assert (
+        "stop" not in plain["stages"]["collect"]["sampling"] and "stop" in plain["stages"]["warmup"]
+    )
     before = config_io.to_dict(config)
     for stage in before["stages"].values():
         for name in ("sampling", "probe_sampling"):
@@ -108,21 +130,31 @@ def tokenizer() -> PromptTokenizer:
     return load_tokenizer("procedural:slips", TemplateSettings())
 
 
-def drawn(server: Server, tokenizer: PromptTokenizer, folder: Path, said: list[str] | None = None) -> Rollout:
+def drawn(
+    server: Server, tokenizer: PromptTokenizer, folder: Path, said: list[str] | None = None
+) -> Rollout:
     """A sample of at most eight tokens from a server, ended by STOP too."""
     settings = replace(Engine(), kind="server", url=server.url, timeout=10.0, retries=0)
     named: dict[str, Any] = {"seed": 7, "dtype": "float32", "needs_logprobs": False}
     say = (said if said is not None else []).append
     remote = Remote(settings, epath.Path(folder), tokenizer, tokenizer.vocab_size, say=say, **named)
     params = SamplingParams(8, stop_ids=(tokenizer.stop_id,), stop=STOP)
-    (rollout,) = remote.generate(Served("served"), [Request("problem", np.array([3], np.int32), params)], "purpose")
+    (rollout,) = remote.generate(
+        Served("served"), [Request("problem", np.array([3], np.int32), params)], "purpose"
+    )
     return rollout
 
 
 # what a server drew, its finish_reason and stop_reason ─► the response, and why it ended
 ANSWERS = [
     ("3+4=7", "stop", "7", "3+4=7", "stop"),
-    ("3+4=71+2", "length", None, "3+4=7", "stop"),  # several at a time, or a server that knows no stop strings
+    (
+        "3+4=71+2",
+        "length",
+        None,
+        "3+4=7",
+        "stop",
+    ),  # several at a time, or a server that knows no stop strings
     ("3+4=1-1+", "length", None, "3+4=1-1+", "length"),
     ("3+4=1", "stop", "1 at the prompt's end", None, None),
     ("3+4=1", "stop", "=2", "3+4=1", "stop"),  # it reads the text otherwise, and has ended
@@ -131,7 +163,13 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("text", "finish", "reason", "expected", "ended"), ANSWERS)
 def test_a_server_ends_a_response_as_the_sampler_does(
-    tokenizer: PromptTokenizer, tmp_path: Path, text: str, finish: str, reason: Any, expected: Any, ended: Any
+    tokenizer: PromptTokenizer,
+    tmp_path: Path,
+    text: str,
+    finish: str,
+    reason: Any,
+    expected: Any,
+    ended: Any,
 ):
     ids = tokenizer.encode_text(text)
     scores = [-0.25 * (i + 1) for i in range(len(ids))]
@@ -143,7 +181,10 @@ def test_a_server_ends_a_response_as_the_sampler_does(
         rollout = drawn(server, tokenizer, tmp_path)
         (body,) = server.completions()
     assert body["stop"] == list(STOP) and body["include_stop_str_in_output"] is True
-    assert rollout.token_ids.tolist() == tokenizer.encode_text(expected) and rollout.stop_reason == ended
+    assert (
+        rollout.token_ids.tolist() == tokenizer.encode_text(expected)
+        and rollout.stop_reason == ended
+    )
     assert rollout.logprobs.tolist() == scores[: len(rollout.token_ids)]
 
 
@@ -156,22 +197,41 @@ def test_a_server_ends_a_response_as_the_sampler_does(
     ],
 )
 def test_a_text_without_ids_has_its_stop_string(
-    tokenizer: PromptTokenizer, tmp_path: Path, text: str, more: dict[str, str], expected: str, by_eos: bool
+    tokenizer: PromptTokenizer,
+    tmp_path: Path,
+    text: str,
+    more: dict[str, str],
+    expected: str,
+    by_eos: bool,
 ):
     answer = {"choices": [{"text": text, "finish_reason": "stop", **more}]}
     with serving(lambda body, number: answer) as server:
         rollout = drawn(server, tokenizer, tmp_path)
     end = [tokenizer.stop_id] if by_eos else []
-    assert rollout.token_ids.tolist() == [*tokenizer.encode_text(expected), *end] and rollout.stop_reason == "stop"
+    assert (
+        rollout.token_ids.tolist() == [*tokenizer.encode_text(expected), *end]
+        and rollout.stop_reason == "stop"
+    )
 
 
-def test_without_stop_strings_a_server_is_asked_as_before(tokenizer: PromptTokenizer, tmp_path: Path):
+def test_without_stop_strings_a_server_is_asked_as_before(
+    tokenizer: PromptTokenizer, tmp_path: Path
+):
     settings = replace(Engine(), kind="server", timeout=10.0, retries=0)
     with serving(lambda body, number: choice([tokenizer.stop_id])) as server:
         settings = replace(settings, url=server.url)
-        named: dict[str, Any] = {"seed": 7, "dtype": "float32", "needs_logprobs": False, "say": print}
+        named: dict[str, Any] = {
+            "seed": 7,
+            "dtype": "float32",
+            "needs_logprobs": False,
+            "say": print,
+        }
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, tokenizer.vocab_size, **named)
         params = SamplingParams(8, stop_ids=(tokenizer.stop_id,))
-        list(remote.generate(Served("served"), [Request("p", np.array([3], np.int32), params)], "purpose"))
+        list(
+            remote.generate(
+                Served("served"), [Request("p", np.array([3], np.int32), params)], "purpose"
+            )
+        )
         (body,) = server.completions()
     assert not {"stop", "include_stop_str_in_output"} & body.keys()

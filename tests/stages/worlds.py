@@ -1,4 +1,5 @@
-"""What several tests of stages share: configs of a few stages, running one, training one with a supervised loss."""
+"""What several tests of stages share: configs of a few stages, running one, training one with a
+supervised loss."""
 
 from __future__ import annotations
 
@@ -30,15 +31,22 @@ def only(config: ConfigDict, *names: str) -> ConfigDict:
 
 
 def run(session: Session, name: str = "") -> dict[str, Any]:
-    """A stage's manifest, after a run of it if there was none; by default the config's first one."""
-    return run_stages.run_stage(session, name or next(iter(session.config.stages)), graph.plan(session.config))
+    """A stage's manifest, after a run of it if there was none; by default the config's first
+    one."""
+    return run_stages.run_stage(
+        session, name or next(iter(session.config.stages)), graph.plan(session.config)
+    )
 
 
 @contextmanager
-def training(session: Session, name: str, total: int, stage: TrainingStage | None = None) -> Iterator[Trainer]:
+def training(
+    session: Session, name: str, total: int, stage: TrainingStage | None = None
+) -> Iterator[Trainer]:
     """Training of one stage, whatever its kind, with a supervised loss."""
     stage, objective = stage or session.config.stages[name], objectives.sft(session.compute)
-    with open_trainer(session, name, stage, objective, total=total, per="tokens", rows=RowShape(64)) as trainer:
+    with open_trainer(
+        session, name, stage, objective, total=total, per="tokens", rows=RowShape(64)
+    ) as trainer:
         yield trainer
 
 

@@ -35,7 +35,10 @@ def test_one_trajectory_carries_all_numbers_of_steps() -> None:
     made = graph(product=("stages.warmup.steps=0,1,3",))
     trajectory = [node for node in made.nodes.values() if node.name == "warmup"]
     assert len(trajectory) == 1
-    assert (trajectory[0].config.stages["warmup"].steps, trajectory[0].config.stages["warmup"].keep) == (3, (0, 1, 3))
+    assert (
+        trajectory[0].config.stages["warmup"].steps,
+        trajectory[0].config.stages["warmup"].keep,
+    ) == (3, (0, 1, 3))
     policies = [config.stages["collect"].policy for _, config, _ in made.points]
     assert policies == ["sft", "warmup@1", "warmup@3"]
     assert [config.stages["evaluate"].policies for _, config, _ in made.points] == [
@@ -43,9 +46,11 @@ def test_one_trajectory_carries_all_numbers_of_steps() -> None:
         ("sft", "warmup@1", "dpo"),
         ("sft", "warmup@3", "dpo"),
     ]
-    # sft once, dpo and collect for each K, each policy evaluated once: sft, warmup@1, warmup@3, three times dpo; and
-    # for each K the comparison.
-    assert names(made) == sorted(["sft", "warmup", *["collect"] * 3, *["dpo"] * 3, *["evaluate"] * (6 + 3)])
+    # sft once, dpo and collect for each K, each policy evaluated once: sft, warmup@1, warmup@3,
+    # three times dpo; and for each K the comparison.
+    assert names(made) == sorted(
+        ["sft", "warmup", *["collect"] * 3, *["dpo"] * 3, *["evaluate"] * (6 + 3)]
+    )
 
 
 def test_every_node_comes_after_what_it_reads() -> None:
@@ -64,11 +69,19 @@ def test_studies_of_the_demo_go_on_from_the_sweep_over_k() -> None:
         build(points(resolve(f"{name}seeds=1")))
         for name in ("sweep-k:task=demo,", "ablations:task=demo,", "spectrum:task=demo,", "cause:")
     )
-    shared = [{made.nodes[key].name for key in made.nodes.keys() & sweep.nodes.keys()} for made in studies]
-    assert shared == [{"sft", "warmup", "evaluate"}, {"sft", "evaluate", "dev"}, {"sft", "warmup", "evaluate"}]
+    shared = [
+        {made.nodes[key].name for key in made.nodes.keys() & sweep.nodes.keys()} for made in studies
+    ]
+    assert shared == [
+        {"sft", "warmup", "evaluate"},
+        {"sft", "evaluate", "dev"},
+        {"sft", "warmup", "evaluate"},
+    ]
     trained = [node.config.stages for node in studies[-1].nodes.values() if node.name == "dpo"]
     assert len(studies[-1].points) == 12 and len(trained) == 6
-    assert {(stages["collect"].max_pairs, stages["dpo"].policy) for stages in trained} == {(480, "warmup@10")}
+    assert {(stages["collect"].max_pairs, stages["dpo"].policy) for stages in trained} == {
+        (480, "warmup@10")
+    }
     varied = {(stages["collect"].min_pass_rate, stages["pool"].prompts) for stages in trained}
     assert varied == {(0.15, 2048), (0.15, 448), (0.4, 2048), (0.4, 448), (0.65, 4096), (0.65, 896)}
 
@@ -94,11 +107,15 @@ def test_a_schedule_with_an_end_is_not_shared() -> None:
 )
 def test_a_stage_is_shared_by_points_that_decide_it_alike(field: str, shared: set[str]) -> None:
     made = graph(product=(field,))
-    assert {name for name in made.points[0][2] if made.points[0][2][name] == made.points[1][2][name]} == shared
+    assert {
+        name for name in made.points[0][2] if made.points[0][2][name] == made.points[1][2][name]
+    } == shared
 
 
 def test_a_point_that_cannot_work_is_named() -> None:
-    with pytest.raises(ValueError, match=r"point dpo.beta=-1,seed=0: stages.dpo.beta must be more than 0"):
+    with pytest.raises(
+        ValueError, match=r"point dpo.beta=-1,seed=0: stages.dpo.beta must be more than 0"
+    ):
         graph(product=("stages.dpo.beta=1,-1",))
 
 

@@ -35,18 +35,36 @@ def test_product_zip_and_seeds_are_multiplied_out() -> None:
     ]
     assert len(studied) == 8 and {point.seed for point in studied} == {7, 8}
     last = studied[-1].config
-    assert (last.seed, last.stages.warmup.steps, last.stages.dpo.epochs, last.stages.dpo.beta) == (8, 3, 2, 0.5)
+    assert (last.seed, last.stages.warmup.steps, last.stages.dpo.epochs, last.stages.dpo.beta) == (
+        8,
+        3,
+        2,
+        0.5,
+    )
     assert last.stages.collect.pairs_per_prompt == 2 and "sweep" not in last
 
 
-def test_arms_keep_their_stages_and_name_their_points_with_labels_that_are_safe_as_folders() -> None:
-    few = settings.arm(stages=("sft", "warmup", "evaluate"), fixed=("stages.evaluate.policies=sft,warmup",), product=())
+def test_arms_keep_their_stages_and_name_their_points_with_labels_that_are_safe_as_folders() -> (
+    None
+):
+    few = settings.arm(
+        stages=("sft", "warmup", "evaluate"),
+        fixed=("stages.evaluate.policies=sft,warmup",),
+        product=(),
+    )
     both = points(study((), g2d=settings.arm(), grpo=few))
     assert [point.label for point in both] == ["g2d,seed=0", "grpo,seed=0"]
     assert set(both[1].config.stages) == {"sft", "warmup", "evaluate"}
-    lists = settings.arm(product=("stages.evaluate.pass_at=(1,2),[1]", "tokenizer.prompt_template=a/{problem},plain"))
+    lists = settings.arm(
+        product=("stages.evaluate.pass_at=(1,2),[1]", "tokenizer.prompt_template=a/{problem},plain")
+    )
     odd = points(study(main=lists))
-    assert [tuple(point.config.stages.evaluate.pass_at) for point in odd] == [(1, 2), (1, 2), (1,), (1,)]
+    assert [tuple(point.config.stages.evaluate.pass_at) for point in odd] == [
+        (1, 2),
+        (1, 2),
+        (1,),
+        (1,),
+    ]
     assert all("/" not in point.label and "{" not in point.label for point in odd)
     assert len({point.label for point in odd}) == 4
 
@@ -54,8 +72,14 @@ def test_arms_keep_their_stages_and_name_their_points_with_labels_that_are_safe_
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        ({"product": ("stages.warmup.stepz=1,2",)}, "main: unknown field 'stages.warmup.stepz', did you mean"),
-        ({"product": ("stages.warmup.steps=one",)}, "sweep.arms.main: stages.warmup.steps must be an integer"),
+        (
+            {"product": ("stages.warmup.stepz=1,2",)},
+            "main: unknown field 'stages.warmup.stepz', did you mean",
+        ),
+        (
+            {"product": ("stages.warmup.steps=one",)},
+            "sweep.arms.main: stages.warmup.steps must be an integer",
+        ),
         ({"product": ("stages.warmup.steps",)}, "has no values"),
         ({"zip": ("stages.dpo.epochs=1,2", "stages.dpo.beta=1")}, "equally many values"),
         ({"stages": ("sft", "warm")}, "no stage 'warm', did you mean warmup"),
@@ -64,7 +88,9 @@ def test_arms_keep_their_stages_and_name_their_points_with_labels_that_are_safe_
         ({"fixed": ("config.name=mine",)}, "names are made here"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(arm: dict[str, tuple[str, ...]], message: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(
+    arm: dict[str, tuple[str, ...]], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         points(study(main=settings.arm(**arm)))
 

@@ -54,21 +54,30 @@ def test_two_processes_share_the_work_and_do_nothing_twice(shared: tuple[Path, l
     assert all((folder / "manifest.json").exists() for folder in (workdir / "stages").iterdir())
 
 
-def test_a_point_is_what_a_run_of_its_config_gives(shared: tuple[Path, list[str]], finished: Path) -> None:
+def test_a_point_is_what_a_run_of_its_config_gives(
+    shared: tuple[Path, list[str]], finished: Path
+) -> None:
     workdir, alone = shared[0], finished
     point = workdir / "points" / "tiny" / "warmup.steps=3,seed=0"
     links = stage_folders(epath.Path(point))
     assert list(links) == ["sft", "warmup", "collect", "dpo", "evaluate"]
     mine = (links["collect"] / "preferences" / "part-00000.parquet").read_bytes()
     assert mine == (alone / "03-collect" / "preferences" / "part-00000.parquet").read_bytes()
-    whole, part = (json.loads((f / "manifest.json").read_text()) for f in (alone / "05-evaluate", links["evaluate"]))
+    whole, part = (
+        json.loads((f / "manifest.json").read_text())
+        for f in (alone / "05-evaluate", links["evaluate"])
+    )
     for one, other in zip(whole["result"]["policies"], part["result"]["policies"], strict=True):
         assert (one["mean"], one["entropy"]) == (other["mean"], other["entropy"])
     dpo = [alone / "05-evaluate" / "rollouts", *(workdir / "stages").glob("evaluate-*/rollouts")]
     assert (dpo[0] / "dpo.parquet").read_bytes() in [
-        (folder / "dpo.parquet").read_bytes() for folder in dpo[1:] if (folder / "dpo.parquet").exists()
+        (folder / "dpo.parquet").read_bytes()
+        for folder in dpo[1:]
+        if (folder / "dpo.parquet").exists()
     ]
-    assert [d["difference"] for d in whole["result"]["paired"]] == [d["difference"] for d in part["result"]["paired"]]
+    assert [d["difference"] for d in whole["result"]["paired"]] == [
+        d["difference"] for d in part["result"]["paired"]
+    ]
 
 
 @pytest.mark.slow
@@ -76,21 +85,37 @@ def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], forks: Fo
     workdir, _ = shared
     assert ran(sweep(forks, workdir, "--product", STEPS)) == []
     more = ran(sweep(forks, workdir, "--product", "stages.warmup.steps=1,5"))
-    assert sorted(name.partition("-")[0] for name in more) == ["collect", "dpo", *["evaluate"] * 3, "warmup"]
-    assert sorted(int(p.name) for p in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir())[-1] == 5
+    assert sorted(name.partition("-")[0] for name in more) == [
+        "collect",
+        "dpo",
+        *["evaluate"] * 3,
+        "warmup",
+    ]
+    assert (
+        sorted(
+            int(p.name) for p in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir()
+        )[-1]
+        == 5
+    )
     kept = {path.name for path in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir()}
     assert kept >= {"0", "1", "3", "5"}  # what other points read stays
     assert ran(sweep(forks, workdir, "--product", STEPS)) == []
     plan = json.loads((workdir / "sweeps" / "tiny.json").read_text())
     assert len(plan["points"]) == 4  # 0, 1, 3 and 5
     missing = sweep(forks, workdir, "--product", "stages.warmup.steps=1,2", status=1)
-    assert re.search(r"^warmup-\S+ failed: .* went on to 5 without keeping step 2", missing, re.MULTILINE)
+    assert re.search(
+        r"^warmup-\S+ failed: .* went on to 5 without keeping step 2", missing, re.MULTILINE
+    )
 
 
-def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks) -> None:
+def test_a_point_opens_like_a_run(
+    shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks
+) -> None:
     point = shared[0] / "points" / "tiny" / "warmup.steps=1,seed=0"
     with commands.opened(point) as session:
-        assert checkpoint_of(session, "warmup")[1] == 1  # of the trajectory, the step this point is about
+        assert (
+            checkpoint_of(session, "warmup")[1] == 1
+        )  # of the trajectory, the step this point is about
         assert checkpoint_of(session, "dpo")[0].parent.parent == shared[0] / "stages"
     finish(forks.start("export", "--workdir", str(point), "--output", str(tmp_path / "model")))
     assert (tmp_path / "model" / "model.safetensors").exists()
@@ -101,7 +126,11 @@ def studied(*product: str, seeds: tuple[int, ...] = (0,)) -> list[Point]:
 
 
 def test_studies_of_one_name_claimed_at_once_keep_all_their_points(tmp_path: Path) -> None:
-    wanted, root, config = [studied(seeds=(seed,)) for seed in range(8)], epath.Path(tmp_path), resolve(TINY)
+    wanted, root, config = (
+        [studied(seeds=(seed,)) for seed in range(8)],
+        epath.Path(tmp_path),
+        resolve(TINY),
+    )
     ready = Barrier(len(wanted))
 
     def claim(mine: list[Point]) -> None:
@@ -111,10 +140,14 @@ def test_studies_of_one_name_claimed_at_once_keep_all_their_points(tmp_path: Pat
     with ThreadPoolExecutor(len(wanted)) as pool:
         list(pool.map(claim, wanted))
     plan = json.loads((tmp_path / "sweeps" / "tiny.json").read_text())
-    assert sorted(point["label"] for point in plan["points"]) == sorted(p.label for mine in wanted for p in mine)
+    assert sorted(point["label"] for point in plan["points"]) == sorted(
+        p.label for mine in wanted for p in mine
+    )
 
 
-def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(tmp_path: Path) -> None:
+def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(
+    tmp_path: Path,
+) -> None:
     root, config = epath.Path(tmp_path), resolve(TINY)
     first, second = studied("stages.warmup.steps=1,3"), studied("stages.warmup.steps=2,5")
     graph = sweeps._claim(config, first, root)
@@ -128,14 +161,17 @@ def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(tm
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "words"), [(signal.SIGTERM, 75, "by SIGTERM"), (signal.SIGINT, 130, "by Ctrl-C")]
+    ("number", "status", "words"),
+    [(signal.SIGTERM, 75, "by SIGTERM"), (signal.SIGINT, 130, "by Ctrl-C")],
 )
 def test_a_worker_that_waits_for_another_is_stopped(
     tmp_path: Path, forks: Forks, number: signal.Signals, status: int, words: str
 ) -> None:
     root = epath.Path(tmp_path / "work")
     [sft] = [node for node in build(studied(STEPS)).nodes.values() if node.name == "sft"]
-    (root / "sweeps").mkdir(parents=True)  # the folder holds studies, though this test was there first
+    (root / "sweeps").mkdir(
+        parents=True
+    )  # the folder holds studies, though this test was there first
     with (
         try_lock(node_folder(root, sft.id)) as got,
         forks.start("sweep", "--config", TINY, "--workdir", root, "--product", STEPS) as sweeping,
@@ -145,7 +181,9 @@ def test_a_worker_that_waits_for_another_is_stopped(
             assert sweeping.poll() is None, sweeping.stderr
             time.sleep(0.05)
         sweeping.send_signal(number)
-        assert sweeping.wait(60) == status and f"stopped {words}" in sweeping.stdout + sweeping.stderr
+        assert (
+            sweeping.wait(60) == status and f"stopped {words}" in sweeping.stdout + sweeping.stderr
+        )
 
 
 @pytest.mark.slow
@@ -158,11 +196,18 @@ def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, forks: Forks)
 
 
 def test_a_study_is_not_a_run(tmp_path: Path, forks: Forks) -> None:
-    process = forks.start("run", "--config", "sweep-k:preset=smoke", "--workdir", str(tmp_path / "w"))
-    assert process.wait(60) == 1 and "describes a study: g2d sweep --config sweep-k:preset=smoke" in process.stderr
+    process = forks.start(
+        "run", "--config", "sweep-k:preset=smoke", "--workdir", str(tmp_path / "w")
+    )
+    assert (
+        process.wait(60) == 1
+        and "describes a study: g2d sweep --config sweep-k:preset=smoke" in process.stderr
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    process = forks.start("sweep", "--config", TINY, "--workdir", str(tmp_path / "mine"), "--seeds", "1,2")
+    process = forks.start(
+        "sweep", "--config", TINY, "--workdir", str(tmp_path / "mine"), "--seeds", "1,2"
+    )
     assert process.wait(60) == 1 and "is not empty and holds no study" in process.stderr
 
 
@@ -171,6 +216,11 @@ def test_a_study_is_not_a_run(tmp_path: Path, forks: Forks) -> None:
 @pytest.mark.parametrize("config", ["ablations", "cause", "spectrum", "sweep-k"])
 def test_a_study_of_the_embedded_task_runs(config: str, forks: Forks, tmp_path: Path) -> None:
     """At smoke size."""
-    process = forks.start("sweep", "--config", f"{config}:preset=smoke", "--workdir", "study", cwd=tmp_path)
+    process = forks.start(
+        "sweep", "--config", f"{config}:preset=smoke", "--workdir", "study", cwd=tmp_path
+    )
     assert process.wait(800) == 0, process.stderr
-    assert f"/{config}-smoke.html" in process.stdout and (tmp_path / "study" / f"{config}-smoke.html").exists()
+    assert (
+        f"/{config}-smoke.html" in process.stdout
+        and (tmp_path / "study" / f"{config}-smoke.html").exists()
+    )

@@ -1,4 +1,5 @@
-"""Checkpoints: what is saved comes back bit for bit, on any mesh; what is half written or damaged is never used."""
+"""Checkpoints: what is saved comes back bit for bit, on any mesh; what is half written or damaged
+is never used."""
 
 from __future__ import annotations
 
@@ -29,12 +30,21 @@ from g2d_jax.training.optimizer import abstract_opt_state, make_optimizer
 
 CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
 OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.1, weight_decay=0.1), total_steps=10)
-HOST = {"step": 3, "rate": 0.1, "data": {"position": 17}, "names": ["a", "b"], "none": None, "worst": math.inf}
+HOST = {
+    "step": 3,
+    "rate": 0.1,
+    "data": {"position": 17},
+    "names": ["a", "b"],
+    "none": None,
+    "worst": math.inf,
+}
 
 
 def abstract(devices: int, config: ModelConfig = CONFIG) -> dict[str, Any]:
     """What restore takes, for a mesh of so many devices."""
-    mesh = meshes.make_mesh(data=1, fsdp=-1, tensor=2 if devices > 1 else 1, devices=jax.devices()[:devices])
+    mesh = meshes.make_mesh(
+        data=1, fsdp=-1, tensor=2 if devices > 1 else 1, devices=jax.devices()[:devices]
+    )
     params = decoder.abstract_on(config, mesh)
     return {"params": params, "opt_state": abstract_opt_state(OPTIMIZER, params, mesh)}
 
@@ -51,7 +61,9 @@ def make_state(devices: int = 1) -> dict[str, Any]:
 
 def like_of(tree: Any, dtype: Any = None) -> Any:
     """The tree with shapes, dtypes and shardings in place of arrays."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=x.sharding), tree)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=x.sharding), tree
+    )
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -74,7 +86,9 @@ def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
     restored, host = Checkpoints(tmp_path).restore(3, like)
     assert_same(restored, state)
     assert host == HOST and type(host["step"]) is int
-    assert isinstance(restored["params"], decoder.Decoder) and isinstance(restored["opt_state"][1].mu, decoder.Decoder)
+    assert isinstance(restored["params"], decoder.Decoder) and isinstance(
+        restored["opt_state"][1].mu, decoder.Decoder
+    )
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):
         assert a.sharding == b.sharding
 
@@ -99,9 +113,13 @@ def test_the_caller_may_donate_at_once(tmp_path: Path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"params": tree}, {})
         update(tree)["w"].block_until_ready()
-        if not tree["w"].is_deleted():  # on CPU Orbax reads the buffer itself, and JAX then copies instead of donating
+        if (
+            not tree["w"].is_deleted()
+        ):  # on CPU Orbax reads the buffer itself, and JAX then copies instead of donating
             tree["w"].delete()
-        jax.block_until_ready([jnp.full((1024, 1024), float(i)) for i in range(8)])  # reuse memory that was freed
+        jax.block_until_ready(
+            [jnp.full((1024, 1024), float(i)) for i in range(8)]
+        )  # reuse memory that was freed
         checkpoints.wait()
         restored, _ = checkpoints.restore(1, like)
     assert np.array_equal(restored["params"]["w"], expected)
@@ -117,7 +135,9 @@ def test_retention_keeps_the_newest_and_the_pinned(tmp_path: Path):
             checkpoints.wait()
             seen.append(checkpoints.steps())
     assert seen == [[0], [0, 2], [0, 2, 4], [0, 4, 6], [0, 4, 6, 8]]
-    with Checkpoints(tmp_path, keep=1, pinned=(0, 4)) as checkpoints:  # another process, another setting
+    with Checkpoints(
+        tmp_path, keep=1, pinned=(0, 4)
+    ) as checkpoints:  # another process, another setting
         checkpoints.save(10, tree, {})
     assert checkpoints.steps() == [0, 4, 10] and checkpoints.latest() == 10
 
@@ -146,7 +166,10 @@ def test_mismatches_name_the_parameter_and_both_shapes(tmp_path: Path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(), {})
     wider = ModelConfig("qwen2", 40, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
-    with pytest.raises(ValueError, match=r"params.embed is float32\[32, 16\] in checkpoint .*1, .* float32\[40, 16\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"params.embed is float32\[32, 16\] in checkpoint .*1, .* float32\[40, 16\]",
+    ):
         checkpoints.restore_params(1, abstract(1, wider)["params"])
     unbiased = ModelConfig("llama", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
     with pytest.raises(ValueError, match=r"params.blocks.k_bias is in \S+/1 but not in the model"):
@@ -175,16 +198,23 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str, damage: str):
         for step in (1, 2):
             checkpoints.save(step, tree, {"position": 5, "note": "x" * 200})
     assert [checkpoints.damage(2, part, 2) for part in range(2)] == ["", ""]
-    file = max((f for f in (tmp_path / "2" / name).rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    file = max(
+        (f for f in (tmp_path / "2" / name).rglob("*") if f.is_file()),
+        key=lambda f: f.stat().st_size,
+    )
     data = bytearray(file.read_bytes())
     if damage == "remove":
         file.unlink()
     else:
         data[len(data) // 2] ^= 1
         file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
-    with pytest.raises(DamagedCheckpoint, match=r"checkpoint \S+/2 is damaged: .*to continue from step 1"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"checkpoint \S+/2 is damaged: .*to continue from step 1"
+    ):
         checkpoints.restore(2, like)
-    assert "2 is damaged" in checkpoints.damage(2) and any(checkpoints.damage(2, part, 2) for part in range(2))
+    assert "2 is damaged" in checkpoints.damage(2) and any(
+        checkpoints.damage(2, part, 2) for part in range(2)
+    )
     assert_same(checkpoints.restore(1, like)[0], tree)
 
 
@@ -205,7 +235,9 @@ def test_any_change_of_any_file_is_found_or_does_not_matter(tmp_path: Path):
             data = (whole / path).read_bytes()
             changes += [b"", data[: len(data) // 2]]
             for at in random.integers(0, len(data), 2):
-                changes.append(data[:at] + bytes([data[at] ^ 1 << random.integers(8)]) + data[at + 1 :])
+                changes.append(
+                    data[:at] + bytes([data[at] ^ 1 << random.integers(8)]) + data[at + 1 :]
+                )
         for change in changes:
             if change is not None:
                 (folder / path).write_bytes(change)
@@ -230,7 +262,9 @@ def test_a_damaged_checkpoint_is_moved_aside_and_never_deleted(tmp_path: Path, b
         assert checkpoints.set_aside(4) == str(target)
         assert (target / "params").is_dir() and checkpoints.steps() == []
     (bucket / "checkpoints" / "4" / "file").write_text("x")
-    with pytest.raises(ValueError, match="nothing is deleted on an object store"):  # which has no rename
+    with pytest.raises(
+        ValueError, match="nothing is deleted on an object store"
+    ):  # which has no rename
         Checkpoints(bucket / "checkpoints").set_aside(4)
     assert (bucket / "checkpoints" / "4" / "file").exists()
 
@@ -242,11 +276,17 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-LIKE = {"params": {"w": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=meshes.replicated(meshes.make_mesh()))}}
+LIKE = {
+    "params": {
+        "w": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=meshes.replicated(meshes.make_mesh()))
+    }
+}
 
 
 def test_a_file_that_cannot_be_read_now_is_no_damage(saved: Path):
-    file = max((f for f in (saved / "1" / "params" / "d").iterdir()), key=lambda f: f.stat().st_size)
+    file = max(
+        (f for f in (saved / "1" / "params" / "d").iterdir()), key=lambda f: f.stat().st_size
+    )
     content = file.read_bytes()
     file.unlink()
     file.symlink_to(file)  # an error of the system's, which root gets too
@@ -259,8 +299,11 @@ def test_a_file_that_cannot_be_read_now_is_no_damage(saved: Path):
     assert Checkpoints(saved).restore(1, LIKE)[1] == {"position": 5}
 
 
-def test_an_error_that_does_not_come_again_is_no_damage(saved: Path, monkeypatch: pytest.MonkeyPatch):
-    """As of a store that did not answer once, which TensorStore tells by a ValueError like any other."""
+def test_an_error_that_does_not_come_again_is_no_damage(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As of a store that did not answer once, which TensorStore tells by a ValueError like any
+    other."""
     whole, failed = ocp.JsonCheckpointHandler.restore, []
 
     def once(*arguments: Any) -> Any:
@@ -273,8 +316,12 @@ def test_an_error_that_does_not_come_again_is_no_damage(saved: Path, monkeypatch
     assert Checkpoints(saved).restore(1, LIKE)[1] == {"position": 5} and failed
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("no room on the device"), OSError(5, "I/O error")])
-def test_other_errors_of_reading_stay_what_they_are(saved: Path, error: Exception, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("no room on the device"), OSError(5, "I/O error")]
+)
+def test_other_errors_of_reading_stay_what_they_are(
+    saved: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+):
     def fail(*_: Any) -> None:
         raise error
 
@@ -291,7 +338,10 @@ def test_a_finished_stage_is_told_to_go_on_only_without_its_manifest(tmp_path: P
             checkpoints.save(step, tree, {})
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "checkpoints" / "2" / "host" / "metadata").write_text("")
-    with pytest.raises(DamagedCheckpoint, match=r"Delete that folder, and \S+/manifest.json to continue from step 1"):
+    with pytest.raises(
+        DamagedCheckpoint,
+        match=r"Delete that folder, and \S+/manifest.json to continue from step 1",
+    ):
         checkpoints.restore(2, {})
 
 
@@ -308,7 +358,10 @@ def test_a_checksum_sees_any_change_of_one_element(dtype: Any, at: int, content:
         raw &= 1
     changed = raw.copy()
     changed[at, -1] ^= 1
-    before, after = (checksums({"x": jnp.asarray(x.reshape(-1).view(dtype).reshape(3, 4))}) for x in (raw, changed))
+    before, after = (
+        checksums({"x": jnp.asarray(x.reshape(-1).view(dtype).reshape(3, 4))})
+        for x in (raw, changed)
+    )
     assert before != after
     assert before == {"x": host_checksum(raw.reshape(-1).view(dtype).reshape(3, 4))}
 
@@ -316,7 +369,10 @@ def test_a_checksum_sees_any_change_of_one_element(dtype: Any, at: int, content:
 @pytest.mark.quick
 def test_checksums_by_hand_and_on_a_mesh():
     x = np.array([[1, 2], [3, 4]], np.int32)
-    assert checksums({"x": jnp.asarray(x), "s": jnp.float32(1.0)}) == {"x": 1 + 6 + 15 + 28, "s": 0x3F800000}
+    assert checksums({"x": jnp.asarray(x), "s": jnp.float32(1.0)}) == {
+        "x": 1 + 6 + 15 + 28,
+        "s": 0x3F800000,
+    }
     big = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
     mesh = meshes.make_mesh()
     assert checksums({"x": jnp.asarray(big)}) == checksums({"x": meshes.put_rows(mesh, big)})
@@ -346,16 +402,24 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_kill_in_the_middle_of_a_save(tmp_path: Path, delay: float, forks: Forks):
     """A process saves step 1, begins to save step 2, and is killed so many seconds later."""
     assert forks.run(tmp_path, delay, code=WRITER).returncode == -signal.SIGKILL
-    expected = {step: {"params": {"w": jax.random.bits(jax.random.key(step), (2048, 4096))}} for step in (1, 2)}
+    expected = {
+        step: {"params": {"w": jax.random.bits(jax.random.key(step), (2048, 4096))}}
+        for step in (1, 2)
+    }
     like = like_of(expected[1])
     checkpoints = Checkpoints(tmp_path)
     latest = checkpoints.latest()
-    assert latest == (2 if (tmp_path / "2").exists() else 1)  # a step has its name only when it is whole
+    assert latest == (
+        2 if (tmp_path / "2").exists() else 1
+    )  # a step has its name only when it is whole
     restored, host = checkpoints.restore(latest, like)
     assert_same(restored, expected[latest])
     assert host == {"step": latest}
     with checkpoints:  # the rerun goes on, and sweeps up
         checkpoints.save(latest + 1, expected[2], {"step": 2})
     assert checkpoints.steps() == [latest, latest + 1]
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {str(latest), str(latest + 1)}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        str(latest),
+        str(latest + 1),
+    }
     assert_same(checkpoints.restore(latest + 1, like)[0], expected[2])

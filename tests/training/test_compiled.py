@@ -1,4 +1,5 @@
-"""What the compiler made of the train steps: no logits of all tokens, the head gathered once, rows that stay."""
+"""What the compiler made of the train steps: no logits of all tokens, the head gathered once, rows
+that stay."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_numbers, abstract_state, make_train_step
 
-WORDS, WIDTH, LENGTH, PLACES = 5008, 96, 4096, 16  # no other size of the model or the batch is near 5,008 or its half
+WORDS, WIDTH, LENGTH, PLACES = (
+    5008,
+    96,
+    4096,
+    16,
+)  # no other size of the model or the batch is near 5,008 or its half
 MESHES = {"fsdp": (1, 8, 1), "tensor": (1, 4, 2)}
 
 
@@ -57,17 +63,26 @@ def compiled(loss: str, sizes: tuple[int, int, int], *, tied: bool) -> str:
 
     def array(name: str, kind: Any) -> jax.ShapeDtypeStruct:
         shape = (2, rows, PLACES if name in of_responses else LENGTH)
-        return jax.ShapeDtypeStruct(shape, kind, sharding=meshes.sharding(mesh, (None, "rows", None), shape))
+        return jax.ShapeDtypeStruct(
+            shape, kind, sharding=meshes.sharding(mesh, (None, "rows", None), shape)
+        )
 
     arrays = {name: array(name, kind) for name, kind in kinds.items()}
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=meshes.replicated(mesh))
     step = make_train_step(structure, optimizer, config, mesh)
-    return step.lower(abstract_state(config, optimizer, mesh), arrays, count, numbers).compile().as_text()
+    return (
+        step.lower(abstract_state(config, optimizer, mesh), arrays, count, numbers)
+        .compile()
+        .as_text()
+    )
 
 
 def shapes(hlo: str) -> set[tuple[int, ...]]:
     """Of every array in the program, those inside fusions and loops included."""
-    return {tuple(map(int, dims.split(","))) for dims in re.findall(r"\b(?:pred|[a-z]+\d+)\[([\d,]+)\]", hlo)}
+    return {
+        tuple(map(int, dims.split(",")))
+        for dims in re.findall(r"\b(?:pred|[a-z]+\d+)\[([\d,]+)\]", hlo)
+    }
 
 
 def computations(hlo: str) -> list[str]:
@@ -82,7 +97,9 @@ def computations(hlo: str) -> list[str]:
         *slow(("group_dpo", "fsdp"), ("grpo", "fsdp"), ("dpo", "tensor")),
     ],
 )
-def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(loss: str, where: str):
+def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(
+    loss: str, where: str
+):
     hlo = compiled(loss, MESHES[where], tied=loss == "grpo")
     tokens = LENGTH // (2 if where == "tensor" else 1)  # of a device in one micro-batch
     assert tokens > 1.5 * CHUNK
@@ -90,12 +107,17 @@ def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(lo
     assert (CHUNK, WORDS) in of_words  # it does look into the loops
     assert max(math.prod(shape) for shape in of_words) <= CHUNK * WORDS, sorted(of_words)
     gathers = re.findall(r"= (\S+) all-gather\(", hlo)
-    assert sum({*shape} == {WIDTH, WORDS} for found in gathers for shape in shapes(found)) == 1, gathers
+    assert sum({*shape} == {WIDTH, WORDS} for found in gathers for shape in shapes(found)) == 1, (
+        gathers
+    )
     looped = [body for body in computations(hlo) if (CHUNK, WORDS) in shapes(body)]
-    assert looped and not [body for body in looped if re.search(r" all-(gather|reduce|to-all)| reduce-scatter", body)]
+    assert looped and not [
+        body for body in looped if re.search(r" all-(gather|reduce|to-all)| reduce-scatter", body)
+    ]
 
 
 def test_weights_are_sent_and_not_the_rows_of_all_devices():
-    """Two micro-batches of 8 x 4,096 tokens, whose hidden states are 12.6 MB. Left to itself XLA sends 1,300 MB."""
+    """Two micro-batches of 8 x 4,096 tokens, whose hidden states are 12.6 MB. Left to itself XLA
+    sends 1,300 MB."""
     sent = text.bytes_sent(text.collectives(compiled("grpo", MESHES["fsdp"], tied=True), 2))
     assert 0 < sum(sent.values()) < 2 * 8 * LENGTH * WIDTH * 4

@@ -1,5 +1,5 @@
-"""Dropout of a batch: keys by the place in the update's data, so that rows, micro-batches, devices and remat change
-nothing but rounding."""
+"""Dropout of a batch: keys by the place in the update's data, so that rows, micro-batches, devices
+and remat change nothing but rounding."""
 
 from __future__ import annotations
 
@@ -34,21 +34,32 @@ def groups() -> list[Group]:
     return [
         Group(
             rng.integers(0, 64, rng.integers(2, 6)),
-            [Response(rng.integers(0, 64, rng.integers(1, 8)), {"weight": rng.uniform(0.01, 0.02)}) for _ in range(5)],
+            [
+                Response(
+                    rng.integers(0, 64, rng.integers(1, 8)), {"weight": rng.uniform(0.01, 0.02)}
+                )
+                for _ in range(5)
+            ],
         )
         for _ in range(8)
     ]
 
 
-def batch(row_length: int = 32, microbatch_rows: int = 4, multiple: int = 1, step: int = 3) -> Packed:
-    made = pack(groups(), row_length=row_length, microbatch_rows=microbatch_rows, rows_multiple=multiple)
+def batch(
+    row_length: int = 32, microbatch_rows: int = 4, multiple: int = 1, step: int = 3
+) -> Packed:
+    made = pack(
+        groups(), row_length=row_length, microbatch_rows=microbatch_rows, rows_multiple=multiple
+    )
     return with_keys(made, CONFIG, 0, "sft", step)
 
 
 @jax.jit
 def policy() -> decoder.Decoder:
     trained = jax.tree.map(lambda x: x + 0.1, lora.adapters(CONFIG, jax.random.key(1)))
-    return lora.combine(trained, lora.frozen(decoder.init(CONFIG.base, jax.random.key(0), std=0.2), CONFIG))
+    return lora.combine(
+        trained, lora.frozen(decoder.init(CONFIG.base, jax.random.key(0), std=0.2), CONFIG)
+    )
 
 
 def gradient(
@@ -68,7 +79,10 @@ def expected() -> tuple[decoder.Decoder, float]:
 @pytest.mark.parametrize(
     ("settings", "mesh", "remat"),
     [
-        *slow(({"row_length": 16, "microbatch_rows": 2}, {}, "full"), ({"multiple": 4}, {"fsdp": 4}, "attention")),
+        *slow(
+            ({"row_length": 16, "microbatch_rows": 2}, {}, "full"),
+            ({"multiple": 4}, {"fsdp": 4}, "attention"),
+        ),
         ({"multiple": 2}, {"data": 2, "fsdp": 1, "tensor": 2}, "none"),
     ],
     ids=["short rows", "fsdp", "data and tensor"],
@@ -87,17 +101,27 @@ def test_nothing_but_rounding_changes(
 
 def test_keys_are_named_by_the_place_in_the_data() -> None:
     bare = pack(groups(), row_length=32, microbatch_rows=4)
-    assert with_keys(bare, PLAIN, 0, "sft", 3) is bare and with_keys(bare, PLAIN.base, 0, "sft", 3) is bare
+    assert (
+        with_keys(bare, PLAIN, 0, "sft", 3) is bare
+        and with_keys(bare, PLAIN.base, 0, "sft", 3) is bare
+    )
     packed = batch(row_length=16)
     found = packed.arrays[KEYS]
     assert found.dtype == np.uint32 and found.shape == (*packed.arrays["tokens"].shape, 2)
     rows = found.reshape(-1, 16, 2)
-    columns = {(p.row, c) for places in packed.places for p in places for c in range(p.column, p.column + p.length)}
+    columns = {
+        (p.row, c)
+        for places in packed.places
+        for p in places
+        for c in range(p.column, p.column + p.length)
+    }
     for group, places in enumerate(packed.places):
         for number, place in enumerate(places):
             at = rows[place.row, place.column : place.column + place.length]
             assert (at == keys.key_data(0, "dropout", "sft", 3, group, number)).all()
     prompts = {keys.key_data(0, "dropout", "sft", 3, group, -1).tobytes() for group in range(8)}
-    rest = {rows[row, c].tobytes() for row, c in np.ndindex(rows.shape[:2]) if (row, c) not in columns}
+    rest = {
+        rows[row, c].tobytes() for row, c in np.ndindex(rows.shape[:2]) if (row, c) not in columns
+    }
     assert rest == {*prompts, bytes(8)}  # 0 at padding
     assert not (batch(row_length=16, step=4).arrays[KEYS] == found)[found != 0].any()

@@ -43,7 +43,11 @@ def packed_pairs(reference: tuple[float, float] = (0.0, 0.0)) -> Packed:
         return Response(ids, {"weight": 1.0}, {"pair_weight": 1 / 3, "reference": ref})
 
     groups = [
-        Group(rng.integers(0, 64, prompt), [response(3, reference[0]), response(2, reference[1])], keep_together=True)
+        Group(
+            rng.integers(0, 64, prompt),
+            [response(3, reference[0]), response(2, reference[1])],
+            keep_together=True,
+        )
         for prompt in (2, 4, 5)
     ]
     return pack(groups, row_length=24, microbatch_rows=2, max_responses_per_row=4)
@@ -91,16 +95,23 @@ def test_ipo_divides_by_each_response_s_own_length(model, scored):
 
 
 def test_grpo_on_policy_is_minus_the_advantages(model, scored):
-    """Ratio 1: the loss is -sum(weight * advantage); scored at the objective's temperature, nothing is clipped."""
+    """Ratio 1: the loss is -sum(weight * advantage); scored at the objective's temperature, nothing
+    is clipped."""
     packed = packed_pairs()
     old = np.asarray(score(model, *put_batch(packed, ONE), temperature=0.5)[0])
-    arrays = {**micro(packed), "old_logprob": jnp.asarray(old[0]), "advantage": jnp.full(old[0].shape, 0.25)}
+    arrays = {
+        **micro(packed),
+        "old_logprob": jnp.asarray(old[0]),
+        "advantage": jnp.full(old[0].shape, 0.25),
+    }
     objective = objectives.grpo(COMPUTE, temperature=0.5, epsilon=0.2, epsilon_high=None, beta=0.0)
     loss, sums = jax.jit(objective)(model, arrays)
     np.testing.assert_allclose(loss, -0.25 * 15, rtol=1e-5)
     assert float(sums["tokens"]) == 15.0
     arrays["sampler_logprob"] = arrays.pop("old_logprob") + 1.0
-    own, sums = jax.jit(objective)(model, arrays)  # without old log-probabilities they are the policy's own
+    own, sums = jax.jit(objective)(
+        model, arrays
+    )  # without old log-probabilities they are the policy's own
     np.testing.assert_allclose(own, loss, rtol=1e-5)
     assert float(sums["ratio"]) == 15.0
     assert float(sums["sampling/sampling_logp_difference/mean"]) == pytest.approx(15.0, rel=1e-5)
@@ -110,7 +121,12 @@ def test_grpo_on_policy_is_minus_the_advantages(model, scored):
 def test_values_on_prompt_and_padding_do_not_matter(model):
     arrays = micro(packed_pairs())
     old = jnp.where(arrays["response_index"] >= 0, -3.0, jnp.nan)
-    poisoned = {**arrays, "old_logprob": old, "ref_logprob": old, "advantage": jnp.where(old < 0, 1.0, jnp.nan)}
+    poisoned = {
+        **arrays,
+        "old_logprob": old,
+        "ref_logprob": old,
+        "advantage": jnp.where(old < 0, 1.0, jnp.nan),
+    }
     objective = objectives.grpo(COMPUTE, temperature=1.0, epsilon=0.2, epsilon_high=None, beta=0.1)
     (loss, _), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(model, poisoned)
     assert np.isfinite(loss) and all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
@@ -119,7 +135,9 @@ def test_values_on_prompt_and_padding_do_not_matter(model):
 def test_place_sums():
     sequence = jnp.array([[-1, 0, 0, 2, -1], [1, 1, 1, -1, 0]])
     values = jnp.array([[jnp.nan, 1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 9.0, 5.0]])
-    found = objectives.sum_per_response(values, {"response_index": sequence, "weight": jnp.zeros((2, 4))})
+    found = objectives.sum_per_response(
+        values, {"response_index": sequence, "weight": jnp.zeros((2, 4))}
+    )
     assert found.tolist() == [[3.0, 0.0, 4.0, 0.0], [5.0, 3.0, 0.0, 0.0]]
 
 
@@ -128,7 +146,9 @@ def test_simpo_reads_no_reference(model, scored):
     gaps = np.array([chosen.mean() - rejected.mean() for chosen, rejected in sides])
     arrays = pairwise(micro(packed_pairs()))
     del arrays["reference"]
-    loss, _ = jax.jit(objectives.dpo(COMPUTE, OnlineDPO(loss_type="simpo", beta=2.0)))(model, arrays)
+    loss, _ = jax.jit(objectives.dpo(COMPUTE, OnlineDPO(loss_type="simpo", beta=2.0)))(
+        model, arrays
+    )
     np.testing.assert_allclose(loss, np.mean(np.log1p(np.exp(0.5 - 2.0 * gaps))), rtol=1e-5)
 
 
@@ -140,7 +160,8 @@ WEIGHT = 1 / 4  # of a token in GRPO's loss: whatever, the same for all
 
 
 def response_groups() -> list[Group]:
-    """Three prompts with responses of 1 to 4 tokens, every key that the objectives below read, one pair weight each."""
+    """Three prompts with responses of 1 to 4 tokens, every key that the objectives below read, one
+    pair weight each."""
     rng = np.random.default_rng(1)
     pair_weight = losses.group_dpo_weights([1, 1, 2], [2, 1, 0])
 
@@ -154,18 +175,29 @@ def response_groups() -> list[Group]:
             "sampler_logprob": rng.normal(-4, 0.3, length),
             "entropy_weight": 1 / 16,
         }
-        sequence = {"side": side, "prompt": prompt, "pair_weight": pair_weight[prompt], "reference": rng.normal(-9, 3)}
+        sequence = {
+            "side": side,
+            "prompt": prompt,
+            "pair_weight": pair_weight[prompt],
+            "reference": rng.normal(-9, 3),
+        }
         return Response(rng.integers(0, 64, length), token, sequence)
 
     return [
-        Group(rng.integers(0, 64, 3 + prompt), [response(prompt, side) for side in sides], keep_together=True)
+        Group(
+            rng.integers(0, 64, 3 + prompt),
+            [response(prompt, side) for side in sides],
+            keep_together=True,
+        )
         for prompt, sides in enumerate(SIDES)
     ]
 
 
 def in_rows(row_length: int) -> dict[str, jax.Array]:
     """All prompts in one row of 40 columns, or apart in rows of 24."""
-    return micro(pack(response_groups(), row_length=row_length, microbatch_rows=4, max_responses_per_row=8))
+    return micro(
+        pack(response_groups(), row_length=row_length, microbatch_rows=4, max_responses_per_row=8)
+    )
 
 
 GROUP = OnlineDPO(beta=0.3)
@@ -187,11 +219,22 @@ def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
             float(logps.sum()) - response.sequence["reference"]
             for logps, response in zip(logprobs[prompt], groups[prompt].responses, strict=True)
         ]
-        chosen, rejected = ([r for r, side in zip(ratios, sides, strict=True) if side == s] for s in (1, -1))
+        chosen, rejected = (
+            [r for r, side in zip(ratios, sides, strict=True) if side == s] for s in (1, -1)
+        )
         margins = [0.3 * (left - right) for left in chosen for right in rejected]
         per_prompt.append(np.mean([math.log1p(math.exp(-margin)) for margin in margins]))
-    unread = ("entropy_weight", "sampler_logprob", "advantage", "old_logprob", "ref_logprob", "weight")
-    arrays = {name: x for name, x in in_rows(24).items() if name not in unread}  # of the parts with coefficient 0
+    unread = (
+        "entropy_weight",
+        "sampler_logprob",
+        "advantage",
+        "old_logprob",
+        "ref_logprob",
+        "weight",
+    )
+    arrays = {
+        name: x for name, x in in_rows(24).items() if name not in unread
+    }  # of the parts with coefficient 0
     loss, sums, _ = run(objectives.group_dpo(COMPUTE, GROUP), model, arrays)
     assert loss == pytest.approx(np.mean(per_prompt), rel=1e-5)
     assert sums["pairs"] == 3.0 and "tokens" not in sums
@@ -217,7 +260,9 @@ def test_neighbours_in_a_row_and_devices_change_nothing(model, shape):
     placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
     loss, sums, grads = run(everything(Compute(mesh)), placed, together)
     expected, expected_sums, expected_grads = run(everything(), model, in_rows(24))
-    assert loss == pytest.approx(expected, rel=1e-5) and sums == pytest.approx(expected_sums, rel=1e-4)
+    assert loss == pytest.approx(expected, rel=1e-5) and sums == pytest.approx(
+        expected_sums, rel=1e-4
+    )
     assert_near(jax.device_get(grads), jax.device_get(expected_grads), 1e-4)
 
 
@@ -238,18 +283,29 @@ def test_the_combination_is_its_parts(model):
 
 def two(loss: str) -> list[Loss]:
     """The same loss twice, with other values for all of its numbers."""
-    clipping = [{"epsilon": 0.1, "importance_cap": 1.2}, {"epsilon": 0.3, "epsilon_high": 0.4, "importance_cap": 1.5}]
+    clipping = [
+        {"epsilon": 0.1, "importance_cap": 1.2},
+        {"epsilon": 0.3, "epsilon_high": 0.4, "importance_cap": 1.5},
+    ]
     made = []
     for scale, clip in zip((1.0, 1.7), clipping, strict=True):
         coef = {"entropy_coef": 0.2 * scale}
-        pairs = OnlineDPO(beta=0.3 * scale, label_smoothing=0.1 * scale, simpo_gamma=scale, nll_coef=0.5 * scale)
+        pairs = OnlineDPO(
+            beta=0.3 * scale, label_smoothing=0.1 * scale, simpo_gamma=scale, nll_coef=0.5 * scale
+        )
         if loss == "grpo":
-            made.append(objectives.grpo(COMPUTE, temperature=0.7 * scale, beta=0.1 * scale, **clip, **coef))
+            made.append(
+                objectives.grpo(COMPUTE, temperature=0.7 * scale, beta=0.1 * scale, **clip, **coef)
+            )
             continue
         if loss == "ipo":
             pairs = dataclasses.replace(pairs, label_smoothing=0.0)
         settings = dataclasses.replace(pairs, loss_type=loss)
-        made.append(objectives.group_dpo(COMPUTE, settings, grpo_coef=0.7 * scale, kl_beta=0.1 * scale, **clip, **coef))
+        made.append(
+            objectives.group_dpo(
+                COMPUTE, settings, grpo_coef=0.7 * scale, kl_beta=0.1 * scale, **clip, **coef
+            )
+        )
     return made
 
 
@@ -276,11 +332,19 @@ def test_numbers_that_are_arguments_give_what_constants_give(model, loss):
 
 
 def test_what_a_number_takes_out_is_no_argument():
-    """A coefficient of 0 leaves its term out of the program; a loss without numbers is a constant, whatever it is."""
+    """A coefficient of 0 leaves its term out of the program; a loss without numbers is a constant,
+    whatever it is."""
     bare = objectives.grpo(COMPUTE, temperature=1.0, beta=0.0)
     assert bare.numbers == {"temperature": 1.0, "epsilon": 0.2, "epsilon_high": 0.2}
-    assert split(objectives.group_dpo(COMPUTE, OnlineDPO(), kl_beta=0.1))[1] == {"beta": 0.1, "simpo_gamma": 0.5}
-    for own in (lambda params, micro: None, objectives.sft(COMPUTE), Loss(lambda params, micro, numbers: None, {})):
+    assert split(objectives.group_dpo(COMPUTE, OnlineDPO(), kl_beta=0.1))[1] == {
+        "beta": 0.1,
+        "simpo_gamma": 0.5,
+    }
+    for own in (
+        lambda params, micro: None,
+        objectives.sft(COMPUTE),
+        Loss(lambda params, micro, numbers: None, {}),
+    ):
         assert split(own) == (own, {}) and join(*split(own)) is own
     with pytest.raises(ValueError, match=r"epsilon_high must not be negative, got -0\.1"):
         objectives.grpo(COMPUTE, temperature=1.0, beta=0.0, epsilon_high=-0.1)
@@ -341,7 +405,9 @@ def test_entropy_is_added(model, kind):
 
     def made(coef: float):
         if kind == "grpo":
-            return objectives.grpo(COMPUTE, **(GRPO | {"temperature": temperature}), entropy_coef=coef)
+            return objectives.grpo(
+                COMPUTE, **(GRPO | {"temperature": temperature}), entropy_coef=coef
+            )
         if kind == "group_dpo":
             return objectives.group_dpo(COMPUTE, GROUP, entropy_coef=coef)
         inner = objectives.dpo(COMPUTE, GROUP, entropy_coef=coef)
@@ -350,8 +416,11 @@ def test_entropy_is_added(model, kind):
     packed = pack(response_groups(), row_length=24, microbatch_rows=4, max_responses_per_row=8)
     entropies = score(model, *put_batch(packed, ONE), temperature=temperature)[1][0]
     entropy = float(jnp.sum(jnp.where(arrays["response_index"] >= 0, entropies, 0.0)) / 16)
-    (plain, _, before), (loss, sums, after) = run(made(0.0), model, arrays), run(made(0.5), model, arrays)
+    (plain, _, before) = run(made(0.0), model, arrays)
+    (loss, sums, after) = run(made(0.5), model, arrays)
     assert loss - plain == pytest.approx(-0.5 * entropy, rel=1e-4)
     assert sums["policy_entropy|entropy_tokens"] == pytest.approx(16 * entropy, rel=1e-5)
     assert sums["entropy_tokens"] == float(jnp.sum(arrays["response_index"] >= 0))
-    assert all(np.any(x != y) for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))
+    assert all(
+        np.any(x != y) for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
+    )

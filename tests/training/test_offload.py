@@ -1,4 +1,5 @@
-"""The optimiser's state in the host's memory: the same updates, and it stays there, over checkpoints too."""
+"""The optimiser's state in the host's memory: the same updates, and it stays there, over
+checkpoints too."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch, put_numbers
+from g2d_jax.training.step import (
+    TrainState,
+    abstract_state,
+    fresh_state,
+    make_train_step,
+    put_batch,
+    put_numbers,
+)
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 MESH = meshes.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
@@ -28,19 +36,25 @@ OPTIMIZER, NUMBERS = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0
 
 def batch(weight: float) -> Any:
     group = Group(
-        np.arange(3), [Response(np.arange(4, 12), {"weight": weight}), Response(np.arange(5), {"weight": 0.1})]
+        np.arange(3),
+        [Response(np.arange(4, 12), {"weight": weight}), Response(np.arange(5), {"weight": 0.1})],
     )
     return put_batch(pack([group] * 4, row_length=32, microbatch_rows=4, rows_multiple=2), MESH)
 
 
 def trained(offload: bool, weights: tuple[float, ...]) -> tuple[TrainState, list[float]]:
-    made = jax.jit(lambda: decoder.init(CONFIG, jax.random.key(0), 0.2), out_shardings=decoder.shardings(CONFIG, MESH))
+    made = jax.jit(
+        lambda: decoder.init(CONFIG, jax.random.key(0), 0.2),
+        out_shardings=decoder.shardings(CONFIG, MESH),
+    )
     state = fresh_state(made(), OPTIMIZER, MESH, offload)
     step = make_train_step(objectives.sft(Compute(MESH)), OPTIMIZER, CONFIG, MESH, offload)
     skipped = []
     for weight in weights:
         before = jax.tree.leaves(state)
-        state, metrics = step(state, *batch(weight), put_numbers({"optimizer": NUMBERS, "loss": {}}, MESH))
+        state, metrics = step(
+            state, *batch(weight), put_numbers({"optimizer": NUMBERS, "loss": {}}, MESH)
+        )
         assert all(leaf.is_deleted() for leaf in before)
         skipped.append(float(metrics["skipped"]))
     assert step.function._cache_size() == 1  # type: ignore[attr-defined]
@@ -72,10 +86,15 @@ def test_the_state_stays_in_the_hosts_memory(offloaded: TrainState) -> None:
     described = abstract_state(CONFIG, OPTIMIZER, MESH, True)
     for leaf, like in zip(jax.tree.leaves(offloaded), jax.tree.leaves(described), strict=True):
         assert leaf.shape == like.shape and leaf.sharding.is_equivalent_to(like.sharding, leaf.ndim)
-    assert kinds(abstract_state(CONFIG, OPTIMIZER, MESH).opt_state) == {(True, "device"), (False, "device")}
+    assert kinds(abstract_state(CONFIG, OPTIMIZER, MESH).opt_state) == {
+        (True, "device"),
+        (False, "device"),
+    }
 
 
-def test_a_checkpoint_is_read_to_where_the_state_shall_lie(offloaded: TrainState, tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_to_where_the_state_shall_lie(
+    offloaded: TrainState, tmp_path: Path
+) -> None:
     """Whatever it was written from."""
     trees = {"params": offloaded.params, "opt_state": offloaded.opt_state}
     with Checkpoints(tmp_path) as checkpoints:
@@ -90,8 +109,11 @@ def test_a_checkpoint_is_read_to_where_the_state_shall_lie(offloaded: TrainState
 
 def test_devices_without_such_memory_are_refused() -> None:
     meshes.check_host_memory(MESH)
-    bare = SimpleNamespace(device_kind="abacus", addressable_memories=lambda: [SimpleNamespace(kind="device")])
+    bare = SimpleNamespace(
+        device_kind="abacus", addressable_memories=lambda: [SimpleNamespace(kind="device")]
+    )
     with pytest.raises(
-        ValueError, match="offload_optimizer is set, but devices of kind 'abacus' tell of no pinned_host"
+        ValueError,
+        match="offload_optimizer is set, but devices of kind 'abacus' tell of no pinned_host",
     ):
         meshes.check_host_memory(SimpleNamespace(devices=np.array([bare])))  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""The train step: packing, meshes and micro-batches change nothing but rounding; the state is donated and float32."""
+"""The train step: packing, meshes and micro-batches change nothing but rounding; the state is
+donated and float32."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def model() -> decoder.Decoder:
 
 
 def make_groups(count: int = 24) -> list[Group]:
-    """Pairs of responses of 1 to 7 tokens to prompts of 2 to 6, with everything the three losses need."""
+    """Pairs of responses of 1 to 7 tokens to prompts of 2 to 6, with everything the three losses
+    need."""
     rng = np.random.default_rng(0)
 
     def response() -> Response:
@@ -55,7 +57,11 @@ def make_groups(count: int = 24) -> list[Group]:
             "old_logprob": rng.normal(-4, 0.5, length),
             "ref_logprob": rng.normal(-4, 0.5, length),
         }
-        return Response(rng.integers(0, 64, length), token, {"pair_weight": 1 / count, "reference": rng.normal(-9, 3)})
+        return Response(
+            rng.integers(0, 64, length),
+            token,
+            {"pair_weight": 1 / count, "reference": rng.normal(-9, 3)},
+        )
 
     return [
         Group(rng.integers(0, 64, rng.integers(2, 7)), [response(), response()], keep_together=True)
@@ -68,7 +74,9 @@ def packed(microbatch_rows: int, multiple: int = 1, most_rows: int = 1) -> Packe
     return pack(make_groups(), row_length=32, max_responses_per_row=4, **rows)
 
 
-def make_step(objective: Objective, settings: Optimizer, mesh: Any, **how: Any) -> tuple[Any, Any, dict[str, Any]]:
+def make_step(
+    objective: Objective, settings: Optimizer, mesh: Any, **how: Any
+) -> tuple[Any, Any, dict[str, Any]]:
     """An optimiser for 10 updates, the train step, and the numbers that it takes."""
     structure, of_loss = split(objective)
     optimizer, of_optimizer = make_optimizer(settings, total_steps=10)
@@ -80,19 +88,26 @@ def objective_of(name: str, compute: Compute) -> Objective:
     if name == "sft":
         return objectives.sft(compute)
     if name == "grpo":
-        return objectives.grpo(compute, temperature=TEMPERATURE, epsilon=EPSILON, epsilon_high=None, beta=KL)
+        return objectives.grpo(
+            compute, temperature=TEMPERATURE, epsilon=EPSILON, epsilon_high=None, beta=KL
+        )
     inner = objectives.dpo(compute, OnlineDPO(beta=BETA))
     return lambda params, micro: inner(params, {**micro, "weight": micro["pair_weight"]})
 
 
 def unpacked() -> dict[str, jax.Array]:
-    """Every response with its own copy of the prompt, one sequence a row, [S, L]; pairs are rows 2i and 2i + 1."""
-    sequences = [(group.prompt_ids, response) for group in make_groups() for response in group.responses]
+    """Every response with its own copy of the prompt, one sequence a row, [S, L]; pairs are rows 2i
+    and 2i + 1."""
+    sequences = [
+        (group.prompt_ids, response) for group in make_groups() for response in group.responses
+    ]
     width = max(len(prompt) + len(response.token_ids) for prompt, response in sequences)
     names = ("weight", "advantage", "old_logprob", "ref_logprob")
     arrays: dict[str, Any] = {name: np.zeros((len(sequences), width), np.float32) for name in names}
     arrays["tokens"] = np.zeros((len(sequences), width), np.int32)
-    arrays["reference"] = np.array([response.sequence["reference"] for _, response in sequences], np.float32)
+    arrays["reference"] = np.array(
+        [response.sequence["reference"] for _, response in sequences], np.float32
+    )
     arrays["mask"] = np.zeros((len(sequences), width), np.float32)
     for row, (prompt, response) in enumerate(sequences):
         span = slice(len(prompt), len(prompt) + len(response.token_ids))
@@ -106,13 +121,17 @@ def unpacked() -> dict[str, jax.Array]:
 def plain_loss(name: str, model: decoder.Decoder, a: dict[str, jax.Array]) -> jax.Array:
     """Each loss from its equation, on whole log-softmaxes of unpacked sequences."""
     scaled = logits(model, a["tokens"])[:, :-1] / (TEMPERATURE if name == "grpo" else 1.0)
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(scaled), a["tokens"][:, 1:, None], axis=-1)[..., 0]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(scaled), a["tokens"][:, 1:, None], axis=-1)[
+        ..., 0
+    ]
     logprobs = jnp.pad(chosen, ((0, 0), (1, 0))) * a["mask"]
     if name == "sft":
         return -jnp.sum(logprobs * a["weight"])
     if name == "grpo":
         ratio = jnp.exp(logprobs - a["old_logprob"])
-        gain = jnp.minimum(ratio * a["advantage"], jnp.clip(ratio, 1 - EPSILON, 1 + EPSILON) * a["advantage"])
+        gain = jnp.minimum(
+            ratio * a["advantage"], jnp.clip(ratio, 1 - EPSILON, 1 + EPSILON) * a["advantage"]
+        )
         apart = a["ref_logprob"] - logprobs
         return jnp.sum(a["weight"] * (-gain + KL * (jnp.exp(apart) - apart - 1)))
     ratios = (logprobs.sum(1) - a["reference"]).reshape(-1, 2)
@@ -149,11 +168,13 @@ def test_packed_equals_unpacked(model, expected, name, microbatch_rows):
 
 
 def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
-    """The rows of one micro-batch dealt out to several of the same size; four in all, so that one program runs all."""
+    """The rows of one micro-batch dealt out to several of the same size; four in all, so that one
+    program runs all."""
     rows = batch.arrays["tokens"].shape[1]
     mine = (np.arange(4)[:, None] == np.arange(rows)[None] % micro_batches)[:, :, None]
     arrays = {
-        name: np.where(mine, x, np.array(-(name == "response_index"), x.dtype)) for name, x in batch.arrays.items()
+        name: np.where(mine, x, np.array(-(name == "response_index"), x.dtype))
+        for name, x in batch.arrays.items()
     }
     return Packed(arrays, micro_batches, batch.places, batch.used, batch.attended)
 
@@ -163,7 +184,13 @@ def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
     ("name", "shape"),
     [
         ("dpo", (2, 2, 2)),
-        *slow(("dpo", (8, 1, 1)), ("dpo", (1, 8, 1)), ("dpo", (1, 1, 8)), ("dpo", (1, 2, 4)), ("grpo", (2, 2, 2))),
+        *slow(
+            ("dpo", (8, 1, 1)),
+            ("dpo", (1, 8, 1)),
+            ("dpo", (1, 1, 8)),
+            ("dpo", (1, 2, 4)),
+            ("grpo", (2, 2, 2)),
+        ),
     ],
     ids=str,
 )
@@ -171,8 +198,13 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
     """In one micro-batch and in four, against one device without packing."""
     mesh = meshes.make_mesh(*shape)
     batch = packed(64, meshes.row_ways(mesh))
-    assert batch.count == 1 and not (in_micro_batches(batch, 4).arrays["response_index"] < 0).all((1, 2)).any()
-    for grads, loss in gradient(name, model, mesh, in_micro_batches(batch, 1), in_micro_batches(batch, 4)):
+    assert (
+        batch.count == 1
+        and not (in_micro_batches(batch, 4).arrays["response_index"] < 0).all((1, 2)).any()
+    )
+    for grads, loss in gradient(
+        name, model, mesh, in_micro_batches(batch, 1), in_micro_batches(batch, 4)
+    ):
         np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
         assert_near(grads, expected[name][1], RELATIVE)
 
@@ -182,13 +214,22 @@ def trained(model) -> dict[str, Any]:
     """One clipped AdamW step in bfloat16 compute on (2, 2, 2), with what was there before."""
     mesh = meshes.make_mesh(2, 2, 2)
     objective = objectives.sft(Compute(mesh, dtype=jnp.bfloat16))
-    optimizer, step, numbers = make_step(objective, Optimizer(learning_rate=0.01, weight_decay=0.1), mesh)
+    optimizer, step, numbers = make_step(
+        objective, Optimizer(learning_rate=0.01, weight_decay=0.1), mesh
+    )
     state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
     batch = (*put_batch(packed(2, meshes.row_ways(mesh)), mesh), numbers)
     before = jax.tree.leaves(state)
     shardings = [x.sharding for x in before]
     state, metrics = step(state, *batch)
-    return {"before": before, "shardings": shardings, "state": state, "metrics": metrics, "step": step, "batch": batch}
+    return {
+        "before": before,
+        "shardings": shardings,
+        "state": state,
+        "metrics": metrics,
+        "step": step,
+        "batch": batch,
+    }
 
 
 @pytest.mark.quick
@@ -200,10 +241,19 @@ def test_the_state_is_donated_and_stays_where_it_is_in_float32(trained, model):
     optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
     described = jax.tree.leaves(abstract_state(CONFIG, optimizer, meshes.make_mesh(2, 2, 2)))
     assert [(x.shape, x.dtype) for x in described] == [(x.shape, x.dtype) for x in after]
-    assert all(x.sharding.is_equivalent_to(d.sharding, x.ndim) for x, d in zip(after, described, strict=True))
-    assert {x.dtype for x in after if jnp.issubdtype(x.dtype, jnp.floating)} == {jnp.dtype(jnp.float32)}
-    moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), jax.device_get(trained["state"].params), model)
-    assert all(0 < x < 0.02 for x in jax.tree.leaves(moved))  # Adam's first step is the learning rate, 0.01
+    assert all(
+        x.sharding.is_equivalent_to(d.sharding, x.ndim)
+        for x, d in zip(after, described, strict=True)
+    )
+    assert {x.dtype for x in after if jnp.issubdtype(x.dtype, jnp.floating)} == {
+        jnp.dtype(jnp.float32)
+    }
+    moved = jax.tree.map(
+        lambda a, b: float(jnp.max(jnp.abs(a - b))), jax.device_get(trained["state"].params), model
+    )
+    assert all(
+        0 < x < 0.02 for x in jax.tree.leaves(moved)
+    )  # Adam's first step is the learning rate, 0.01
 
 
 @pytest.mark.quick
@@ -215,7 +265,10 @@ def test_bfloat16_compute_is_near_float32(trained, expected):
 
 @pytest.mark.quick
 def test_steps_lower_the_loss_without_compiling_again(trained):
-    state, losses = jax.tree.map(jnp.copy, trained["state"]), [float(trained["metrics"]["loss"])]  # which is donated
+    state, losses = (
+        jax.tree.map(jnp.copy, trained["state"]),
+        [float(trained["metrics"]["loss"])],
+    )  # which is donated
     for _ in range(6):
         state, metrics = trained["step"](state, *trained["batch"])
         losses.append(float(metrics["loss"]))
@@ -224,15 +277,27 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
 
 
 NUMBERS = [
-    (Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1), 10, 0.8, 0.2, 0.05),
+    (
+        Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1),
+        10,
+        0.8,
+        0.2,
+        0.05,
+    ),
     (
         Optimizer(
-            learning_rate=0.003, schedule="linear", min_lr_ratio=0.1, weight_decay=0.3, eps=1e-4, max_grad_norm=0.01
+            learning_rate=0.003,
+            schedule="linear",
+            min_lr_ratio=0.1,
+            weight_decay=0.3,
+            eps=1e-4,
+            max_grad_norm=0.01,
         ),
         *(5, 1.3, 0.1, 0.4),
     ),
 ]
-"""Settings of optimiser and loss that differ in numbers alone: updates, temperature, epsilon, beta."""
+"""Settings of optimiser and loss that differ in numbers alone: updates, temperature, epsilon,
+beta."""
 
 
 def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
@@ -240,13 +305,19 @@ def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
     steps, texts, batch = set(), set(), put_batch(packed(2), ONE)
     shared: Any = None
     for settings, total, temperature, epsilon, beta in NUMBERS:
-        objective = objectives.grpo(Compute(ONE), temperature=temperature, epsilon=epsilon, beta=beta)
+        objective = objectives.grpo(
+            Compute(ONE), temperature=temperature, epsilon=epsilon, beta=beta
+        )
         structure, of_loss = split(objective)
         optimizer, of_optimizer = make_optimizer(settings, total_steps=total)
         numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, ONE)
         steps.add((structure, optimizer))
         state = fresh_state(model, optimizer, ONE)
-        texts.add(make_train_step(structure, optimizer, CONFIG, ONE).lower(state, *batch, numbers).as_text())
+        texts.add(
+            make_train_step(structure, optimizer, CONFIG, ONE)
+            .lower(state, *batch, numbers)
+            .as_text()
+        )
         shared = shared or make_train_step(structure, optimizer, CONFIG, ONE)
         for _ in range(3):
             state, _ = shared(state, *batch, numbers)
@@ -256,7 +327,9 @@ def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
     assert len(texts) == 1  # by which JAX knows a program on disk again
 
 
-def constant_steps(model: decoder.Decoder, objective: Objective, optimizer: Any, numbers: Any, batch: Any) -> Any:
+def constant_steps(
+    model: decoder.Decoder, objective: Objective, optimizer: Any, numbers: Any, batch: Any
+) -> Any:
     """The parameters after three steps of a program that has all numbers as constants."""
 
     @jax.jit
@@ -312,17 +385,26 @@ def poisoned(kind: str) -> Packed:
 
 
 def test_an_update_that_is_not_finite_changes_nothing(model):
-    """Nor does it when others come before and after: they are the same as without it, schedule included."""
+    """Nor does it when others come before and after: they are the same as without it, schedule
+    included."""
     settings = Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1)
     optimizer, step, numbers = make_step(objectives.sft(Compute(ONE)), settings, ONE)
-    good, *bad = (put_batch(b, ONE) for b in (packed(2), *map(poisoned, ("NaN", "infinite", "gradient"))))
+    good, *bad = (
+        put_batch(b, ONE) for b in (packed(2), *map(poisoned, ("NaN", "infinite", "gradient")))
+    )
     states, seen = [], []
     for batches in ([good, good], [bad[0], good, bad[1], bad[2], good]):
         state = fresh_state(model, optimizer, ONE)
         for batch in batches:
             before = jax.device_get(state)
             state, metrics = step(state, *batch, numbers)
-            seen.append([np.isfinite(metrics["loss"]), np.isfinite(metrics["grad_norm"]), metrics["skipped"] == 1])
+            seen.append(
+                [
+                    np.isfinite(metrics["loss"]),
+                    np.isfinite(metrics["grad_norm"]),
+                    metrics["skipped"] == 1,
+                ]
+            )
             if batch is not good:
                 jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
         states.append(jax.device_get(state))
@@ -332,14 +414,21 @@ def test_an_update_that_is_not_finite_changes_nothing(model):
 
 
 def test_a_finite_update_is_the_one_without_the_check(model):
-    """Bit for bit, and in as much memory but for some scalars: there is no second copy of the state, nor of a part."""
+    """Bit for bit, and in as much memory but for some scalars: there is no second copy of the
+    state, nor of a part."""
     objective = objectives.sft(Compute(ONE))
-    optimizer, checked, numbers = make_step(objective, Optimizer(learning_rate=0.01, weight_decay=0.1), ONE)
+    optimizer, checked, numbers = make_step(
+        objective, Optimizer(learning_rate=0.01, weight_decay=0.1), ONE
+    )
 
     def unchecked(state, arrays, count, numbers):
         grads, _, _ = accumulate(objective, state.params, arrays, count)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, numbers=numbers["optimizer"])
-        return type(state)(optax.apply_updates(state.params, updates), opt_state), optax.tree.norm(grads)
+        updates, opt_state = optimizer.update(
+            grads, state.opt_state, state.params, numbers=numbers["optimizer"]
+        )
+        return type(state)(optax.apply_updates(state.params, updates), opt_state), optax.tree.norm(
+            grads
+        )
 
     batch = (*put_batch(packed(2), ONE), numbers)
     found = []

@@ -1,4 +1,5 @@
-"""Settings of where and how a run computes, and what it writes beside its results: none changes what is computed."""
+"""Settings of where and how a run computes, and what it writes beside its results: none changes
+what is computed."""
 
 from __future__ import annotations
 
@@ -26,17 +27,29 @@ class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
     row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
-    microbatch_tokens: Positive = 16_384  # tokens of one forward and backward pass, over all devices
+    microbatch_tokens: Positive = (
+        16_384  # tokens of one forward and backward pass, over all devices
+    )
     remat: Remat = "attention"  # what the backward pass recomputes
-    attention: AttentionSetting = "auto"  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
-    decode_attention: DecodeKernel = "xla"  # "pallas": models/decode_kernel.py, for TPU; compiled only, not run
+    attention: AttentionSetting = (
+        "auto"  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+    )
+    decode_attention: DecodeKernel = (
+        "xla"  # "pallas": models/decode_kernel.py, for TPU; compiled only, not run
+    )
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows
     prefill_rows: Positive = 32  # prompts of one prefill, at most
-    sampling_tensor: NonNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
-    generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
-    compilation_cache: FilePath | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
+    sampling_tensor: NonNegative = (
+        0  # devices that share one copy of the weights in sampling; 0: as few as hold it
+    )
+    generation_batch_size: Positive = (
+        16_384  # of one call of the sampler, which is written when it is done
+    )
+    compilation_cache: FilePath | None = (
+        None  # a folder; "" is none; unset: JAX's own setting, else the user's
+    )
     price_per_device_hour: float | None = None  # in your money: reports then have a column of it
 
 
@@ -64,9 +77,14 @@ class Logging(Section):
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
 
     def services(self, **options: str) -> dict[str, Any]:
-        """Return the keywords of a Tracker for the services that a project is named of. options: name, group."""
+        """Return the keywords of a Tracker for the services that a project is named of. options:
+        name, group."""
         projects = {"wandb": self.wandb, "trackio": self.trackio}
-        return {service: {"project": project, **options} for service, project in projects.items() if project}
+        return {
+            service: {"project": project, **options}
+            for service, project in projects.items()
+            if project
+        }
 
     @property
     def window(self) -> Window | None:
@@ -77,7 +95,8 @@ class Logging(Section):
         if not match or not 1 <= int(match[2]) <= int(match[3]):
             raise FieldError(
                 "profile",
-                f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and the last update to "
+                f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and "
+                "the last update to "
                 "trace, as in warmup:3-5; the first update of a stage is 1",
             )
         return Window(match[1], int(match[2]), int(match[3]))
@@ -88,7 +107,8 @@ class Logging(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints of a stage in training: one every so many updates, of which the newest are kept."""
+    """Checkpoints of a stage in training: one every so many updates, of which the newest are
+    kept."""
 
     every: Positive = 50
     keep: Positive = 2
@@ -97,8 +117,12 @@ class Checkpoint(Section):
 class Faults(Section):
     """Limits at which a run gives up."""
 
-    max_skipped: Positive = 5  # updates in a row skipped for a loss or gradient that is not finite: then stop
-    # Seconds without a sign of life after which another process counts as lost. JAX itself ends all after 100 seconds
-    # and names none.
+    max_skipped: Positive = (
+        5  # updates in a row skipped for a loss or gradient that is not finite: then stop
+    )
+    # Seconds without a sign of life after which another process counts as lost. JAX itself ends all
+    # after 100 seconds and names none.
     peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0
-    hang_timeout: Annotated[float, Bounds(least=5)] = 3600.0  # seconds in which no process gets any further: then end
+    hang_timeout: Annotated[float, Bounds(least=5)] = (
+        3600.0  # seconds in which no process gets any further: then end
+    )

@@ -11,7 +11,9 @@ from g2d_jax.config.section import FieldError, NonNegative, Section
 class Model(Section):
     """The model that a run starts from."""
 
-    path: ModelPath = ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+    path: ModelPath = (
+        ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+    )
     revision: str | None = None
     family: str = "qwen2"
     hidden_size: int = 96
@@ -37,16 +39,26 @@ class Lora(Section):
     alpha: float = 16.0  # their product is scaled by alpha / rank
     rslora: bool = False  # by alpha / sqrt(rank) instead
     dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)
-    targets: tuple[str, ...] = ("all-linear",)  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
-    base_dtype: Dtype = "float32"  # of the parameters that are not trained: "bfloat16" halves their memory
+    targets: tuple[str, ...] = (
+        "all-linear",
+    )  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
+    base_dtype: Dtype = (
+        "float32"  # of the parameters that are not trained: "bfloat16" halves their memory
+    )
     quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
 
     def check(self) -> None:
         """Refuse what belongs to adapters where there are none."""
         if not self.rank and self.dropout:
-            raise FieldError("dropout", "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
+            raise FieldError(
+                "dropout",
+                "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0",
+            )
         if not self.rank and self.quantise:
-            raise FieldError("quantise", "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
+            raise FieldError(
+                "quantise",
+                "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK",
+            )
 
 
 class Tokenizer(Section):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from g2d_jax.config.choices import Concurrency, Dtype, FilePath, ModelPath, NotNegativeFloat, Retries, Timeout
+from g2d_jax.config.choices import (
+    Concurrency,
+    Dtype,
+    FilePath,
+    ModelPath,
+    NotNegativeFloat,
+    Retries,
+    Timeout,
+)
 from g2d_jax.config.section import Bounds, FieldError, Positive, Section
 from g2d_jax.config.sections.problems import Source
 from g2d_jax.records import MOST_REWARD, AnswerRule
@@ -18,7 +26,9 @@ class RewardModel(Section):
     path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head
     revision: str | None = None
     tokenizer: ModelPath = ""  # "" is the reward model's own
-    max_length: Positive = 4096  # tokens of prompt and response; longer ones are unscorable, never cut
+    max_length: Positive = (
+        4096  # tokens of prompt and response; longer ones are unscorable, never cut
+    )
     batch_tokens: Positive = 16_384  # of one forward pass, over all devices
     dtype: Dtype = "bfloat16"
 
@@ -29,8 +39,12 @@ class Judge(Section):
     url: str = ""  # the endpoint's base, as in "http://localhost:8000/v1"
     model: str = ""
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
-    prompt: str = ""  # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
-    pattern: str = r"\[\[(-?\d+(?:\.\d+)?)\]\]"  # its last match in the reply, first group, is the reward
+    prompt: str = (
+        ""  # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
+    )
+    pattern: str = (
+        r"\[\[(-?\d+(?:\.\d+)?)\]\]"  # its last match in the reply, first group, is the reward
+    )
     max_tokens: Annotated[int, Bounds(least=1, most=1_048_576, why="tokens of one reply")] = 1024
     timeout: Timeout = 120.0  # seconds of one attempt
     retries: Retries = 5
@@ -38,31 +52,52 @@ class Judge(Section):
 
 
 class Reward(Section):
-    """The scoring of responses. function: "verify" (math-verify against the reference answer), "model" (a reward
-    model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
-    also of a file module.py in `folder`, which is the config file's where nothing else is said.
+    """The scoring of responses. function: "verify" (math-verify against the reference answer),
+    "model" (a reward model), "judge" (a language model behind an OpenAI-style endpoint), or
+    "package.module:function" (TRL's signature), also of a file module.py in `folder`, which is the
+    config file's where nothing else is said.
 
     answers: how the final answer is read that is verified, and kept beside a function's reward.
-    verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise they know better and
+    verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise
+    they know better and
     worse only: pairs are the best against the worst of a group, and there is no accuracy.
     """
 
     function: str = "verify"
     folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
-    answers: AnswerRule = "boxed"  # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
+    answers: AnswerRule = (
+        "boxed"  # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
+    )
     verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
-    correct_above: Annotated[float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")] = 0.5
+    correct_above: Annotated[
+        float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")
+    ] = 0.5
     cpu_seconds: Annotated[
-        float, Bounds(above=0, most=3600, why="seconds of one answer; one that hangs the verifier takes them all")
+        float,
+        Bounds(
+            above=0,
+            most=3600,
+            why="seconds of one answer; one that hangs the verifier takes them all",
+        ),
     ] = 5.0
     memory_mb: Annotated[
-        int, Bounds(least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300")
+        int,
+        Bounds(
+            least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300"
+        ),
     ] = 2048
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
     decimal_places: Annotated[
-        int, Bounds(least=1, most=6, why="digits after the point with which a decimal may be another number, rounded")
+        int,
+        Bounds(
+            least=1,
+            most=6,
+            why="digits after the point with which a decimal may be another number, rounded",
+        ),
     ] = 6
-    unreadable: Unreadable = "leave_out"  # what becomes of problems whose reference answer "verify" cannot read
+    unreadable: Unreadable = (
+        "leave_out"  # what becomes of problems whose reference answer "verify" cannot read
+    )
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
 
@@ -74,21 +109,35 @@ class Reward(Section):
         return self.verifiable
 
     def check(self) -> None:
-        """Refuse a kind of rewards that the function does not give, what is not its own, and a model without a name."""
-        kind = {"verify": True, "model": False, "judge": False}.get(self.function, self.is_verifiable)
+        """Refuse a kind of rewards that the function does not give, what is not its own, and a
+        model without a name."""
+        kind = {"verify": True, "model": False, "judge": False}.get(
+            self.function, self.is_verifiable
+        )
         if self.is_verifiable != kind:
             what = "knows right and wrong" if kind else "knows better and worse only"
-            raise FieldError("verifiable", f"is {self.verifiable}, but {self.function!r} {what}: leave it unset")
+            raise FieldError(
+                "verifiable", f"is {self.verifiable}, but {self.function!r} {what}: leave it unset"
+            )
         if self.answers != "boxed" and self.function in ("model", "judge"):
             raise FieldError(
-                "answers", f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out"
+                "answers",
+                f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out",
             )
         if self.function != "verify" and self.decimal_places != 6:
-            raise FieldError("decimal_places", f"is of the verifier, and function is {self.function!r}: leave it unset")
+            raise FieldError(
+                "decimal_places",
+                f"is of the verifier, and function is {self.function!r}: leave it unset",
+            )
         if self.function != "verify" and self.unreadable != "leave_out":
-            raise FieldError("unreadable", f"is of the verifier, and function is {self.function!r}: leave it unset")
+            raise FieldError(
+                "unreadable",
+                f"is of the verifier, and function is {self.function!r}: leave it unset",
+            )
         if self.function == "model" and not self.model.path:
-            raise FieldError("model.path", "is not set: give the folder or hub id of a model with a scalar head")
+            raise FieldError(
+                "model.path", "is not set: give the folder or hub id of a model with a scalar head"
+            )
 
 
 class Task(Section):

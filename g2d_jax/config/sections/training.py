@@ -12,12 +12,16 @@ from g2d_jax.records import SamplingParams, check_stop
 
 
 class Optimizer(Section):
-    """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after
-    warmup_steps."""
+    """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over
+    the updates after warmup_steps."""
 
-    kind: Literal["adamw", "adafactor"] = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    kind: Literal["adamw", "adafactor"] = (
+        "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    )
     moment_dtype: Dtype = "float32"  # of AdamW's moments
-    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(default=1e-6, kw_only=False)
+    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(
+        default=1e-6, kw_only=False
+    )
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 0
     min_lr_ratio: Fraction = 0.0  # what a decay ends at, of the learning rate
@@ -32,11 +36,13 @@ class Optimizer(Section):
         if self.min_lr_ratio and self.schedule == "constant":
             raise FieldError(
                 "min_lr_ratio",
-                f"is what a linear or cosine schedule ends at, got {self.min_lr_ratio} with schedule='constant'",
+                f"is what a linear or cosine schedule ends at, got {self.min_lr_ratio} with "
+                "schedule='constant'",
             )
         if self.kind == "adafactor" and self.moment_dtype != "float32":
             raise FieldError(
-                "moment_dtype", "is of AdamW's moments, and Adafactor has none of that size: leave it at float32"
+                "moment_dtype",
+                "is of AdamW's moments, and Adafactor has none of that size: leave it at float32",
             )
 
 
@@ -45,7 +51,8 @@ def check_warmup(optimizer: Optimizer, steps: int) -> None:
     if steps and optimizer.warmup_steps >= steps:
         raise FieldError(
             "optimizer.warmup_steps",
-            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): lower it or train longer",
+            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): "
+            "lower it or train longer",
         )
 
 
@@ -66,12 +73,14 @@ class Sampling(Section):
             raise FieldError("stop", str(error).removeprefix("stop ")) from error
 
     def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
-        """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the section's fields."""
+        """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the
+        section's fields."""
         return SamplingParams(**{**self.to_dict(), "stop_ids": stop_ids, **changes})
 
 
 class Probe(Section):
-    """Fresh samples of the policy in training, every so many updates (0: none), on the first prompts of a split."""
+    """Fresh samples of the policy in training, every so many updates (0: none), on the first
+    prompts of a split."""
 
     every: NonNegative = 0
     prompts: Positive = 64

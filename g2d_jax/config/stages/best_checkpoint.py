@@ -13,10 +13,11 @@ from g2d_jax.config.stages.stage import Stage, Stages, successive
 
 
 class BestCheckpoint(Stage):
-    """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
+    """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name
+    like any other.
 
-    steps: which of the kept ones, () for all. length_normalise: a mean reward that is no accuracy is divided by
-    the mean length.
+    steps: which of the kept ones, () for all. length_normalise: a mean reward that is no accuracy
+    is divided by the mean length.
     """
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
@@ -52,21 +53,29 @@ class BestCheckpoint(Stage):
 
     def check_step(self, reader: str, policy: str, step: str) -> None:
         """Raise ValueError: it chooses the step itself."""
-        raise ValueError(f"{reader} reads {policy!r}, but a best_checkpoint stage chooses the step: leave out @{step}")
+        raise ValueError(
+            f"{reader} reads {policy!r}, but a best_checkpoint stage chooses the step: leave out "
+            f"@{step}"
+        )
 
     def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for a policy that no stage here trains, and for steps that it does not keep."""
+        """Raise ValueError for a policy that no stage here trains, and for steps that it does not
+        keep."""
         source = stages.get(self.policy)
         if source is None or not source.trains:
             raise ValueError(
-                f"policy is {self.policy!r}: name a stage of this run that trains, without a step; `steps` says which"
+                f"policy is {self.policy!r}: name a stage of this run that trains, without a "
+                "step; `steps` says which"
             )
         if not self.steps:
             return
         steps = []
         if isinstance(source, Online):
             if source.stop != "steps":
-                raise ValueError(f"steps is {self.steps}, but {self.policy} may end before: leave it at () for all")
+                raise ValueError(
+                    f"steps is {self.steps}, but {self.policy} may end before: leave it at () "
+                    "for all"
+                )
             steps = source.kept_steps()
         unknown = sorted(set(self.steps) - set(steps))
         if unknown:

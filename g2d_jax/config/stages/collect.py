@@ -18,8 +18,9 @@ from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
 class Collect(Stage):
     """Rollouts of a frozen policy, and preference pairs from them.
 
-    rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name of another collect
-    stage takes those it has, whatever this one says of prompts and sampling; or a dump's path, see `data.dumps`.
+    rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name
+    of another collect stage takes those it has, whatever this one says of prompts and sampling; or
+    a dump's path, see `data.dumps`.
     reward_column: of a dump, where several columns are rewards.
     """
 
@@ -31,23 +32,38 @@ class Collect(Stage):
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
-    stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
+    sampling_weights: SamplingWeights = (
+        ""  # "int8": codes of the linear layers in place of their weights (extra quant)
+    )
+    stream: str | None = (
+        None  # names the order of prompts and the random draws; unset: the stage's own
+    )
     pairs_per_prompt: Positive = 4
     min_pass_rate: float = 0.0  # prompts outside this window of pass rates give no pair
     max_pass_rate: float = 1.0
-    select: Literal["all", "random", "uncertain", "confident"] = "all"  # which pairs to keep when max_pairs is set
+    select: Literal["all", "random", "uncertain", "confident"] = (
+        "all"  # which pairs to keep when max_pairs is set
+    )
     max_pairs: Positive | None = None  # unset: all pairs
 
     def check(self) -> None:
         """Refuse settings that cannot work together, or that would change nothing."""
         check_reward_column(self.reward_column, self.rollouts)
         if self.sampling_weights and self.rollouts != "sample":
-            raise ValueError(f"sampling_weights is set, but rollouts={self.rollouts!r} samples nothing: leave it empty")
+            raise ValueError(
+                f"sampling_weights is set, but rollouts={self.rollouts!r} samples nothing: leave "
+                "it empty"
+            )
         if self.select in ("uncertain", "confident") and self.max_pairs is None:
-            raise ValueError(f'select={self.select!r} chooses among pairs: set max_pairs to how many, or select="all"')
+            raise ValueError(
+                f"select={self.select!r} chooses among pairs: set max_pairs to how many, or "
+                'select="all"'
+            )
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
-            raise ValueError(f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window within 0 to 1")
+            raise ValueError(
+                f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window "
+                "within 0 to 1"
+            )
 
     def policies_read(self) -> tuple[str, ...]:
         """Return the policy whose rollouts it has."""
@@ -63,8 +79,11 @@ class Collect(Stage):
         return () if other is None else (other,)
 
     def rollout_source(self, stages: Stages) -> str | None:
-        """Return the collect stage whose rollouts it reads, None if it has its own. A stage wins over a file."""
-        if self.rollouts in ("sample", "archive") or not isinstance(stages.get(self.rollouts), Collect):
+        """Return the collect stage whose rollouts it reads, None if it has its own. A stage wins
+        over a file."""
+        if self.rollouts in ("sample", "archive") or not isinstance(
+            stages.get(self.rollouts), Collect
+        ):
             return None
         return self.rollouts
 
@@ -87,10 +106,12 @@ class Collect(Stage):
         return {self.policy} if self.rollouts == "sample" else set()
 
     def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for rollouts of nothing, of another policy, or without the entropies that it goes by."""
+        """Raise ValueError for rollouts of nothing, of another policy, or without the entropies
+        that it goes by."""
         if self.rollouts == "sample" and self.num_generations < 2:
             raise ValueError(
-                f"num_generations is {self.num_generations}, and a preference pair takes two responses to a prompt, "
+                f"num_generations is {self.num_generations}, and a preference pair takes two "
+                "responses to a prompt, "
                 "one better than the other: set it to 2 or more, 8 say"
             )
         if self.rollouts == "archive":
@@ -100,7 +121,8 @@ class Collect(Stage):
         drawn = drawn_with(name, stages)
         if self.select in ("uncertain", "confident") and drawn.rollouts != "sample":
             raise ValueError(
-                f"select={self.select!r} goes by token entropies, which the rollouts of {drawn.rollouts} lack: "
+                f"select={self.select!r} goes by token entropies, which the rollouts of "
+                f"{drawn.rollouts} lack: "
                 "use all or random"
             )
 
@@ -110,24 +132,30 @@ class Collect(Stage):
         online = stages.get(source.own_stage)
         if not isinstance(online, Online):
             raise ValueError(
-                f'rollouts="archive" needs a policy that is an online stage of this run, got {self.policy!r}'
+                'rollouts="archive" needs a policy that is an online stage of this run, got '
+                f"{self.policy!r}"
             )
         steps = source.number
         if steps is None:
             steps = online.steps
         if steps == 0:
-            raise ValueError(f'rollouts="archive" finds none before {self.policy!r}, which is 0 steps on: use sample')
+            raise ValueError(
+                f'rollouts="archive" finds none before {self.policy!r}, which is 0 steps on: use '
+                "sample"
+            )
 
     def _check_source(self, other: Stage) -> None:
         """Refuse the rollouts of a stage that collects none, or collects another policy's."""
         if not isinstance(other, Collect):
             raise ValueError(
-                f"rollouts is {self.rollouts!r}, a stage that is no collect stage; those of an online stage are "
+                f"rollouts is {self.rollouts!r}, a stage that is no collect stage; those of an "
+                "online stage are "
                 f'rollouts="archive" with policy={self.rollouts!r}'
             )
         if other.policy != self.policy:
             raise ValueError(
-                f"rollouts of {self.rollouts!r} are those of policy {other.policy!r}: policy must be the same, "
+                f"rollouts of {self.rollouts!r} are those of policy {other.policy!r}: policy "
+                "must be the same, "
                 f"got {self.policy!r}"
             )
 
@@ -135,14 +163,17 @@ class Collect(Stage):
         """Raise ValueError where it needs more of sampling than a server gives."""
         super().check_served()
         if self.rollouts == "sample" and self.select in ("uncertain", "confident"):
-            raise ValueError(f"select={self.select!r} has no token entropies to go by: use all or random")
+            raise ValueError(
+                f"select={self.select!r} has no token entropies to go by: use all or random"
+            )
 
 
 collect = stage_of(Collect)
 
 
 def rollout_origin(name: str, stages: Stages) -> str:
-    """Return the collect stage that a collect stage's rollouts are from in the end: itself, if it has its own."""
+    """Return the collect stage that a collect stage's rollouts are from in the end: itself, if it
+    has its own."""
     stage = stages[name]
     while isinstance(stage, Collect) and (other := stage.rollout_source(stages)):
         name, stage = other, stages[other]
@@ -150,7 +181,8 @@ def rollout_origin(name: str, stages: Stages) -> str:
 
 
 def drawn_with(name: str, stages: Stages) -> Collect | Online:
-    """Return the stage whose settings a collect stage's rollouts were drawn with: of an archive the online one."""
+    """Return the stage whose settings a collect stage's rollouts were drawn with: of an archive the
+    online one."""
     origin = stages[rollout_origin(name, stages)]
     assert isinstance(origin, Collect)
     drawn = stages[own_stage(origin.policy)] if origin.rollouts == "archive" else origin

@@ -17,7 +17,9 @@ class DPOLoss(Section):
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
-    simpo_gamma: NotNegativeFloat = 0.5  # what beta times the gap per token is to exceed, of "simpo"
+    simpo_gamma: NotNegativeFloat = (
+        0.5  # what beta times the gap per token is to exceed, of "simpo"
+    )
 
     @property
     def compares(self) -> bool:
@@ -27,7 +29,9 @@ class DPOLoss(Section):
     def check(self) -> None:
         """Refuse label smoothing where the loss has none."""
         if self.loss_type == "ipo" and self.label_smoothing:
-            raise FieldError("label_smoothing", "belongs to the sigmoid losses; set it to 0 with 'ipo'")
+            raise FieldError(
+                "label_smoothing", "belongs to the sigmoid losses; set it to 0 with 'ipo'"
+            )
 
 
 class OnlineDPO(DPOLoss):
@@ -35,4 +39,6 @@ class OnlineDPO(DPOLoss):
 
     normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
     nll_coef: NotNegativeFloat = 0.0
-    nll_length_normalization: bool = True  # the NLL term is a mean over the chosen response's tokens, not a sum
+    nll_length_normalization: bool = (
+        True  # the NLL term is a mean over the chosen response's tokens, not a sum
+    )

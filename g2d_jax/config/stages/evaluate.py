@@ -31,7 +31,8 @@ class Evaluate(Stage):
 
     @property
     def told_at(self) -> tuple[int, ...]:
-        """The k of pass_at that so many answers tell. Of the default some may go; of others that is refused."""
+        """The k of pass_at that so many answers tell. Of the default some may go; of others that is
+        refused."""
         return tuple(k for k in self.pass_at if k <= self.num_generations)
 
     comes_last = True
@@ -71,8 +72,10 @@ class Evaluate(Stage):
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
             raise ValueError(
-                f"pass_at has {many[0]}, and num_generations is {self.num_generations}: pass@{many[0]} takes at least "
-                f"{many[0]} answers to a problem. Set pass_at to {self.told_at}, or num_generations to {max(many)} or "
+                f"pass_at has {many[0]}, and num_generations is {self.num_generations}: "
+                f"pass@{many[0]} takes at least "
+                f"{many[0]} answers to a problem. Set pass_at to {self.told_at}, or "
+                f"num_generations to {max(many)} or "
                 "more"
             )
 

@@ -13,10 +13,11 @@ from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, succ
 
 
 class Offline(DPOLoss, TrainingStage):
-    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
+    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts
+    from.
 
-    diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
-    same without.
+    diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The
+    trained policy is the same without.
     """
 
     kind: Literal["offline"] = "offline"
@@ -25,7 +26,9 @@ class Offline(DPOLoss, TrainingStage):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
-    max_length: Positive | None = None  # of prompt and response, of a set without token ids; longer pairs are left out
+    max_length: Positive | None = (
+        None  # of prompt and response, of a set without token ids; longer pairs are left out
+    )
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True
@@ -58,8 +61,13 @@ class Offline(DPOLoss, TrainingStage):
         """Return the preference set that it trains on, of files."""
         if self.preferences in stages or self.preferences.startswith("hub:"):
             return ()
-        collecting = ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
-        refusal = f"preferences is neither a collect stage ({collecting}) nor hub:owner/name, and {{error}}"
+        collecting = (
+            ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
+        )
+        refusal = (
+            f"preferences is neither a collect stage ({collecting}) nor hub:owner/name, and "
+            f"{{error}}"
+        )
         return (NeededFiles(self.preferences, refusal),)
 
     def policies_sampled(self, name: str) -> set[str]:

@@ -23,14 +23,16 @@ class Budget(Section):
 
 
 class DropSolved(Section):
-    """A filter of solved prompts. After so many equal rewards in a row a prompt rests so many steps (0: for ever)."""
+    """A filter of solved prompts. After so many equal rewards in a row a prompt rests so many steps
+    (0: for ever)."""
 
     after: NonNegative = 0
     revisit: NonNegative = 0
 
 
 class Difficulty(Section):
-    """A filter by difficulty: prompts with a running pass rate outside the window are drawn with chance `outside`."""
+    """A filter by difficulty: prompts with a running pass rate outside the window are drawn with
+    chance `outside`."""
 
     min_pass_rate: float = 0.0
     max_pass_rate: float = 1.0
@@ -44,14 +46,18 @@ class Difficulty(Section):
     def check(self) -> None:
         """Refuse a window from high to low."""
         if not self.min_pass_rate <= self.max_pass_rate:
-            raise ValueError(f"the window of pass rates must go from low to high, got {self.window}")
+            raise ValueError(
+                f"the window of pass rates must go from low to high, got {self.window}"
+            )
 
 
 class Online(TrainingStage):
-    """Online RL, and the range to offline: every `sync_every` updates the sampling policy becomes the trained one.
+    """Online RL, and the range to offline: every `sync_every` updates the sampling policy becomes
+    the trained one.
 
-    An update trains on a batch of prompts_per_step prompts. At a synchronisation the rollouts of all batches up to the
-    next one are drawn at once. keep: the steps K whose checkpoints stay for later stages (the last one always does).
+    An update trains on a batch of prompts_per_step prompts. At a synchronisation the rollouts of
+    all batches up to the next one are drawn at once. keep: the steps K whose checkpoints stay for
+    later stages (the last one always does).
     """
 
     kind: Literal["online"] = "online"
@@ -60,16 +66,26 @@ class Online(TrainingStage):
     reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NonNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Literal["steps", "budget"] = "steps"  # "budget" may end it earlier: stages/early_stopping.py
+    stop: Literal["steps", "budget"] = (
+        "steps"  # "budget" may end it earlier: stages/early_stopping.py
+    )
     budget: Budget = Budget()
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
-    stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
+    sampling_weights: SamplingWeights = (
+        ""  # "int8": codes of the linear layers in place of their weights (extra quant)
+    )
+    stream: str | None = (
+        None  # names the order of prompts and the random draws; unset: the stage's own
+    )
     sync_every: NonNegative = 1  # updates; 0 is never: offline
-    reference_sync: bool = False  # whether the reference becomes the sampling policy at each synchronisation
-    num_iterations: Positive = 1  # updates on every batch of rollouts; sync_every must be a multiple
+    reference_sync: bool = (
+        False  # whether the reference becomes the sampling policy at each synchronisation
+    )
+    num_iterations: Positive = (
+        1  # updates on every batch of rollouts; sync_every must be a multiple
+    )
     loss: Literal["grpo", "dpo", "group_dpo"] = "grpo"
     # GRPO
     loss_type: GRPOLossType = "sum"
@@ -79,15 +95,23 @@ class Online(TrainingStage):
     epsilon_high: NotNegativeFloat | None = None
     beta: NotNegativeFloat = 0.0
     importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
-    importance_cap: NotNegativeFloat = 0.0  # truncated importance sampling of trainer against sampler; 0: off
+    importance_cap: NotNegativeFloat = (
+        0.0  # truncated importance sampling of trainer against sampler; 0: off
+    )
     # DPO
     dpo: OnlineDPO = OnlineDPO()
     grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
     # both
-    entropy_coef: NotNegativeFloat = 0.0  # times the mean next-token entropy of the responses, which is rewarded
+    entropy_coef: NotNegativeFloat = (
+        0.0  # times the mean next-token entropy of the responses, which is rewarded
+    )
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
-    overlong_buffer: NonNegative = 0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
-    dynamic_sampling: NonNegative = 0  # more rounds of prompts, at most, in place of those without a signal
+    overlong_buffer: NonNegative = (
+        0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
+    )
+    dynamic_sampling: NonNegative = (
+        0  # more rounds of prompts, at most, in place of those without a signal
+    )
     drop_solved: DropSolved = DropSolved()
     difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
@@ -103,8 +127,8 @@ class Online(TrainingStage):
     def has_ratio(self) -> bool:
         """True if the loss weighs tokens by a ratio of policies, as GRPO's does.
 
-        Responses of another policy than the trainer's own then need importance_cap: those of a server, of weights in
-        int8, and of a dump with log-probabilities.
+        Responses of another policy than the trainer's own then need importance_cap: those of a
+        server, of weights in int8, and of a dump with log-probabilities.
         """
         return self.loss == "grpo" or bool(self.grpo_coef)
 
@@ -126,32 +150,49 @@ class Online(TrainingStage):
     def check(self) -> None:
         """Refuse settings that cannot work together, or that would change nothing."""
         if self.num_generations < 2:
-            raise FieldError("num_generations", "must be at least 2: an online stage compares responses of a group")
+            raise FieldError(
+                "num_generations",
+                "must be at least 2: an online stage compares responses of a group",
+            )
         if not self.sampling.temperature > 0:
-            raise FieldError("sampling.temperature", "must be above 0: greedy responses to a prompt are all the same")
+            raise FieldError(
+                "sampling.temperature",
+                "must be above 0: greedy responses to a prompt are all the same",
+            )
         check_warmup(self.optimizer, self.steps)
         self._check_windows()
         self._check_stop()
         if self.reference_sync and not self.compares:
             raise ValueError(
-                "reference_sync is set, but the loss has no reference: GRPO has one in its KL term only, set beta too; "
+                "reference_sync is set, but the loss has no reference: GRPO has one in its KL "
+                "term only, set beta too; "
                 "SimPO has none"
             )
         check_reward_column(self.reward_column, self.rollouts)
         if self.rollouts != "sample":
             self._check_dump()
         if self.loss == "grpo" and self.grpo_coef:
-            raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
+            raise ValueError(
+                'grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0'
+            )
         if self.loss == "dpo" and self.grpo_coef:
             raise ValueError(
-                'loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs "group_dpo"'
+                'loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs '
+                '"group_dpo"'
             )
         if self.has_ratio:
             self._check_grpo()
             return
-        for name, meant in (("beta", "; did you mean dpo.beta?"), ("importance_cap", ""), ("overlong_buffer", "")):
+        for name, meant in (
+            ("beta", "; did you mean dpo.beta?"),
+            ("importance_cap", ""),
+            ("overlong_buffer", ""),
+        ):
             if getattr(self, name):
-                raise FieldError(name, f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}")
+                raise FieldError(
+                    name,
+                    f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}",
+                )
 
     def _check_windows(self) -> None:
         """Refuse settings that do not fit between two synchronisations."""
@@ -162,21 +203,28 @@ class Online(TrainingStage):
             )
         if self.stop != "steps" and self.sync_every != 1:
             raise ValueError(
-                f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} the rollouts of later "
+                f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} "
+                "the rollouts of later "
                 'steps are paid for already: use sync_every=1 or stop="steps"'
             )
         if not self.sync_every and self.targeted:
             raise ValueError(
-                "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty need another one"
+                "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty "
+                "need another one"
             )
 
     def _check_dump(self) -> None:
         """Refuse settings of sampling where the groups are those of a dump."""
         without = f"rollouts={self.rollouts!r} samples nothing"
         if self.sync_every != self.num_iterations:
-            raise ValueError(f"{without}, so no policy is synchronised: set sync_every to num_iterations")
+            raise ValueError(
+                f"{without}, so no policy is synchronised: set sync_every to num_iterations"
+            )
         if self.filters:
-            raise ValueError(f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and difficulty")
+            raise ValueError(
+                f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
+                "difficulty"
+            )
         for name in ("sampling_weights", "stream"):
             if getattr(self, name):
                 raise FieldError(name, f"is set, but {without}: leave it unset")
@@ -187,21 +235,30 @@ class Online(TrainingStage):
             raise FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
 
     def _check_grpo(self) -> None:
-        """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
+        """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not
+        allow."""
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
             raise ValueError(
-                "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it compares the trained policy "
+                "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it "
+                "compares the trained policy "
                 "with the distribution that was sampled from, which filters would change"
             )
         if self.sampling_weights and not self.importance_cap:
             raise ValueError(
-                f"sampling_weights={self.sampling_weights!r} samples from a slightly other policy than GRPO trains: "
-                "set importance_cap too, such as 2, which weighs tokens by the ratio of the two, or leave it empty"
+                f"sampling_weights={self.sampling_weights!r} samples from a slightly other "
+                "policy than GRPO trains: "
+                "set importance_cap too, such as 2, which weighs tokens by the ratio of the two, "
+                "or leave it empty"
             )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
-            raise ValueError("GroupDPO and GRPO share one forward pass at temperature 1: set sampling.temperature to 1")
+            raise ValueError(
+                "GroupDPO and GRPO share one forward pass at temperature 1: set "
+                "sampling.temperature to 1"
+            )
         if self.overlong_buffer > self.sampling.max_new_tokens:
-            raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
+            raise ValueError(
+                "overlong_buffer is a part of sampling.max_new_tokens and cannot be larger"
+            )
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train, and the split of its probes."""
@@ -247,12 +304,14 @@ class Online(TrainingStage):
         super().check_served()
         if self.sync_every == 1:
             raise ValueError(
-                "sync_every=1 would load weights there for every update: set it to 0 or from 2 on, 10 say, or "
+                "sync_every=1 would load weights there for every update: set it to 0 or from 2 "
+                "on, 10 say, or "
                 "engine.kind='sampler'"
             )
         if self.has_ratio and not self.importance_cap:
             raise ValueError(
-                "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the trainer's, and each token "
+                "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the "
+                "trainer's, and each token "
                 "is weighed by the ratio of their probabilities"
             )
 
@@ -263,7 +322,9 @@ online = stage_of(Online)
 def check_reward_column(column: str | None, rollouts: str) -> None:
     """Raise FieldError for a column of rewards where no dump is read."""
     if column is not None and rollouts in ("sample", "archive"):
-        raise FieldError("reward_column", f"is a column of a dump, and rollouts is {rollouts!r}: leave it unset")
+        raise FieldError(
+            "reward_column", f"is a column of a dump, and rollouts is {rollouts!r}: leave it unset"
+        )
 
 
 def dump(path: str, others: str) -> NeededFiles:

@@ -13,8 +13,8 @@ from g2d_jax.config.stages.stage import TrainingStage
 
 
 class Sft(TrainingStage):
-    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations; it has
-    to be named."""
+    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's
+    demonstrations; it has to be named."""
 
     kind: Literal["sft"] = "sft"
     policy: Policy = "init"

@@ -27,8 +27,8 @@ class NeededFiles(NamedTuple):
 class Stage(Section):
     """A stage's settings. A kind of stage is a class made from it, registered under its `kind`.
 
-    The attributes below are a kind's own, and no settings. trains: it makes checkpoints. is_policy: its name is that of
-    a policy. comes_last: it waits for all stages that could run.
+    The attributes below are a kind's own, and no settings. trains: it makes checkpoints. is_policy:
+    its name is that of a policy. comes_last: it waits for all stages that could run.
     """
 
     kind = ""
@@ -48,7 +48,8 @@ class Stage(Section):
         return ()
 
     def with_policies(self, rename: Callable[[str], str]) -> Stage:
-        """Return it with other names for the policies that it reads, where they may be another's of the same run."""
+        """Return it with other names for the policies that it reads, where they may be another's of
+        the same run."""
         return self
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
@@ -74,7 +75,8 @@ class Stage(Section):
         return ()
 
     def policies_sampled(self, name: str) -> set[str]:
-        """Return the policies that a server would have to hold for it, in words. name: the stage's own."""
+        """Return the policies that a server would have to hold for it, in words. name: the stage's
+        own."""
         return set()
 
     @property
@@ -90,15 +92,20 @@ class Stage(Section):
     # What it makes
 
     def kept_steps(self) -> list[int]:
-        """Return the steps whose checkpoints it keeps, ascending; [] where its data decide the last one."""
+        """Return the steps whose checkpoints it keeps, ascending; [] where its data decide the last
+        one."""
         return []
 
     def check_step(self, reader: str, policy: str, step: str) -> None:
-        """Raise ValueError where another stage cannot read its policy at a step. reader: that stage's setting."""
+        """Raise ValueError where another stage cannot read its policy at a step. reader: that
+        stage's setting."""
         steps = self.kept_steps()
         if not step.isdecimal() or int(step) not in steps:
             listed = ", ".join(map(str, steps)) or "of their end alone"
-            raise ValueError(f"{reader} reads {policy!r}, but that stage keeps steps {listed}: add it to its keep")
+            raise ValueError(
+                f"{reader} reads {policy!r}, but that stage keeps steps {listed}: add it to its "
+                "keep"
+            )
 
     # What does not go together
 
@@ -108,7 +115,9 @@ class Stage(Section):
     def check_served(self) -> None:
         """Raise ValueError where it needs more of sampling than a server gives."""
         if getattr(self, "sampling_weights", ""):
-            raise ValueError("sampling_weights must be empty: the server says in what form it holds weights")
+            raise ValueError(
+                "sampling_weights must be empty: the server says in what form it holds weights"
+            )
 
 
 class TrainingStage(Stage):
@@ -130,7 +139,8 @@ class TrainingStage(Stage):
 
 
 def successive(name: str) -> set[str]:
-    """Name, in words, a stage's policy and those that follow it in training: see `Stage.policies_sampled`."""
+    """Name, in words, a stage's policy and those that follow it in training: see
+    `Stage.policies_sampled`."""
     return {f"{name}'s", "its later ones"}
 
 
