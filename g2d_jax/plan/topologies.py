@@ -214,16 +214,12 @@ def topology(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
     several = re.fullmatch(r"([1-9]\d?)x(.+)", name, re.ASCII)
-    one = TOPOLOGIES.get(several[2]) if several else None
-    if (
-        several
-        and one
-        and one.device.platform == "tpu"
-        and 2 <= (count := int(several[1])) <= MOST_SLICES
-    ):
-        return replace(
-            one, name=name, chips=count * one.chips, hosts=count * one.hosts, slices=count
-        )
+    if several and several[2] in TOPOLOGIES:
+        count = int(several[1])
+        one = TOPOLOGIES[several[2]]
+        if one.device.platform == "tpu" and 2 <= count <= MOST_SLICES:
+            chips = count * one.chips
+            return replace(one, name=name, chips=chips, hosts=count * one.hosts, slices=count)
     near = difflib.get_close_matches(name, TOPOLOGIES, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ValueError(

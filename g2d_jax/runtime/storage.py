@@ -142,10 +142,10 @@ def hub_reason(
     from huggingface_hub import errors
 
     chain: list[BaseException] = [error]
-    while (
-        cause := chain[-1].__cause__ or chain[-1].__context__
-    ) is not None and cause not in chain:
+    cause = error.__cause__ or error.__context__
+    while cause is not None and cause not in chain:
         chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
     answers = [
         response.status_code
         for each in chain

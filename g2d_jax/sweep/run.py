@@ -192,9 +192,7 @@ class _Worker:
         """Take nodes until all are done or failed."""
         try:
             waiting_for: list[str] = []
-            while open_nodes := [
-                n for n in self.graph.nodes.values() if n.id not in self.done | self.failed.keys()
-            ]:
+            while open_nodes := self._open_nodes():
                 processes.check_stop()
                 self._blame(open_nodes)
                 ready = [node for node in open_nodes if self.done.issuperset(node.inputs)]
@@ -208,6 +206,10 @@ class _Worker:
             return self.failed
         finally:
             self._close()
+
+    def _open_nodes(self) -> list[Node]:
+        ended = self.done | self.failed.keys()
+        return [node for node in self.graph.nodes.values() if node.id not in ended]
 
     def _blame(self, nodes: list[Node]) -> None:
         """Mark the nodes that read a failed node as failed."""
