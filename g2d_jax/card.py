@@ -84,9 +84,8 @@ def dataset_card(session: Session, name: str, repository: str) -> str:
         f"# {config.name}: preference pairs of {name}\n",
         _headline(manifests),
         f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; "
-        "`completions` every "
-        "answer with its score, from which they were chosen; `problems` what was asked, with "
-        "reference answers.\n",
+        "`completions` every answer with its score, from which they were chosen; `problems` what "
+        "was asked, with reference answers.\n",
         _stages(session, behind, manifests),
         _data(_published(config)),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
@@ -184,8 +183,7 @@ def _origins(session: Session, licensed: str) -> list[str]:
     settings = json.dumps(storage.plain(known["config"]), indent=2, sort_keys=True)
     return [
         f"## Provenance\n\nRun `{known['run']}`, seed {session.config.seed}, tokenizer "
-        f"`{known['tokenizer']}`. Stages: "
-        f"{stages}. Made with {packages}.\n",
+        f"`{known['tokenizer']}`. Stages: {stages}. Made with {packages}.\n",
         f"## Licence\n\nNone is stated here. Those of {licensed} say what may be done with it.\n",
         f"## Settings\n\n```json\n{settings}\n```\n",
     ]
@@ -264,8 +262,7 @@ def _quantised(config: Config, adapters: bool) -> str:
     if adapters:
         return sentence + (
             "Beside the base as it was before, these adapters compute something slightly "
-            "different; `g2d export "
-            "--policy init` writes the base that they were trained beside.\n"
+            "different; `g2d export --policy init` writes the base that they were trained beside.\n"
         )
     return sentence + "The weights here are what the codes stand for, with the adapters added.\n"
 
@@ -285,8 +282,7 @@ def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str
     positions = session.model_config.max_position_embeddings
     return (
         f"Sequences of up to {max(lengths):,} tokens were allowed in training. That is more than "
-        "the base model's "
-        f"`max_position_embeddings`, {positions:,}, which config.json keeps.\n"
+        f"the base model's `max_position_embeddings`, {positions:,}, which config.json keeps.\n"
     )
 
 
@@ -368,8 +364,7 @@ def _use(session: Session, *, adapters: bool) -> str:
     else:
         parts.append(
             "Prompts were made with the text of `tokenizer.prompt_template` below and no chat "
-            "template, so that none "
-            f"lies here; responses end at {', '.join(ends)}.\n"
+            f"template, so that none lies here; responses end at {', '.join(ends)}.\n"
         )
     parts.append(_code_block(_prompt_code(tokenizer), "python"))
     parts.append("The policy was trained on prompts like this one:\n")
@@ -377,14 +372,12 @@ def _use(session: Session, *, adapters: bool) -> str:
     if adapters and template.differences():
         parts.append(
             "Served beside its base, the base's own chat template would be used: hand this one "
-            "over, as in `vllm serve "
-            "BASE --enable-lora --lora-modules NAME=FOLDER --chat-template "
+            "over, as in `vllm serve BASE --enable-lora --lora-modules NAME=FOLDER --chat-template "
             "FOLDER/chat_template.jinja`.\n"
         )
     parts.append(
-        "How the figures were sampled stands in the settings of the stages; "
-        "generation_config.json has the base "
-        "model's own sampling settings, where it has any.\n"
+        "How the figures were sampled stands in the settings of the stages; generation_config.json "
+        "has the base model's own sampling settings, where it has any.\n"
     )
     return "\n".join(parts)
 

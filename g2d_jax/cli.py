@@ -594,7 +594,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
     screen = Screen()
     for line in report.warnings:
         screen.say(line)
-    for part in itertools.chain.from_iterable(section.shown for section in report.sections):
+    for part in itertools.chain.from_iterable(section.parts for section in report.sections):
         if isinstance(part, page.Note):
             screen.say(part.text)
         elif isinstance(part, page.Table):

@@ -178,9 +178,8 @@ def _refuse_secrets(files: dict[str, Path]) -> None:
                 if any(part.find(form) >= 0 for form in _forms(value)):
                     raise ValueError(
                         f"{name} would hold the value of {secret}, so nothing is uploaded: look "
-                        "for it in the "
-                        "settings, the data and the model's answers; a variable that is no "
-                        "secret can be unset"
+                        "for it in the settings, the data and the model's answers; a variable that "
+                        "is no secret can be unset"
                     )
 
 

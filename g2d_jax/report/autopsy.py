@@ -26,9 +26,9 @@ from g2d_jax.data.rows import file_rows
 from g2d_jax.records import AnswerRule, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
-from g2d_jax.report.page import Note, Report, Section, check_output, write
+from g2d_jax.report.page import Note, Report, check_output, write
 from g2d_jax.report.run import MEASURES
-from g2d_jax.report.tables import sheet, table
+from g2d_jax.report.tables import Figures, table
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime.storage import PathLike, write_bytes
 from g2d_jax.study import informativeness
@@ -51,11 +51,10 @@ SHOWN = (
 PAIRS = Collect().pairs_per_prompt
 
 LEGEND = (
-    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: "
-    "no other prompt gives "
-    "advantages or pairs. Pairs are those that a collect stage makes. Reward std is that within "
-    "a prompt's responses; "
-    "distinct answers are counted by prompt, as their text."
+    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: no "
+    "other prompt gives advantages or pairs. Pairs are those that a collect stage makes. Reward "
+    "std is that within a prompt's responses; distinct answers are counted by prompt, as their "
+    "text."
 )
 RULE = (
     "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over "
@@ -340,7 +339,9 @@ def report(autopsy: Autopsy, name: str) -> Report:
         headline=headline(autopsy),
         warnings=[f"Steps with the rollouts of one before, which do not count: {repeated}"]
         * bool(repeated),
-        sections=[Section("steps", "Steps", parts)],
+        parts={"steps": parts},
+        columns=COLUMNS,
+        figures=partial(_records, autopsy),
     )
 
 
@@ -393,14 +394,10 @@ def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
         if not autopsy.verifiable:
             row["reward"] = fmt.value(figures["reward_mean"])
         row["reward std"] = fmt.value(figures["reward_std"])
-        yield row | {
-            head: written(figures[name])
-            for name, (head, written) in MEASURES.items()
-            if name in SHOWN
-        }
+        yield row | fmt.cells({name: MEASURES[name] for name in SHOWN}, figures.__getitem__)
 
 
-def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
+def _records(autopsy: Autopsy) -> Iterator[Figures]:
     """Yield all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
     for step, figures in autopsy.measures.items():
         for measure, value in figures.items():
@@ -457,8 +454,4 @@ def write_autopsy(
         column=reward,
     )
     write_bytes(config, text.encode())
-    return [
-        *write(content, sheet(COLUMNS, _records(autopsy)), folder, "autopsy"),
-        str(rollouts),
-        str(config),
-    ]
+    return [*write(content, folder, "autopsy"), str(rollouts), str(config)]

@@ -5,35 +5,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 
-from g2d_jax.report import figures, study
 from g2d_jax.report import format as fmt
+from g2d_jax.report import study
 from g2d_jax.report.format import UNKNOWN, number
-from g2d_jax.report.page import Note, Part, Report, Section, write
+from g2d_jax.report.page import Note, Part, Report, write
 from g2d_jax.report.paired_differences import compare
-from g2d_jax.report.read import SAMPLING, Side, Study, changed_settings
+from g2d_jax.report.read import changed_settings
+from g2d_jax.report.rows import SAMPLING, Side, Study
 from g2d_jax.report.samples import most_different
-from g2d_jax.report.tables import Table, sheet, table
+from g2d_jax.report.tables import Figures, Table, table
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
 
 RESULT_NOTE = (
-    "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online "
-    "training behind it. "
-    "Intervals are 95 %, over problems only; another seed of training is not in them. Greedy "
-    "accuracy, entropy, "
-    "length and what was truncated are of all problems that a run evaluated."
+    "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training "
+    "behind it. Intervals are 95 %, over problems only; another seed of training is not in them. "
+    "Greedy accuracy, entropy, length and what was truncated are of all problems that a run "
+    "evaluated."
 )
 
 DIFFERENCES = (
     "± standard error, clustered by problem; 95 % interval: over another draw of problems. It is "
-    "of "
-    "these two policies: another seed of training is not in it, so that it does not tell which "
-    "way of "
-    "training is better; a study of five seeds or more (g2d sweep) may. Better, equal, worse: "
-    "problems "
-    "on which the second policy's accuracy is higher, the same, lower."
+    "of these two policies: another seed of training is not in it, so that it does not tell which "
+    "way of training is better; a study of five seeds or more (g2d sweep) may. Better, equal, "
+    "worse: problems on which the second policy's accuracy is higher, the same, lower."
 )
 
 
@@ -42,41 +40,32 @@ def write_comparison(runs: Study, content: Report) -> list[str]:
 
     content: its `report`. The same runs give the same bytes. Raises OSError.
     """
-    return write(content, sheet(study.COLUMNS, records(runs)), runs.workdir, runs.name)
+    return write(content, runs.workdir, runs.name)
 
 
 def report(runs: Study) -> Report:
     """Put together all that a study whose arms are runs shows. Raises ValueError for damaged
     completions."""
     labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
-    count = math.comb(len(runs.rows), 2)
-    chance = (
-        f" Of {count} pairs without any difference about {0.05 * count:.1f} would have an "
-        "interval without zero."
-    )
-    left_out = [{"policy": policy, "why": why} for policy, why in runs.left_out.items()]
+    count = len(runs.sides)
+    accuracies = study.accuracy_chart("Accuracy on the common problems, % (bars: 95 %)", runs.rows)
+    notes_and_tables = [*map(Note, notes(runs)), results(runs), accuracies, evaluated(runs)]
     return Report(
         kind="comparison",
-        name=labels if len(labels) <= 60 else f"{len(runs.sides)} runs compared",
-        eyebrow=f"G2D comparison · {len(runs.sides)} runs",
+        name=labels if len(labels) <= 60 else f"{count} runs compared",
+        eyebrow=f"G2D comparison · {count} runs",
         headline=headline(runs),
         warnings=runs.warnings,
-        sections=[
-            Section(
-                "results",
-                "Result",
-                [*map(Note, notes(runs)), results(runs), accuracies(runs), evaluated(runs)],
-            ),
-            Section(
-                "differences",
-                "Differences",
-                [Note(DIFFERENCES + chance * (count > 4)), differences(runs)],
-            ),
-            Section("frontier", "Accuracy against compute", [study.frontier_chart(runs, "flops")]),
-            Section("problems", "Problems", most_different(runs)),
-            Section("left-out", "Policies left out", [table("Policies left out", left_out)]),
-            Section("settings", "Settings", settings(runs)),
-        ],
+        parts={
+            "results": notes_and_tables,
+            "differences": differences(runs),
+            "frontier": [study.frontier_chart(runs, "flops")],
+            "problems": most_different(runs),
+            "left-out": [study.left_out("Policies left out", "policy", runs)],
+            "settings": settings(runs),
+        },
+        columns=study.COLUMNS,
+        figures=partial(records, runs),
     )
 
 
@@ -100,8 +89,7 @@ def headline(runs: Study) -> str:
     interval = f"[{100 * pair.low:.1f}, {100 * pair.high:.1f}]"
     return (
         f"{reached}: these two policies differ on them by {fmt.percent(pair.difference)} points "
-        f"{interval} "
-        "(95 %, over problems; another seed is not in it)."
+        f"{interval} (95 %, over problems; another seed is not in it)."
     )
 
 
@@ -110,17 +98,17 @@ def notes(runs: Study) -> list[str]:
     settings."""
     count = len(runs.problems)
     sides = runs.sides
-    others = [
-        f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count
-    ]
+    others = []
+    for side in sides:
+        own = len(side.stage.problems)
+        if own > count:
+            others.append(f"{own - count:,} of {side.mark}")
     left = ", all there are"
     if others:
         left = f"; {', '.join(others)} are not, and count nowhere here"
     texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
     for side in sides:
-        start = next(
-            row.policies[0].external_start for row in runs.rows if row.policies[0].run is side.run
-        )
+        start = next(row.first.external_start for row in runs.rows if row.first.run is side.run)
         if start:
             texts.append(
                 f"{side.mark} starts from {start}: what was done there is in neither its costs "
@@ -135,20 +123,14 @@ def notes(runs: Study) -> list[str]:
 def results(runs: Study) -> Table:
     """Show policies with accuracy, pass@k, length, entropy, K and costs."""
     rows = []
-    for group, own in zip(runs.groups, study.row_cells(runs.rows), strict=True):
-        row = group.rows[0]
+    for row, own in zip(runs.rows, study.row_cells(runs.rows), strict=True):
         reached = {
             "policy": row.name,
             "K": fmt.count(row.steps),
             "accuracy % [95 %]": fmt.interval(row.accuracy),
         }
-        rows.append({**reached, **own, **group.values})
+        rows.append({**reached, **own, **row.group.values})
     return table(f"Policies on the {fmt.count(len(runs.problems))} common problems", rows)
-
-
-def accuracies(runs: Study) -> figures.Chart | None:
-    """Draw every policy's accuracy with its interval."""
-    return study.accuracy_chart("Accuracy on the common problems, % (bars: 95 %)", runs.rows)
 
 
 def evaluated(runs: Study) -> Table:
@@ -163,40 +145,43 @@ def evaluated(runs: Study) -> Table:
             "split": str(side.stage.split),
             "problems": fmt.count(len(side.stage.problems)),
         }
-        row |= {heads.get(name, name): _sampling(side, name) for name in SAMPLING}
-        rows.append(
-            {**row, "config": str(side.run.config.get("name", UNKNOWN)), "folder": side.label}
-        )
+        for name in SAMPLING:
+            row[heads.get(name, name)] = _sampling(side, name)
+        row["config"] = str(side.run.config.get("name", UNKNOWN))
+        row["folder"] = side.label
+        rows.append(row)
     return table("Runs and how they were evaluated", rows)
 
 
 def _sampling(side: Side, name: str) -> str:
     """Format a setting of an evaluation's sampling: a list of texts, or a number."""
     setting = side.sampling[name]
-    return (
-        fmt.setting(setting)
-        if isinstance(setting, list)
-        else fmt.value(number(side.sampling, name))
-    )
+    if isinstance(setting, list):
+        return fmt.setting(setting)
+    return fmt.value(number(side.sampling, name))
 
 
-def differences(runs: Study) -> Table:
+def differences(runs: Study) -> list[Part | None]:
     """Compare every two policies, the second minus the first."""
     rows = []
     for before, after in combinations(runs.rows, 2):
         pair = compare(before, after)
-        ends = (
-            UNKNOWN if math.isnan(pair.low) else f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
+        row = {"pair": f"{before.name} → {after.name}"}
+        row["difference"] = fmt.change(pair.difference, pair.sem)
+        row["95 % interval"] = UNKNOWN
+        if not math.isnan(pair.low):
+            row["95 % interval"] = f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
+        for name in ("better", "equal", "worse"):
+            row[name] = fmt.count(getattr(pair, name))
+        rows.append(row)
+    note = DIFFERENCES
+    if len(rows) > 4:
+        note += (
+            f" Of {len(rows)} pairs without any difference about {0.05 * len(rows):.1f} would "
+            "have an interval without zero."
         )
-        rows.append(
-            {
-                "pair": f"{before.name} → {after.name}",
-                "difference": fmt.change(pair.difference, pair.sem),
-                "95 % interval": ends,
-                **{name: fmt.count(getattr(pair, name)) for name in ("better", "equal", "worse")},
-            }
-        )
-    return table("Paired differences in accuracy, points (second minus first)", rows)
+    title = "Paired differences in accuracy, points (second minus first)"
+    return [Note(note), table(title, rows)]
 
 
 def settings(runs: Study) -> list[Part | None]:
@@ -213,7 +198,7 @@ def settings(runs: Study) -> list[Part | None]:
     return parts
 
 
-def records(runs: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
+def records(runs: Study) -> Iterator[Figures]:
     """Yield all figures, columns `study.COLUMNS`: those of `study.records`, and the differences of
     every two policies.
 
@@ -222,6 +207,6 @@ def records(runs: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]
     """
     yield from study.records(runs)
     for before, after in combinations(runs.rows, 2):
+        arm = f"{before.name} → {after.name}"
         for measure, value in compare(before, after)._asdict().items():
-            arm = f"{before.name} → {after.name}"
             yield arm, "", "all", "", runs.split, f"paired/{measure}", float(value)

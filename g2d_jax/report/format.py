@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.study.frontier import Interval
@@ -14,6 +14,16 @@ from g2d_jax.study.frontier import Interval
 UNKNOWN = "–"
 Written = Callable[[float], str]
 """A number as text."""
+
+Key = TypeVar("Key")
+
+
+def cells(
+    columns: Mapping[Key, tuple[str, Written]], read: Callable[[Key], float]
+) -> dict[str, str]:
+    """Format the numbers of a row of a table. columns: where each is read -> the head of its
+    column, and its numbers as text."""
+    return {head: written(read(key)) for key, (head, written) in columns.items()}
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float:

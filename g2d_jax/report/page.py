@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 from g2d_jax.report.figures import Chart
 from g2d_jax.report.markup import on_one_line, shorten, shown, visible
 from g2d_jax.report.samples import Listing
-from g2d_jax.report.tables import Table, markdown, one_line
+from g2d_jax.report.tables import Figures, Table, markdown, one_line, sheet
 from g2d_jax.report.tokens import LEVELS
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
 from g2d_jax.workdir import absolute
@@ -34,6 +34,26 @@ STYLE, SCRIPT = (
 )
 BUDGET = 3_000_000
 """Characters of markup that one list may have: rows that do not fit are left out and counted."""
+
+
+TITLES = {
+    "results": "Result",
+    "differences": "Differences",
+    "compute": "Compute",
+    "frontier": "Accuracy against compute",
+    "priced": "What its tokens would take elsewhere",
+    "curves": "Training",
+    "informativeness": "Informativeness",
+    "pairs": "Preference pairs",
+    "stopping": "K that chose itself",
+    "browser": "Browser",
+    "problems": "Problems",
+    "points": "Points left out",
+    "left-out": "Policies left out",
+    "steps": "Steps",
+    "settings": "Settings",
+}
+"""Anchor of a section -> its title, in the order of any page. Each kind of report has some."""
 
 
 class Note(NamedTuple):
@@ -48,6 +68,10 @@ class Code(NamedTuple):
     title: str
     value: Mapping[str, Any]
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.value)
+
     @property
     def text(self) -> str:
         """The value as indented JSON, shortened."""
@@ -60,29 +84,28 @@ class Fold(NamedTuple):
     title: str
     parts: Sequence[Table | Chart]
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return any(self.parts)
+
 
 Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
 
 
 class Section(NamedTuple):
-    """A part of a report; left out if nothing but notes is in it. name: its anchor. None among
-    parts is left out."""
+    """A part of a report. name: its anchor. parts: those with something to show."""
 
     name: str
     title: str
-    parts: Sequence[Part | None]
-
-    @property
-    def shown(self) -> list[Part]:
-        """The parts that have something to show; [] if these are notes alone."""
-        parts = [part for part in self.parts if part is not None and _has_content(part)]
-        return parts if any(not isinstance(part, Note) for part in parts) else []
+    parts: Sequence[Part]
 
 
 class Report(NamedTuple):
-    """All of a report. kind: "report", "study", "comparison" or "autopsy".
+    """All of a report, from which its page, its Markdown, its CSV and its figures are made.
 
-    eyebrow: the line above the name; headline: one below.
+    kind: "report", "study", "comparison" or "autopsy". eyebrow: the line above the name; headline:
+    the sentence below it, of all that is measured. parts: by section, a name in `TITLES`; None
+    among them is left out. columns, figures: the CSV, whose rows are texts and a number.
     """
 
     kind: str
@@ -90,18 +113,23 @@ class Report(NamedTuple):
     eyebrow: str
     headline: str
     warnings: Sequence[str]
-    sections: Sequence[Section]
+    parts: Mapping[str, Sequence[Part | None]]
+    columns: Sequence[str] = ()
+    figures: Callable[[], Iterable[Figures]] = tuple
+
+    @property
+    def sections(self) -> list[Section]:
+        """The sections in which there is more than notes, in the order of `TITLES`."""
+        sections = []
+        for name, title in TITLES.items():
+            parts = [part for part in self.parts.get(name, ()) if part]
+            if any(not isinstance(part, Note) for part in parts):
+                sections.append(Section(name, title, parts))
+        return sections
 
     def _repr_html_(self) -> str:
         """Write the page in a frame of its own, in which nothing can run, for a notebook."""
         return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
-
-
-def _has_content(part: Part) -> bool:
-    if isinstance(part, Fold):
-        return any(map(_has_content, part.parts))
-    content = {Note: "text", Table: "rows", Listing: "rows", Code: "value", Chart: "figure"}
-    return bool(getattr(part, content[type(part)]))
 
 
 def _kind(part: Part) -> str:
@@ -145,7 +173,8 @@ def _fitting(listing: Listing) -> list[Markup]:
 
 def html(report: Report) -> str:
     """Write the page. The script stands on it only where there is a list to filter."""
-    shown = itertools.chain.from_iterable(section.shown for section in report.sections)
+    sections = report.sections
+    shown = itertools.chain.from_iterable(section.parts for section in sections)
     policy = (
         f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; "
         "form-action 'none'"
@@ -154,14 +183,18 @@ def html(report: Report) -> str:
     if any(isinstance(part, Listing) for part in shown):
         script = SCRIPT
         policy += f"; script-src {_digest(script)}"
-    template = _environment().get_template("page.html.j2")
-    fixed = {
-        "style": Markup(STYLE),
-        "script": Markup(script),
-        "policy": Markup(policy),
-        "levels": LEVELS,
-    }
-    return template.render(report=report, **fixed)
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            sections=sections,
+            style=Markup(STYLE),
+            script=Markup(script),
+            policy=Markup(policy),
+            levels=LEVELS,
+        )
+    )
 
 
 def _digest(source: str) -> str:
@@ -174,7 +207,7 @@ def text(report: Report) -> str:
     lines = [f"# {one_line(report.name)}", one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
     for section in report.sections:
-        parts = [part for part in section.shown if isinstance(part, Note | Table)]
+        parts = [part for part in section.parts if isinstance(part, Note | Table)]
         if any(isinstance(part, Table) for part in parts):
             lines.append(f"## {one_line(section.title)}")
             lines += [
@@ -201,17 +234,20 @@ def check_output(output: PathLike, files: Sequence[str], what: str) -> epath.Pat
     return folder
 
 
-def write(
-    report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True
-) -> list[str]:
+def write(report: Report, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:
     """Write NAME.html, NAME.md and NAME.csv into a folder, whose paths are returned, and
     figures/NAME-….svg and .pdf.
 
     The figures, but for those that are folded, are for papers. The same report gives the same
     bytes. Raises OSError.
     """
+    contents = {
+        "html": html(report),
+        "md": text(report),
+        "csv": sheet(report.columns, report.figures()),
+    }
     paths = []
-    for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
+    for form, content in contents.items():
         path = folder / f"{name}.{form}"
         write_bytes(path, content.encode())
         paths.append(str(path))

@@ -10,19 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.report.read import (
-    ONLINE,
-    Array,
-    Group,
-    Policy,
-    Row,
-    Study,
-    grouped_rows,
-    mean_change,
-    policies_of,
-    rows_of,
-    seeds_of,
-)
+from g2d_jax.report.policies import Array, Policy
+from g2d_jax.report.rows import Group, Row, Study, mean_change, policies_of, rows_of, seeds_of
+from g2d_jax.report.runs import ONLINE
 from g2d_jax.study import frontier, stats
 
 
@@ -60,12 +50,8 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
     if row.ids != other.ids:
         return None
     there = dict(zip(other.seeds, other.accuracies, strict=True))
-    pairs = [
-        values - there[seed]
-        for seed, values in zip(row.seeds, row.accuracies, strict=True)
-        if seed in there
-    ]
-    return mean_change(pairs)
+    own = zip(row.seeds, row.accuracies, strict=True)
+    return mean_change([values - there[seed] for seed, values in own if seed in there])
 
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
@@ -78,8 +64,8 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
     if baseline.rows[0].ids != row.ids:
         return None
     reached = []
-    for policy, seed, values in zip(row.policies, row.seeds, row.accuracies, strict=True):
-        curve = _curve(baseline, seed, measure)
+    for policy, values in zip(row.policies, row.accuracies, strict=True):
+        curve = _curve(baseline, policy.run.seed, measure)
         if curve is None:
             continue
         there = frontier.interpolate(*curve, policy.costs[measure])
@@ -91,19 +77,19 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
 def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
     """Give one seed's costs [K], ascending, and accuracies [K, N]; None if it has fewer than two
     points."""
-    points: list[tuple[float, Array]] = []
+    points: dict[float, Array] = {}
     for row in group.rows:
-        of_seeds = zip(row.policies, row.seeds, row.accuracies, strict=True)
-        points += [
-            (policy.costs[measure], values) for policy, other, values in of_seeds if other == seed
-        ]
+        for policy, values in zip(row.policies, row.accuracies, strict=True):
+            if policy.run.seed != seed:
+                continue
+            cost = policy.costs[measure]
+            if cost in points or not math.isfinite(cost):
+                return None
+            points[cost] = values
     if len(points) < 2:
         return None
-    points.sort(key=lambda point: point[0])
-    costs, accuracies = map(np.array, zip(*points, strict=True))
-    if not np.isfinite(costs).all() or (np.diff(costs) <= 0).any():
-        return None
-    return costs, accuracies
+    costs = sorted(points)
+    return np.array(costs), np.array([points[cost] for cost in costs])
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
@@ -149,20 +135,18 @@ def swept_rows(study: Study) -> list[Row]:
     return sorted(rows, key=lambda row: row.costs["flops"])
 
 
-def reference(study: Study, group: Group, row: Row) -> Row | None:
+def reference(study: Study, row: Row) -> Row | None:
     """Return the row that another is compared with in points, None for none.
 
     For a warm-up that stopped by itself it is the swept K that is best on dev, for online training
     the arm whose sampling policy is never refreshed, else the first setting of the same arm at the
     same K.
     """
-    if group.stops:
+    if row.group.stops:
         return chosen(swept_rows(study))
-    if not group.is_offline:
-        return next(
-            (other for _, other in spectrum(study) if sync_every(other.policies[0]) == 0), None
-        )
-    same_arm = rows_of(other for other in study.offline if other.arm == group.arm)
+    if not row.group.is_offline:
+        return next((other for other in spectrum(study) if sync_every(other.first) == 0), None)
+    same_arm = rows_of(other for other in study.offline if other.arm == row.group.arm)
     return next(other for other in same_arm if other.k == row.k)
 
 
@@ -177,29 +161,25 @@ def loss_of(policy: Policy) -> str:
     return str(policy.section.get("loss", "grpo")) if policy.kind == ONLINE else ""
 
 
-def spectrum(study: Study) -> list[tuple[Group, Row]]:
+def spectrum(study: Study) -> list[Row]:
     """List arms of online training from offline (s = ∞) to s = 1, other losses after the one with
     the most s.
 
     [] if all have the same s and loss: the study is about something else. The range is that of
     "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
     """
-    arms = [
-        (group, row) for group, row in grouped_rows(study.groups) if row.policies[0].kind == ONLINE
-    ]
+    arms = [row for row in study.rows if row.first.kind == ONLINE]
     spans: dict[str, set[float]] = {}
-    for _, row in arms:
-        spans.setdefault(loss_of(row.policies[0]), set()).add(_interval(row))
+    for row in arms:
+        spans.setdefault(loss_of(row.first), set()).add(_interval(row))
     if sum(map(len, spans.values())) <= 1:
         return []
     losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
-    return sorted(
-        arms, key=lambda arm: (losses.index(loss_of(arm[1].policies[0])), -_interval(arm[1]))
-    )
+    return sorted(arms, key=lambda row: (losses.index(loss_of(row.first)), -_interval(row)))
 
 
 def _interval(row: Row) -> float:
-    return sync_every(row.policies[0]) or math.inf
+    return sync_every(row.first) or math.inf
 
 
 def start_of(rows: Sequence[Row]) -> Row | None:
@@ -218,7 +198,10 @@ def start_of(rows: Sequence[Row]) -> Row | None:
         if own is not None and list(own.index) == rows[0].ids:
             policies.append(start)
             answers.append(own)
-    return Row(policies[0].name, policies, answers) if policies else None
+    if not policies:
+        return None
+    name = policies[0].name
+    return Group(name).add(name, policies, answers)
 
 
 def _made(policy: Policy) -> tuple[str, str]:

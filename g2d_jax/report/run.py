@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,19 +14,20 @@ from g2d_jax.report import figures, tables
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Lines
 from g2d_jax.report.format import Written, number, policy_name
-from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
-from g2d_jax.report.read import (
-    COLLECT,
-    EVALUATE,
-    OFFLINE,
-    SELECT,
-    Run,
-    Stage,
-    read_parquet,
-    read_run,
-)
+from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
+from g2d_jax.report.read import read_run
+from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet
 from g2d_jax.report.samples import browser
-from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
+from g2d_jax.report.tables import (
+    Figures,
+    Manifest,
+    Step,
+    has_accuracy,
+    leaves,
+    policies,
+    steps,
+    table,
+)
 from g2d_jax.runtime.processes import AGAIN
 from g2d_jax.runtime.storage import PathLike
 from g2d_jax.study.stats import t_quantile
@@ -61,18 +63,15 @@ ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
 
 ERRORS_NOTE = (
-    "Errors are over problems: they are of these policies, and another seed of training is not "
-    "in them. A study of "
-    "several seeds (g2d sweep) has it."
+    "Errors are over problems: they are of these policies, and another seed of training is not in "
+    "them. A study of several seeds (g2d sweep) has it."
 )
 
 TRAINING_NOTE = (
-    "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines "
-    "are of what a stage "
-    "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are "
-    "of the trained policy "
-    "itself, on the same prompts with the same random numbers each time; their cost is counted "
-    "apart."
+    "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are "
+    "of what a stage trained on: rollouts of the policy at its last synchronisation, or pairs. "
+    "Fresh samples are of the trained policy itself, on the same prompts with the same random "
+    "numbers each time; their cost is counted apart."
 )
 
 MEASURES: Mapping[str, tuple[str, Written]] = {
@@ -93,17 +92,13 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
 """Measure of a policy's rollouts -> head of its column, and its numbers as text."""
 
 MEANINGS = (
-    "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, "
-    "or advantages: they "
-    "have right and wrong completions or, where rewards only rank, different ones. Answers are "
-    "counted by prompt. "
-    "Entropy is a token's, in nats. Confidence is the geometric mean of a completion's token "
-    "probabilities; ECE and "
-    "AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, one "
-    "of 0.5 is chance). "
-    "The gap is the log-prob of right less that of wrong completions, in nats. Means over "
-    "prompts, but for entropy "
-    "(over tokens) and length (over completions, in tokens)."
+    "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, or "
+    "advantages: they have right and wrong completions or, where rewards only rank, different "
+    "ones. Answers are counted by prompt. Entropy is a token's, in nats. Confidence is the "
+    "geometric mean of a completion's token probabilities; ECE and AUROC tell whether it predicts "
+    "correctness (an ECE of 0 and an AUROC of 1 are perfect, one of 0.5 is chance). The gap is the "
+    "log-prob of right less that of wrong completions, in nats. Means over prompts, but for "
+    "entropy (over tokens) and length (over completions, in tokens)."
 )
 
 BOTH = ("before", "after")
@@ -137,7 +132,7 @@ def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
     OSError.
     """
     run = read_run(workdir, lenient=True)
-    return write(report(run), sheet(COLUMNS, records(run)), run.workdir, "report", figures=figures)
+    return write(report(run), run.workdir, "report", figures=figures)
 
 
 def summary(run: Run) -> Report:
@@ -148,58 +143,45 @@ def summary(run: Run) -> Report:
         eyebrow=_eyebrow(run),
         headline=headline(run.latest),
         warnings=[*filter(None, [state(run)]), *run.warnings],
-        sections=[
-            Section("results", "Result", list(_results(run, run.latest))),
-            Section("curves", "Training", list(_training(run))),
-        ],
+        parts={"results": list(_results(run)), "curves": list(_training(run))},
     )
 
 
 def report(run: Run) -> Report:
     """Put together all that there is to show of a run."""
     short = summary(run)
-    results, curves = short.sections
     manifests = list(run.manifests.values())
-    pairs = itertools.chain.from_iterable(map(_pairs, run.stages.values()))
-    compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
-    settings = [
-        Code("Configuration (config.json)", run.config),
-        Code("Environment (environment.json)", run.environment),
-    ]
-    return short._replace(
-        sections=[
-            results,
-            Section(
-                "compute",
-                "Compute",
-                [*compute, Fold("Programs", [tables.compiled_table(manifests)])],
-            ),
-            curves,
-            Section("informativeness", "Informativeness", list(_informativeness(run))),
-            Section("pairs", "Preference pairs", list(pairs)),
-            Section("browser", "Browser", browser(run)),
-            Section("settings", "Settings", settings),
+    parts: dict[str, Sequence[Part | None]] = {
+        **short.parts,
+        "compute": [
+            tables.compute_table(manifests, run.price),
+            tables.goodput_table(manifests),
+            Fold("Programs", [tables.compiled_table(manifests)]),
         ],
-    )
+        "informativeness": list(_informativeness(run)),
+        "pairs": list(_pairs(run)),
+        "browser": browser(run),
+        "settings": [
+            Code("Configuration (config.json)", run.config),
+            Code("Environment (environment.json)", run.environment),
+        ],
+    }
+    return short._replace(parts=parts, columns=COLUMNS, figures=partial(records, run))
 
 
 def _eyebrow(run: Run) -> str:
     """Say when it was measured, of which config and which seed."""
-    keys = {"config": "name", "seed": "seed"}
-    config = " · ".join(
-        f"{title} {run.config[key]}" for title, key in keys.items() if key in run.config
-    )
     measured = fmt.until(float(record["time"]) for record in run.metrics)
-    return " · ".join(filter(None, ["G2D report", measured, config]))
+    titles = {"name": "config", "seed": "seed"}
+    named = [f"{titles[key]} {run.config[key]}" for key in titles if key in run.config]
+    return " · ".join(filter(None, ["G2D report", measured, *named]))
 
 
 def state(run: Run) -> str:
     """Say what an unfinished run lacks, "" if nothing."""
     begun = [f"{name}{_reached(run, name)}" for name in run.stages if name not in run.manifests]
-    lists = {
-        "not finished": begun,
-        "not begun": [name for name in run.sections if name not in run.stages],
-    }
+    waiting = [name for name in run.sections if name not in run.stages]
+    lists = {"not finished": begun, "not begun": waiting}
     missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
     if not missing:
         return ""
@@ -213,9 +195,8 @@ def state(run: Run) -> str:
 
 def _reached(run: Run, stage: str) -> str:
     """Name the last step that a stage logged, "" for none."""
-    last = max(
-        (int(record["step"]) for record in run.metrics if record["stage"] == stage), default=0
-    )
+    steps = [int(record["step"]) for record in run.metrics if record["stage"] == stage]
+    last = max(steps, default=0)
     return f" at step {last}" if last else ""
 
 
@@ -239,15 +220,13 @@ def headline(evaluation: Manifest | None) -> str:
     else:
         kind = ("tasks", next(iter(tables.tasks(evaluation))))
         parts = [f"{name} has a mean reward of {tables.reward(first, kind[1])} on {over}"]
-    compared = tables.compared(evaluation, *kind)
-    for before, after, difference, error in steps(evaluation, *kind):
-        reached = f"{fmt.percent(number(after, 'mean'))} %"
-        size = f"{fmt.change(difference, error)} points"
+    for step in steps(evaluation, *kind):
+        reached = f"{fmt.percent(number(step.after, 'mean'))} %"
+        size = f"{fmt.change(step.difference, step.error)} points"
         if kind:
-            reached = fmt.measured(number(after, *kind, "reward"), math.nan)
-            size = fmt.measured(difference, error, sign="+")
-        half = t_quantile(compared.get((before["name"], after["name"]), math.nan)) * error
-        parts.append(_step(before, after, reached, difference, half, size))
+            reached = fmt.measured(number(step.after, *kind, "reward"), math.nan)
+            size = fmt.measured(step.difference, step.error, sign="+")
+        parts.append(_compared(step, reached, size))
     sentence = "; ".join(parts) + "."
     # Not capitalised where it begins with a path.
     if set(name) & set(":/\\"):
@@ -255,37 +234,36 @@ def headline(evaluation: Manifest | None) -> str:
     return sentence[0].upper() + sentence[1:] + _greedily(evaluation)
 
 
-def _step(
-    before: Manifest, after: Manifest, reached: str, difference: float, half: float, size: str
-) -> str:
-    """Say how a policy compares with the one before it. half: of the 95 % interval of their
+def _compared(step: Step, reached: str, size: str) -> str:
+    """Say how a policy compares with the one before it: by the 95 % interval of their
     difference."""
-    name = policy_name(after)
-    if math.isnan(difference) or math.isnan(half):
-        return f"{name} reaches {reached} (not compared pairwise with {policy_name(before)})"
-    if abs(difference) <= half:
-        apart = f"the 95 % interval of its difference from {policy_name(before)} has 0 in it"
+    name, before = policy_name(step.after), policy_name(step.before)
+    half = t_quantile(step.problems) * step.error
+    if math.isnan(step.difference) or math.isnan(half):
+        return f"{name} reaches {reached} (not compared pairwise with {before})"
+    if abs(step.difference) <= half:
+        apart = f"the 95 % interval of its difference from {before} has 0 in it"
         return f"{name} is at {reached}, and {apart} ({size})"
-    return f"{name} {'rises' if difference > 0 else 'falls'} to {reached} ({size})"
+    return f"{name} {'rises' if step.difference > 0 else 'falls'} to {reached} ({size})"
 
 
 def _greedily(evaluation: Manifest) -> str:
     """State the result of greedy answers, which a lower temperature does not change; "" where none
     were compared."""
     compared = steps(evaluation, "greedy")
-    if not compared:
+    if not compared or any(math.isnan(step.difference) for step in compared):
         return ""
-    text = f" Decoded greedily: {fmt.percent(number(compared[0][0], 'greedy'))} %"
-    for _, after, difference, error in compared:
-        if math.isnan(difference):
-            return ""
-        text += f", then {fmt.percent(number(after, 'greedy'))} % ({fmt.change(difference, error)})"
-    return f"{text}."
+    reached = [f"{fmt.percent(number(compared[0].before, 'greedy'))} %"]
+    for step in compared:
+        size = fmt.change(step.difference, step.error)
+        reached.append(f"{fmt.percent(number(step.after, 'greedy'))} % ({size})")
+    return f" Decoded greedily: {', then '.join(reached)}."
 
 
-def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
+def _results(run: Run) -> Iterator[Part | None]:
     """Build the last evaluation's tables and figures, the chosen checkpoints, and earlier
     evaluations folded."""
+    latest = run.latest
     if latest is not None:
         yield tables.summary_table(latest, run.manifests.values())
         yield Note(ERRORS_NOTE)
@@ -295,10 +273,8 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
         note = "Bars: 95 %, over problems only; another seed is not in them."
         yield figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
         yield _pass_at(policies(latest))
-        yield Fold(
-            "Other comparisons, and subsets",
-            [tables.paired_table(latest), tables.subsets_table(latest)],
-        )
+        others = [tables.paired_table(latest), tables.subsets_table(latest)]
+        yield Fold("Other comparisons, and subsets", others)
     for manifest in run.manifests.values():
         if manifest.get("kind") == SELECT:
             yield tables.selection_table(manifest)
@@ -331,16 +307,16 @@ def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
 
 def _training(run: Run) -> Iterator[Part | None]:
     """Build the counts of training, and metrics over steps, stages side by side."""
-    counts = {
-        name: {**manifest.get("counts", {}), "generation": manifest.get("generation", {})}
-        for name, manifest in run.manifests.items()
-        if manifest.get("kind") in TRAINING
-    }
+    counts = {}
+    for name, manifest in run.manifests.items():
+        if manifest.get("kind") in TRAINING:
+            generation = manifest.get("generation", {})
+            counts[name] = {**manifest.get("counts", {}), "generation": generation}
     yield tables.counts_table("What training did", counts)
     logged = logged_metrics(run)
-    charts = [
-        _curves(logged, title, names, title not in OWN_AXES) for title, names in CURVES.items()
-    ]
+    charts = []
+    for title, names in CURVES.items():
+        charts.append(_curves(logged, title, names, title not in OWN_AXES))
     if any(charts):
         yield Note(TRAINING_NOTE)
     yield from charts
@@ -369,11 +345,10 @@ def logged_metrics(run: Run) -> Logged:
         stage, kind = str(record["stage"]), str(record["kind"])
         if stage in evaluations or kind.partition("/")[0] in ELSEWHERE:
             continue
+        of_stage = points.setdefault(stage, {})
         for name, value in record["metrics"].items():
             if name.partition("/")[0] not in ELSEWHERE:
-                points.setdefault(stage, {}).setdefault((kind, name), []).append(
-                    (record["step"], value)
-                )
+                of_stage.setdefault((kind, name), []).append((record["step"], value))
     for stage, metrics in points.items():
         points[stage] = {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
     return points
@@ -398,22 +373,16 @@ def _informativeness(run: Run) -> Iterator[Part | None]:
     for stage in run.stages.values():
         measured = [(entry, entry.get("informativeness", {})) for entry in stage.policies.values()]
         if stage.kind == COLLECT:
-            policy = (
-                stage.json("preferences/_manifest.json").get("policy")
-                or stage.section.get("policy")
-                or stage.name
-            )
+            made = stage.json("preferences/_manifest.json").get("policy")
+            policy = made or stage.section.get("policy") or stage.name
             measured.append(({"name": str(policy)}, stage.json("informativeness.json")))
         for entry, values in measured:
-            cells = {
-                head: written(number(values, name)) for name, (head, written) in MEASURES.items()
-            }
             if values:
-                rows.append({"policy": policy_name(entry), "rollouts of": stage.name, **cells})
+                names = {"policy": policy_name(entry), "rollouts of": stage.name}
+                rows.append(names | fmt.cells(MEASURES, partial(number, values)))
     yield Note(MEANINGS)
     yield table("Rollouts of each policy", rows)
-    for stage in run.stages.values():
-        yield _pass_rates(stage)
+    yield from map(_pass_rates, run.stages.values())
 
 
 def _pass_rates(stage: Stage) -> Chart | None:
@@ -428,9 +397,10 @@ def _pass_rates(stage: Stage) -> Chart | None:
     if not is_rated.any():
         return None
     samples = set(scored[is_rated].tolist())
-    bins = (
-        samples.pop() if len(samples) == 1 and max(samples) <= 32 else 10
-    )  # one for each number of right answers
+    bins = 10
+    # One for each number of right answers.
+    if len(samples) == 1 and max(samples) <= 32:
+        (bins,) = samples
     counts = np.bincount(np.round(rates[is_rated] * bins).astype(int), minlength=bins + 1)
     lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / is_rated.sum())}
     unrated = int(np.sum(~is_rated))
@@ -443,32 +413,36 @@ def _pass_rates(stage: Stage) -> Chart | None:
     )
 
 
-def _pairs(stage: Stage) -> Iterator[Part | None]:
-    """Build the fates of a collection's prompts; pairs under the policy before and after training
-    on them."""
-    if stage.kind == COLLECT:
-        counts = stage.manifest.get("counts", {})
-        yield tables.counts_table(
-            f"What became of the prompts of {stage.name}", {stage.name: counts}
-        )
-        provenance = stage.json("preferences/_manifest.json")
-        yield Code(f"How {stage.name} made its pairs (preferences/_manifest.json)", provenance)
-    if stage.kind == OFFLINE:
-        rows = []
-        for name, ((before, after), key, written) in PAIR_MEASURES.items():
-            start = number(stage.manifest, "result", before, key)
-            end = number(stage.manifest, "result", after, key)
-            row = {"measure": name, "before": written(start), "after": written(end)}
-            if written is fmt.percent:
-                row["change"] = fmt.change(end - start, math.nan)
-            elif not math.isnan(end - start):
-                row["change"] = f"{end - start:+.3g}"
-            if not math.isnan(start) or not math.isnan(end):
-                rows.append(row)
-        yield table(f"The pairs under the policy before and after {stage.name}", rows)
+def _pairs(run: Run) -> Iterator[Part | None]:
+    """Build the fates of collections' prompts; pairs under the policy before and after training on
+    them."""
+    for name, stage in run.stages.items():
+        if stage.kind == COLLECT:
+            counts = {name: stage.manifest.get("counts", {})}
+            yield tables.counts_table(f"What became of the prompts of {name}", counts)
+            provenance = stage.json("preferences/_manifest.json")
+            yield Code(f"How {name} made its pairs (preferences/_manifest.json)", provenance)
+        if stage.kind == OFFLINE:
+            rows = list(_moved(stage.manifest))
+            yield table(f"The pairs under the policy before and after {name}", rows)
 
 
-def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
+def _moved(manifest: Manifest) -> Iterator[dict[str, str]]:
+    """Yield each measure of an offline stage's pairs before and after training on them."""
+    for name, ((before, after), key, written) in PAIR_MEASURES.items():
+        start = number(manifest, "result", before, key)
+        end = number(manifest, "result", after, key)
+        if math.isnan(start) and math.isnan(end):
+            continue
+        row = {"measure": name, "before": written(start), "after": written(end)}
+        if written is fmt.percent:
+            row["change"] = fmt.change(end - start, math.nan)
+        elif not math.isnan(end - start):
+            row["change"] = f"{end - start:+.3g}"
+        yield row
+
+
+def records(run: Run) -> Iterator[Figures]:
     """Yield all figures of the finished stages, in their order: cost and counts, then those of each
     policy.
 

@@ -19,7 +19,8 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
-from g2d_jax.report.read import COLLECT, Run, Stage, Study, read_parquet
+from g2d_jax.report.rows import Study
+from g2d_jax.report.runs import COLLECT, Run, Stage, read_parquet
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
 PROBLEMS, SAMPLES, MOST_DIFFERENT = 60, 4, 40
@@ -98,6 +99,10 @@ class Listing(NamedTuple):
     rows: Sequence[Row]
     note: str
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.rows)
+
     @property
     def verdicts(self) -> list[str]:
         """The verdicts that occur."""
@@ -115,7 +120,7 @@ def browser(run: Run) -> list[Listing]:
     for stage in run.stages.values():
         if stage.kind == COLLECT:
             listings += _collected(run, stage, paint, note)
-    return [listing for listing in listings if listing.rows]
+    return listings
 
 
 def painter(run: Run) -> tuple[Painter, str]:
@@ -338,10 +343,9 @@ def most_different(study: Study) -> list[Listing]:
         entries |= {problem: entry for problem, entry in side.stage.problems.items() if entry}
     rule = (
         f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the "
-        "accuracies of the runs' "
-        "last policies are furthest apart, equal ones by problem id, which is a hash. Of each "
-        "policy the first "
-        f"{SAMPLES} samples; beside the prompt, right answers among all samples."
+        "accuracies of the runs' last policies are furthest apart, equal ones by problem id, which "
+        f"is a hash. Of each policy the first {SAMPLES} samples; beside the prompt, right answers "
+        "among all samples."
     )
     note = " ".join(dict.fromkeys(note for _, note in painters.values() if note))
     problems = {problem: entries.get(problem, {}) for problem in wanted}

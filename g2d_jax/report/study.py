@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,25 +16,13 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written, number
-from g2d_jax.report.page import Code, Note, Part, Report, Section, write
-from g2d_jax.report.read import (
-    COLLECT,
-    OFFLINE,
-    ONLINE,
-    UNFINISHED,
-    UNTESTED,
-    Group,
-    Policy,
-    Row,
-    Study,
-    grouped_rows,
-    policies_of,
-    read_study,
-    rows_of,
-    seeds_of,
-)
+from g2d_jax.report.page import Code, Note, Part, Report, write
+from g2d_jax.report.policies import Policy
+from g2d_jax.report.read import UNFINISHED, UNTESTED, read_study
+from g2d_jax.report.rows import Group, Row, Study, policies_of, rows_of, seeds_of
 from g2d_jax.report.run import MEANINGS, MEASURES
-from g2d_jax.report.tables import COSTS, Table, cost_cells, leaves, sheet, table
+from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
+from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.frontier import Interval
@@ -56,46 +45,41 @@ FRONTIERS = (
 """Costs that accuracy is drawn against, a figure each."""
 
 EVALUATED: Mapping[str, tuple[str, Written]] = {
-    "greedy %": ("greedy", fmt.percent),
-    "entropy, nats": ("entropy", fmt.fixed(3)),
-    "length": ("mean_length", fmt.fixed(1)),
-    "truncated %": ("truncated", fmt.percent),
+    "greedy": ("greedy %", fmt.percent),
+    "entropy": ("entropy, nats", fmt.fixed(3)),
+    "mean_length": ("length", fmt.fixed(1)),
+    "truncated": ("truncated %", fmt.percent),
 }
-"""Head of a column -> its name in the evaluation of a policy, and its numbers as text."""
+"""Measure in the evaluation of a policy -> head of its column, and its numbers as text."""
 
-OF_PAIRS = (COLLECT, "result", "informativeness", "pairs")
-TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
+OF_ROLLOUTS = (COLLECT, "result", "informativeness")
+OF_PAIRS = (*OF_ROLLOUTS, "pairs")
+TAUGHT: Mapping[tuple[str, ...], tuple[str, Written]] = {
+    **{(*OF_ROLLOUTS, name): column for name, column in MEASURES.items()},
+    ("offline", "result", "before", "gap_mean"): ("gap before, nats", fmt.fixed(2)),
+    ("offline", "result", "after", "gap_mean"): ("gap after, nats", fmt.fixed(2)),
+    ("offline", "result", "before", "frac_ranked"): ("ranked before %", fmt.percent),
+    ("offline", "result", "margins", "margin_mean"): ("implicit margin", fmt.fixed(2)),
+    ("offline", "result", "margins", "accuracy"): ("margins right %", fmt.percent),
+    (COLLECT, "counts", "pairs"): ("pairs", fmt.count),
+    (*OF_PAIRS, "prompts"): ("their prompts", fmt.count),
     **{
-        head: ((COLLECT, "result", "informativeness", name), of)
-        for name, (head, of) in MEASURES.items()
-    },
-    "gap before, nats": (("offline", "result", "before", "gap_mean"), fmt.fixed(2)),
-    "gap after, nats": (("offline", "result", "after", "gap_mean"), fmt.fixed(2)),
-    "ranked before %": (("offline", "result", "before", "frac_ranked"), fmt.percent),
-    "implicit margin": (("offline", "result", "margins", "margin_mean"), fmt.fixed(2)),
-    "margins right %": (("offline", "result", "margins", "accuracy"), fmt.percent),
-    "pairs": ((COLLECT, "counts", "pairs"), fmt.count),
-    "their prompts": ((*OF_PAIRS, "prompts"), fmt.count),
-    **{
-        f"their {MEASURES[name][0]}": ((*OF_PAIRS, name), MEASURES[name][1])
+        (*OF_PAIRS, name): (f"their {MEASURES[name][0]}", MEASURES[name][1])
         for name in ("pass_rate", "reward_variance", "entropy", "distinct_answers")
     },
 }
-"""Head of a column -> where a stage's manifest has it, and its numbers as text."""
+"""Where a stage's manifest has a measure -> head of its column, and its numbers as text."""
 
 TAUGHT_NOTE = (
-    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs "
-    "is of the chosen pairs' "
-    "prompts, each pair counting as its prompt. Gaps before and after are of the pairs' "
-    "chosen and rejected completions, before and after offline training; the implicit margin is "
-    "beta times what "
-    "training moved of it. Between temperatures entropy does not compare."
+    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is "
+    "of the chosen pairs' prompts, each pair counting as its prompt. Gaps before and after are of "
+    "the pairs' chosen and rejected completions, before and after offline training; the implicit "
+    "margin is beta times what training moved of it. Between temperatures entropy does not compare."
 )
 
 STOP_NOTE = (
     "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), "
-    "which compared what a "
-    "step bought with what offline training was predicted to."
+    "which compared what a step bought with what offline training was predicted to."
 )
 
 
@@ -119,39 +103,35 @@ def write_study(
         show(*results(study))
         if study.rates is not None:
             show(*priced(study, study.rates))
-    return write(report(study), sheet(COLUMNS, records(study)), study.workdir, name)
+    return write(report(study), study.workdir, name)
 
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
-    accuracies = accuracy_chart(
-        "Test accuracy, % (bars: 95 %)", [row for _, row in paired.spectrum(study)]
-    )
-    costs = [*(frontier_chart(study, measure) for measure in FRONTIERS), details(study)]
-    elsewhere = []
-    if study.rates is not None:
-        elsewhere = [_priced_section(study, study.rates)]
-    left_out = [{"point": label, "why": why} for label, why in study.left_out.items()]
+    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", paired.spectrum(study))
     return Report(
         kind="study",
         name=study.name,
         eyebrow=_eyebrow(study),
         headline=headline(study),
         warnings=list(filter(None, [state(study)])),
-        sections=[
-            Section("results", "Result", [Note(caution(study)), results(study), accuracies]),
-            Section("frontier", "Accuracy against compute", costs),
-            *elsewhere,
-            Section(
-                "informativeness",
-                "Informativeness",
-                [Note(TAUGHT_NOTE), taught(study), correlations(study)],
-            ),
-            Section("stopping", "K that chose itself", [Note(STOP_NOTE), stopping(study)]),
-            Section("points", "Points left out", [table("Points left out", left_out)]),
-            Section("settings", "Settings", _settings(study)),
-        ],
+        parts={
+            "results": [Note(caution(study)), results(study), accuracies],
+            "frontier": [*map(partial(frontier_chart, study), FRONTIERS), details(study)],
+            "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
+            "informativeness": [Note(TAUGHT_NOTE), taught(study), correlations(study)],
+            "stopping": [Note(STOP_NOTE), stopping(study)],
+            "points": [left_out("Points left out", "point", study)],
+            "settings": _settings(study),
+        },
+        columns=COLUMNS,
+        figures=partial(records, study),
     )
+
+
+def left_out(title: str, what: str, study: Study) -> Table:
+    """List what has no row, and why. what: the head of its column."""
+    return table(title, [{what: label, "why": why} for label, why in study.left_out.items()])
 
 
 def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
@@ -215,18 +195,16 @@ def caution(study: Study) -> str:
     ]
     if paired.spectrum(study):
         texts.append(
-            "s: updates between two synchronisations of the sampling policy with the trained "
-            "one; 1 is online, ∞ "
-            "(never) is offline."
+            "s: updates between two synchronisations of the sampling policy with the trained one; "
+            "1 is online, ∞ (never) is offline."
         )
     swept = paired.swept_rows(study)
     if swept and any(group.stops for group in study.groups):
         median = float(np.median([row.costs["flops"] for row in swept]))
         spent = sum(row.costs["flops"] * len(row.seeds) for row in swept)
         texts.append(
-            f"The swept K spent {flops(median)} in the median, {flops(spent)} in all (each "
-            "seed's shared steps counted "
-            "once for every K)."
+            f"The swept K spent {flops(median)} in the median, {flops(spent)} in all (each seed's "
+            "shared steps counted once for every K)."
         )
     return " ".join(texts)
 
@@ -271,12 +249,9 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     cells = []
     for row in rows:
         passed = row.pass_at(k) if k > 1 else math.nan
-        evaluated = {
-            head: of(row.evaluated(row.split, name)) for head, (name, of) in EVALUATED.items()
-        }
-        cells.append(
-            {f"pass@{k} %": fmt.percent(passed), **evaluated, **cost_cells(row.costs, measures)}
-        )
+        evaluated = fmt.cells(EVALUATED, partial(row.evaluated, row.split))
+        costs = cost_cells(row.costs, measures)
+        cells.append({f"pass@{k} %": fmt.percent(passed), **evaluated, **costs})
     return cells
 
 
@@ -284,44 +259,41 @@ def results(study: Study) -> Table:
     """Show every row of the study: offline training after K online steps first, then online
     training alone."""
     arms = paired.spectrum(study)
-    start = paired.start_of([row for _, row in arms])
-    rows = [(Group(start.name, {}, [start]), start)] if start else []
-    rows += grouped_rows(study.offline)
-    rows += arms or grouped_rows(study.baselines)
+    start = paired.start_of(arms)
+    rows = [start] if start else []
+    rows += rows_of(study.offline)
+    rows += arms or rows_of(study.baselines)
     best = [paired.chosen(group.rows) for group in study.swept]
-    others = [paired.reference(study, group, row) for group, row in rows]
+    others = [paired.reference(study, row) for row in rows]
     names = {other.name for other in others if other is not None}
     over = f"over {names.pop()}" if len(names) == 1 else "over"
-    several = len({len(row.seeds) for _, row in rows}) > 1
+    several = len({len(row.seeds) for row in rows}) > 1
     lines = []
-    for (group, row), other in zip(rows, others, strict=True):
-        apart = UNKNOWN
+    for row, other in zip(rows, others, strict=True):
+        line = {
+            "policy": f"{row.name}{' (best on dev)' * (row in best)}",
+            "K": f"{row.steps:g}",
+            "s": UNKNOWN,
+            "loss": UNKNOWN,
+            "seeds": str(len(row.seeds)) if several else UNKNOWN,
+            "dev %": fmt.percent(row.dev),
+            "accuracy % [95 %]": fmt.interval(row.accuracy),
+            "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
+            "gain": _of_seeds(row.gain, row),
+            over: UNKNOWN,
+            "against GRPO at this budget": UNKNOWN,
+            "FLOPs": fmt.quantity(row.costs["flops"]),
+        }
+        if arms and row.first.kind == ONLINE:
+            line["s"] = str(paired.sync_every(row.first) or "∞")
+            line["loss"] = paired.loss_of(row.first)
         if other is not None and other is not row:
-            apart = _of_seeds(paired.difference(row, other), row) + f", {other.name}" * (
-                over == "over"
-            )
-        policy = row.policies[0]
-        lines.append(
-            {
-                "policy": f"{row.name}{' (best on dev)' * (row in best)}",
-                "K": f"{row.steps:g}",
-                "s": str(paired.sync_every(policy) or "∞")
-                if arms and policy.kind == ONLINE
-                else UNKNOWN,
-                "loss": (arms and paired.loss_of(policy)) or UNKNOWN,
-                "seeds": str(len(row.seeds)) if several else UNKNOWN,
-                "dev %": fmt.percent(row.dev),
-                "accuracy % [95 %]": fmt.interval(row.accuracy),
-                "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
-                "gain": _of_seeds(row.gain, row),
-                over: apart,
-                "against GRPO at this budget": _versus(study, row) if group.is_offline else UNKNOWN,
-                "FLOPs": fmt.quantity(row.costs["flops"]),
-            }
-        )
-    return table(
-        f"Accuracy on {fmt.count(len(rows[0][1].ids) if rows else 0)} test problems", lines
-    )
+            line[over] = _of_seeds(paired.difference(row, other), row)
+            line[over] += f", {other.name}" * (over == "over")
+        if row.group.is_offline:
+            line["against GRPO at this budget"] = _versus(study, row)
+        lines.append(line)
+    return table(f"Accuracy on {fmt.count(len(rows[0].ids) if rows else 0)} test problems", lines)
 
 
 def details(study: Study) -> Table:
@@ -331,35 +303,29 @@ def details(study: Study) -> Table:
     return table("Their answers, and what they cost", cells)
 
 
-def _priced_section(study: Study, rates: Rates) -> Section:
+def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
     """Show what the study's tokens would take elsewhere: no forecast, since another model takes
     other steps."""
     scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens as they are"
     absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds.get("", {}))
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on "
-        f"{rates.topology}: responses of "
-        f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without "
-        "verifiers, judges, checkpoints "
-        "and loading. A token has the rate of the recipe's stages of the kind that it was spent "
-        "in, at their batches, "
-        "or their mean over all stages where it has none. "
-        "It prices what was done here, and is no forecast of how many steps that model would need."
+        f"{rates.topology}: responses of {rates.response:,.0f} tokens, {rates.efficiency:.0%} of "
+        "the roofline, without verifiers, judges, checkpoints and loading. A token has the rate of "
+        "the recipe's stages of the kind that it was spent in, at their batches, or their mean "
+        "over all stages where it has none. It prices what was done here, and is no forecast of "
+        "how many steps that model would need."
     )
     if absent:
         note += f" The recipe has no rate for tokens {absent}: they count as nothing."
-    return Section(
-        "priced",
-        "What its tokens would take elsewhere",
-        [Note(note), priced(study, rates), frontier_chart(study, "hours")],
-    )
+    return [Note(note), priced(study, rates), frontier_chart(study, "hours")]
 
 
 def priced(study: Study, rates: Rates) -> Table:
     """Show every row of the study at the rates, offline training against each GRPO alone in equal
     time."""
     lines = []
-    for group, row in grouped_rows((*study.offline, *study.baselines)):
+    for row in rows_of((*study.offline, *study.baselines)):
         hours = row.costs["hours"]
         line = {
             "policy": row.name,
@@ -368,11 +334,9 @@ def priced(study: Study, rates: Rates) -> Table:
         }
         if rates.price is not None:
             line["price"] = f"{hours * rates.chips * rates.price:,.2f}"
-        if group.is_offline:
-            line |= {
-                f"against {other.name} in equal time": _against(row, other, "hours")
-                for other in study.baselines
-            }
+        if row.group.is_offline:
+            for other in study.baselines:
+                line[f"against {other.name} in equal time"] = _against(row, other, "hours")
         lines.append(line)
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
 
@@ -418,7 +382,7 @@ def headline(study: Study) -> str:
         return f"No point of this study is finished and tested yet. To go on: {command(study)}"
     arms = paired.spectrum(study)
     if arms and not study.offline:
-        return _span([row for _, row in arms])
+        return _span(arms)
     answers = []
     undecided: list[Row] = []
     for what, rows in _questions(study):
@@ -451,10 +415,8 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
     among = f" among {candidates} of {len(rows)}" if candidates < len(rows) else ""
     text = f"{row.name}, chosen on dev{among}, answers {fmt.interval(row.accuracy)} % correctly"
     every = rows_of((*study.groups, *study.warmups))
-    best = max(
-        (other for other in every if {*other.seeds} >= {*row.seeds}),
-        key=lambda other: other.accuracy.mean,
-    )
+    alike = [other for other in every if {*other.seeds} >= {*row.seeds}]
+    best = max(alike, key=lambda other: other.accuracy.mean)
     lost = paired.difference(row, best)
     spent, most = row.costs["flops"], best.costs["flops"]
     if best is row or lost is None:
@@ -563,8 +525,7 @@ def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
     rows = []
     for row in rows_of(study.offline):
-        cells = {head: written(row.mean(*path)) for head, (path, written) in TAUGHT.items()}
-        rows.append({"policy": row.name, **cells})
+        rows.append({"policy": row.name, **fmt.cells(TAUGHT, row.measured)})
     return table("Rollouts and pairs that offline training was given", rows)
 
 
@@ -575,8 +536,8 @@ def correlations(study: Study) -> Table:
     for group in study.swept:
         policies = group.policies
         measures = {"K": [policy.steps for policy in policies]}
-        for head, (path, _) in TAUGHT.items():
-            measures[head] = [policy.measure(*path) for policy in policies]
+        for path, (head, _) in TAUGHT.items():
+            measures[head] = [policy.measure(path) for policy in policies]
         for name, rho, n in rank_correlations(measures, [policy.mean_gain for policy in policies]):
             rows.setdefault(name, {"measure": name})[f"{group.name}, {n} points"] = f"{rho:+.2f}"
     title = (
@@ -615,14 +576,8 @@ def stopping(study: Study) -> Table:
             why = str(policy.stop["rule"])
             if "measure" in policy.stop:
                 why += f" ({policy.stop['measure']})"
-            lines.append(
-                {
-                    "policy": row.name,
-                    "seed": str(policy.run.seed),
-                    "K": f"{policy.steps:g}",
-                    "why": why,
-                }
-            )
+            seed = str(policy.run.seed)
+            lines.append({"policy": row.name, "seed": seed, "K": f"{policy.steps:g}", "why": why})
     return table("Where each warm-up ended", lines)
 
 
@@ -638,7 +593,7 @@ def _settings(study: Study) -> list[Part | None]:
     return [Code("Configuration of the study", study.config), *codes]
 
 
-def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
+def records(study: Study) -> Iterator[Figures]:
     """Yield all figures, group by group and K by K: those of each seed, then those of all together
     (seed "all").
 
@@ -648,22 +603,14 @@ def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]
     "advantage/BASELINE/flops/mean", with rates "hours" too; BASELINE is "best on dev" for the one
     that is best there at these FLOPs. Units are those of the manifests.
     """
-    for group in (*study.groups, *study.warmups):
-        values = ";".join(f"{field}={text}" for field, text in group.values.items())
-        for row in group.rows:
-            for policy in row.policies:
-                for split, measure, value in _of_policy(policy):
-                    yield (
-                        group.arm,
-                        values,
-                        str(policy.run.seed),
-                        f"{policy.steps:g}",
-                        split,
-                        measure,
-                        value,
-                    )
-            for split, measure, value in _of_row(study, group, row):
-                yield group.arm, values, "all", f"{row.steps:g}", split, measure, value
+    for row in rows_of((*study.groups, *study.warmups)):
+        values = ";".join(f"{field}={text}" for field, text in row.group.values.items())
+        for policy in row.policies:
+            known = (row.group.arm, values, str(policy.run.seed), f"{policy.steps:g}")
+            for figure in _of_policy(policy):
+                yield *known, *figure
+        for figure in _of_row(study, row):
+            yield row.group.arm, values, "all", f"{row.steps:g}", *figure
 
 
 def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
@@ -676,29 +623,26 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
     yield "test", "offline_gain", policy.mean_gain if kind == OFFLINE else math.nan
     yield from (("", f"cost/{measure}", value) for measure, value in policy.costs.items())
     for name, manifest in ((COLLECT, policy.pairs_manifest), (kind, policy.manifest)):
-        for measure, value in leaves(
-            {part: manifest.get(part, {}) for part in ("counts", "result")}
-        ):
+        known = {part: manifest.get(part, {}) for part in ("counts", "result")}
+        for measure, value in leaves(known):
             yield "", f"{name}/{measure.removeprefix('counts/')}", value
     if policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps"):
-        yield from (
-            ("", *figure)
-            for figure in leaves(policy.manifest.get("generation", {}), "online/generation/")
-        )
+        generation = policy.manifest.get("generation", {})
+        yield from (("", *figure) for figure in leaves(generation, "online/generation/"))
 
 
-def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
+def _of_row(study: Study, row: Row) -> Iterator[tuple[str, str, float]]:
     if row.split != "dev":
         yield "dev", "accuracy/mean", row.dev
     intervals = {"accuracy": row.accuracy, "gain": row.gain}
-    if group.is_offline:
+    if row.group.is_offline:
         intervals["offline_gain"] = row.gain
         measures = ["flops"] if study.rates is None else ["flops", "hours"]
         for measure, baseline in itertools.product(measures, study.baselines):
-            intervals[f"advantage/{baseline.name}/{measure}"] = paired.advantage(
-                row, baseline, measure
-            )
-        if (best := paired.best_at(study, row)) is not None:
+            worth = paired.advantage(row, baseline, measure)
+            intervals[f"advantage/{baseline.name}/{measure}"] = worth
+        best = paired.best_at(study, row)
+        if best is not None:
             intervals["advantage/best on dev/flops"] = paired.advantage(row, best)
     for name, interval in intervals.items():
         if interval is None:

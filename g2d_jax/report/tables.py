@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from g2d_jax.accounting import TIMES, TOKENS, cost, shares
 from g2d_jax.config.policy_name import own_stage
@@ -21,9 +21,6 @@ from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.terminal import clean
 
 Manifest = Mapping[str, Any]
-NOT_MEASURED = (math.nan, math.nan)
-"""A difference and its error that nobody measured."""
-
 COSTS: Mapping[str, tuple[str, Written]] = {
     **{name: (name, fmt.quantity) for name in TOKENS},
     "tokens": ("tokens of all kinds", fmt.quantity),
@@ -43,6 +40,10 @@ class Table(NamedTuple):
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def __bool__(self) -> bool:
+        """Whether it is shown."""
+        return bool(self.rows)
 
     @property
     def numeric(self) -> list[bool]:
@@ -84,7 +85,11 @@ def one_line(text: str) -> str:
 _FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"
 
 
-def sheet(columns: Sequence[str], rows: Iterable[tuple[*tuple[str, ...], float]]) -> str:
+Figures: TypeAlias = tuple[*tuple[str, ...], float]
+"""A row of a CSV: texts, and the number that they name."""
+
+
+def sheet(columns: Sequence[str], rows: Iterable[Figures]) -> str:
     """Write rows of texts, which no spreadsheet takes for formulas, and of numbers that read back,
     as CSV."""
     buffer = io.StringIO()
@@ -141,11 +146,8 @@ def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str,
     several devices."""
     if not costs.get("device_seconds", math.nan) > costs.get("seconds", math.nan):
         costs = {**costs, "device_seconds": math.nan}
-    cells = {}
-    for name in measures:
-        head, written = COSTS[name]
-        cells[head] = written(costs.get(name, math.nan))
-    return cells
+    columns = {name: COSTS[name] for name in measures}
+    return fmt.cells(columns, lambda name: costs.get(name, math.nan))
 
 
 def total_cost(
@@ -165,45 +167,44 @@ def policies(evaluation: Manifest | None) -> list[Manifest]:
     return list((evaluation or {}).get("result", {}).get("policies", ()))
 
 
-def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """Map (before, after) to the paired difference in accuracy and its standard error clustered by
-    problem.
+class Step(NamedTuple):
+    """A policy after the one before it, and the paired difference of them with its standard error
+    clustered by problem; NaN where it was not measured."""
+
+    before: Manifest
+    after: Manifest
+    difference: float
+    error: float
+    problems: float
+
+
+def paired(evaluation: Manifest) -> dict[tuple[str, str], Manifest]:
+    """Map the names of two policies, before and after, to their paired differences."""
+    pairs = evaluation.get("result", {}).get("paired", ())
+    return {(pair["before"], pair["after"]): pair for pair in pairs}
+
+
+def steps(evaluation: Manifest, *kind: str) -> list[Step]:
+    """List each policy but the first with the one before it.
 
     kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its
     reward.
     """
-    pairs = evaluation.get("result", {}).get("paired", ())
-    return {
-        (p["before"], p["after"]): (number(p, *kind, "difference"), number(p, *kind, "sem"))
-        for p in pairs
-    }
-
-
-def compared(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], float]:
-    """(before, after) -> the problems that their paired difference is over. kind: as in
-    `differences`."""
-    pairs = evaluation.get("result", {}).get("paired", ())
-    return {(p["before"], p["after"]): number(p, *kind, "problems") for p in pairs}
-
-
-def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, float, float]]:
-    """List each policy but the first with the one before it: before, after, paired difference,
-    standard error.
-
-    kind: as in `differences`.
-    """
-    measured = differences(evaluation, *kind)
-    pairs = itertools.pairwise(policies(evaluation))
-    return [(b, a, *measured.get((b["name"], a["name"]), NOT_MEASURED)) for b, a in pairs]
+    pairs = paired(evaluation)
+    found = []
+    for before, after in itertools.pairwise(policies(evaluation)):
+        pair = pairs.get((before["name"], after["name"]), {})
+        numbers = [number(pair, *kind, name) for name in ("difference", "sem", "problems")]
+        found.append(Step(before, after, *numbers))
+    return found
 
 
 def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
-    """Map each policy but the first to its gain on the one before it, and the standard error; see
-    `steps`."""
-    return {
-        after["name"]: (difference, error)
-        for _, after, difference, error in steps(evaluation, *kind)
-    }
+    """Map each policy to its gain on the one before it, and the standard error; see `steps`."""
+    measured = {policy["name"]: (math.nan, math.nan) for policy in policies(evaluation)}
+    for step in steps(evaluation, *kind):
+        measured[step.after["name"]] = step.difference, step.error
+    return measured
 
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
@@ -251,8 +252,8 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
             if largest > 1:
                 row[f"pass@{largest} %"] = fmt.percent(number(policy, "pass_at", str(largest)))
             row["greedy %"] = fmt.percent(number(policy, "greedy"))
-            row["change"] = fmt.change(*sampled.get(policy["name"], NOT_MEASURED))
-            row["greedy change"] = fmt.change(*greedy.get(policy["name"], NOT_MEASURED))
+            row["change"] = fmt.change(*sampled[policy["name"]])
+            row["greedy change"] = fmt.change(*greedy[policy["name"]])
         row |= _rewards(evaluation, policy)
         row["made by"] = " + ".join(str(stage.get("name", "")) for stage in makers) or UNKNOWN
         rows.append(
@@ -276,7 +277,7 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
             continue
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         cells[f"{name}reward"] = reward(policy, task)
-        gain = gains(evaluation, "tasks", task).get(policy["name"], NOT_MEASURED)
+        gain = gains(evaluation, "tasks", task)[policy["name"]]
         cells[f"{name}change"] = fmt.measured(*gain, sign="+")
     return cells
 
@@ -365,13 +366,14 @@ def verdicts_table(evaluation: Manifest) -> Table:
 def paired_table(evaluation: Manifest) -> Table:
     """Build the paired differences that the result lacks: those of policies that do not follow each
     other."""
-    stepwise = {(before["name"], after["name"]) for before, after, *_ in steps(evaluation)}
+    stepwise = {(step.before["name"], step.after["name"]) for step in steps(evaluation)}
     rows = []
     for kind in ((), ("greedy",)):
-        for (before, after), (difference, error) in differences(evaluation, *kind).items():
-            if not math.isnan(difference) and (before, after) not in stepwise:
-                pair = ", ".join([f"{before} → {after}", *kind])
-                rows.append({"pair": pair, "change": fmt.change(difference, error)})
+        for names, pair in paired(evaluation).items():
+            difference, error = number(pair, *kind, "difference"), number(pair, *kind, "sem")
+            if not math.isnan(difference) and names not in stepwise:
+                name = ", ".join([" → ".join(names), *kind])
+                rows.append({"pair": name, "change": fmt.change(difference, error)})
     title = "Other paired differences, points ± standard error clustered by problem"
     return table(title, rows if has_accuracy(evaluation) else [])
 

@@ -18,7 +18,7 @@ from g2d_jax.config import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
-from g2d_jax.report.read import read_optional
+from g2d_jax.report.runs import read_optional
 from g2d_jax.runtime.storage import PathLike, is_local
 from g2d_jax.runtime.tables import safe_text
 from g2d_jax.workdir import absolute

@@ -57,9 +57,8 @@ def with_axes(
     if product or zipped:
         if len(study.sweep.arms):
             raise ValueError(
-                f"this config has arms of its own ({listed(study.sweep.arms)}): change them "
-                "there, --product and --zip "
-                "are for configs without"
+                f"this config has arms of its own ({listed(study.sweep.arms)}): change them there, "
+                "--product and --zip are for configs without"
             )
         study.sweep.arms[MAIN] = schema.arm(product=tuple(product), zip=tuple(zipped))
         study.sweep.folder = ""  # what the command line names is relative to the working directory

@@ -22,7 +22,8 @@ from g2d_jax.report.comparison import (
 )
 from g2d_jax.report.page import check_output, html, text
 from g2d_jax.report.paired_differences import compare
-from g2d_jax.report.read import Study, read_comparison
+from g2d_jax.report.read import read_comparison
+from g2d_jax.report.rows import Study
 from g2d_jax.report.samples import furthest_apart, read_samples
 from g2d_jax.report.study import COLUMNS
 from g2d_jax.report.tables import sheet

@@ -233,8 +233,8 @@ def test_a_list_stays_within_its_budget():
         Row(f"{i}", "", None, [Cell(0, "", [Sample("correct", "", [Span("x" * 100_000)])])])
         for i in range(40)
     ]
-    section = pages.Section("x", "X", [Listing("Many", "", [""], rows, "")])
-    source = pages.html(pages.Report("report", "Many", "", "", [], [section]))
+    parts = {"browser": [Listing("Many", "", [""], rows, "")]}
+    source = pages.html(pages.Report("report", "Many", "", "", [], parts))
     count = source.count("<details data-row>")
     assert 25 < count < 40 and len(source) < pages.BUDGET + 100_000
     assert (
@@ -318,8 +318,8 @@ def test_in_a_browser_the_filters_appear_and_hostile_text_does_nothing(tmp_path)
         Row(f"{HOSTILE} {i}", HOSTILE, HOSTILE, [Cell(0, HOSTILE, [Sample("correct", "", [])])])
         for i in range(3)
     ]
-    section = pages.Section("x", "X", [Listing("List", "", [HOSTILE], rows, "")])
-    source = pages.html(pages.Report("report", "Safe", "", "", [], [section]))
+    parts = {"browser": [Listing("List", "", [HOSTILE], rows, "")]}
+    source = pages.html(pages.Report("report", "Safe", "", "", [], parts))
     path = tmp_path / "page.html"
     path.write_text(
         source.replace("</body>", '<script>document.title = "broken"</script></body>'),

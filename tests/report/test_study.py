@@ -670,9 +670,7 @@ def test_arms_that_miss_seeds_or_begin_with_different_policies(tmp_path):
     assert found["s1"]["gain"].endswith("(1 of 2 seeds)")
     for i, sync_every in enumerate((10, 1)):
         fake.arm(f"other{sync_every}", i, online("dpo", sync_every), [1, 1, 0, 0], sft=f"own{i}")
-    assert (
-        paired.start_of([row for _, row in paired.spectrum(fake.study())]) is None
-    )  # two cold policies
+    assert paired.start_of(paired.spectrum(fake.study())) is None  # two cold policies
 
 
 def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
@@ -680,7 +678,7 @@ def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
     for sync_every in (1, 0, 10):
         values = {"stages.train.sync_every": str(sync_every)}
         fake.arm("range", 0, online("dpo", sync_every), [1, 1, 0, 0], values=values)
-    names = [row.name for _, row in paired.spectrum(fake.study())]
+    names = [row.name for row in paired.spectrum(fake.study())]
     assert names == ["range, sync every 0", "range, sync every 10", "range, sync every 1"]
     for rate, stage in (
         ("0.1", {}),

@@ -1,0 +1,311 @@
+"""Describe policies beside each other: of several seeds, of several K, of several runs.
+
+Row, its seeds ─► Group, its K ─► Study, of a directory's points or of runs side by side
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from etils import epath
+
+from g2d_jax.config.policy_name import own_stage
+from g2d_jax.report.format import number
+from g2d_jax.report.policies import Array, Policy
+from g2d_jax.report.runs import OFFLINE, Run, Stage
+from g2d_jax.study import frontier, stats
+from g2d_jax.study.pricing import Rates
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_generations")
+"""Settings of an evaluation without which accuracies are not of the same thing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Policies that differ in their seed alone, on the same problems. k: steps where points of a
+    study vary them.
+
+    group: the rows it belongs to. answers: of each policy, as `read_answers` has them, to the same
+    problems of a split.
+    """
+
+    group: Group
+    name: str
+    policies: Sequence[Policy]
+    answers: Sequence[pd.DataFrame]
+    k: int | None
+    split: str
+
+    @property
+    def first(self) -> Policy:
+        """The policy of the first seed."""
+        return self.policies[0]
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The problems [N], ids ascending."""
+        return list(self.answers[0].index)
+
+    @cached_property
+    def correct(self) -> list[Array]:
+        """Each policy's answers [N, samples]."""
+        return [answers.to_numpy() for answers in self.answers]
+
+    @cached_property
+    def accuracies(self) -> Array:
+        """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
+        return np.stack([stats.row_means(correct) for correct in self.correct])
+
+    def pass_at(self, k: int) -> float:
+        """Average pass@k over seeds."""
+        return float(np.mean([stats.pass_at(correct, k) for correct in self.correct]))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The policies' seeds, in their order."""
+        return [policy.run.seed for policy in self.policies]
+
+    def over_seeds(self, measure: Callable[[Policy], float]) -> float:
+        """Average a number of each policy; NaN if one lacks it."""
+        return float(np.mean(list(map(measure, self.policies))))
+
+    @property
+    def steps(self) -> float:
+        """The mean K of the seeds: where a warm-up stops by itself they differ."""
+        return self.over_seeds(lambda policy: policy.steps)
+
+    def evaluated(self, split: str, *keys: str) -> float:
+        """Average a number of the evaluation on a split over seeds; NaN if one lacks it."""
+        return self.over_seeds(lambda policy: number(policy.result(split), *keys))
+
+    def measured(self, path: Sequence[str]) -> float:
+        """Average `Policy.measure` over seeds; NaN if one lacks it."""
+        return self.over_seeds(lambda policy: policy.measure(path))
+
+    @cached_property
+    def accuracy(self) -> frontier.Interval:
+        """Mean accuracy with its interval over problems and seeds."""
+        return frontier.mean_interval(self.accuracies, limits=(0, 1))
+
+    @cached_property
+    def dev(self) -> float:
+        """The mean accuracy on dev, NaN if a seed was not evaluated there."""
+        return self.evaluated("dev", "mean")
+
+    @cached_property
+    def gain(self) -> frontier.Interval | None:
+        """The accuracy that the last training added, paired by seed and problem; None if that is
+        not known."""
+        if self.split != "test":  # `Policy.gain` is of test problems
+            return None
+        gains = [policy.gain for policy in self.policies]
+        return mean_change(
+            [gain for gain in gains if gain is not None and len(gain) == len(self.ids)]
+        )
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """The means of `Policy.costs` over seeds; NaN where one lacks it."""
+        return {measure: self._cost(measure) for measure in self.first.costs}
+
+    def _cost(self, measure: str) -> float:
+        return self.over_seeds(lambda policy: policy.costs.get(measure, math.nan))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Rows of an arm that differ in K alone, ascending. values: what else varies, field -> text."""
+
+    arm: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        policies: Sequence[Policy],
+        answers: Sequence[pd.DataFrame],
+        k: int | None = None,
+        split: str = "test",
+    ) -> Row:
+        """Add a row and return it; arguments: see `Row`."""
+        row = Row(self, name, policies, answers, k, split)
+        self.rows.append(row)
+        return row
+
+    @property
+    def setting(self) -> str:
+        """The settings that vary, for readers: "learning rate 0.0001"."""
+        words = {name: name.rpartition(".")[2].replace("_", " ") for name in self.values}
+        return ", ".join(f"{words[name]} {text}" for name, text in self.values.items())
+
+    @property
+    def name(self) -> str:
+        """The arm, and what else varies."""
+        return ", ".join(filter(None, [self.arm, self.setting]))
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The policies of all rows."""
+        return policies_of(self.rows)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it ends with offline training; else it is online training that simply goes on."""
+        return any(policy.kind == OFFLINE for policy in self.policies)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the warm-up ends by itself."""
+        return any(policy.stop for policy in self.policies)
+
+    def goes_on_from(self, other: Group) -> bool:
+        """Whether a policy has the same online training behind it, and was tested on the same
+        problems."""
+        shared = self._warmups & other._warmups
+        return bool(shared) and self.rows[0].ids == other.rows[0].ids
+
+    @property
+    def _warmups(self) -> set[epath.Path]:
+        """The folders of the last stages of online training behind its policies."""
+        last = [(policy.run, policy.online[0]) for policy in self.policies if policy.online]
+        return {run.stages[own_stage(name)].folder for run, name in last}
+
+
+def mean_change(changes: Sequence[Array]) -> frontier.Interval | None:
+    """Average the differences in accuracy of seeds, each [N], with their interval; None without a
+    seed."""
+    return frontier.mean_interval(np.stack(changes), limits=(-1, 1)) if changes else None
+
+
+def rows_of(groups: Iterable[Group]) -> list[Row]:
+    """List the rows of groups, in their order."""
+    return list(itertools.chain.from_iterable(group.rows for group in groups))
+
+
+def policies_of(rows: Iterable[Row]) -> list[Policy]:
+    """List the policies of rows, in their order."""
+    return list(itertools.chain.from_iterable(row.policies for row in rows))
+
+
+def seeds_of(rows: Iterable[Row]) -> set[int]:
+    """Return the seeds that any of the rows has."""
+    return set(itertools.chain.from_iterable(row.seeds for row in rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A run that is compared with others. mark: A, B, … label: its folder's name, or its path where
+    another has that.
+
+    stage: the evaluation that takes part.
+    """
+
+    mark: str
+    label: str
+    run: Run
+    stage: Stage
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
+        result = self.stage.manifest.get("result", {})
+        known = dict(result.get("sampling", {}))
+        known["split"] = self.stage.split
+        known["num_generations"] = result.get("samples")
+        # Evaluations of earlier versions had no such setting.
+        known["stop"] = list(known.get("stop") or ())
+        return {name: known.get(name) for name in ("split", *SAMPLING)}
+
+    @property
+    def last(self) -> str:
+        """The last of the policies evaluated, by name."""
+        return list(self.stage.policies)[-1]
+
+    def file(self, policy: str) -> epath.Path:
+        """Where a policy's completions are. Raises ValueError if they are gone."""
+        file = self.stage.rollouts_file(policy)
+        if not file.exists():
+            raise ValueError(
+                f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be "
+                "compared"
+            )
+        return file
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's directory, or runs side by side. left_out: label of a point -> why it is in no
+    group.
+
+    warmups: online training alone, as points that end offline evaluated it on their way, where no
+    point is about it.
+    sides: of a study whose arms are runs, these; each policy of a run is a group of one row.
+    warnings: why their accuracies may not be comparable.
+    """
+
+    workdir: epath.Path
+    name: str
+    groups: Sequence[Group]
+    left_out: Mapping[str, str]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    warmups: Sequence[Group] = ()
+    rates: Rates | None = None
+    sides: Sequence[Side] = ()
+    warnings: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all groups."""
+        return rows_of(self.groups)
+
+    @property
+    def problems(self) -> list[str]:
+        """The ids of the problems of the first row: of runs side by side those that are common to
+        all."""
+        return self.rows[0].ids if self.rows else []
+
+    @property
+    def split(self) -> str:
+        """The split that the accuracies are of."""
+        return self.rows[0].split if self.rows else "test"
+
+    @property
+    def last(self) -> list[Row]:
+        """The rows that are the last policies of runs side by side."""
+        last = {(side.run, side.last) for side in self.sides}
+        return [row for row in self.rows if (row.first.run, row.first.name) in last]
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The policies of all finished points that were evaluated on the test split."""
+        return policies_of(self.rows)
+
+    @property
+    def mean_length(self) -> float:
+        """The mean tokens of a response on the test split, over all policies."""
+        return float(np.mean([policy.result("test")["mean_length"] for policy in self.policies]))
+
+    @property
+    def offline(self) -> list[Group]:
+        """The groups that end with offline training."""
+        return [group for group in self.groups if group.is_offline]
+
+    @property
+    def baselines(self) -> list[Group]:
+        """The groups of online training alone."""
+        return [*(group for group in self.groups if not group.is_offline), *self.warmups]
+
+    @property
+    def swept(self) -> list[Group]:
+        """The groups that end with offline training at several K."""
+        return [group for group in self.offline if len(group.rows) > 1]
