@@ -12,9 +12,8 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +33,8 @@ from g2d_jax.runtime.storage import PathLike, write_bytes
 from g2d_jax.study import informativeness
 from g2d_jax.study.bend import EDGE, LITTLE, Bend, Estimate, bend
 
-Groups = list[list[ScoredRollout]]
+Group = list[ScoredRollout]
+Groups = list[Group]
 
 FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl", "autopsy_dpo.py")
 COLUMNS = ("step", "measure", "value")
@@ -218,7 +218,7 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
     Raises ValueError as that, and for a row that does not say its step or has no field for its
     reward.
     """
-    drawn: dict[int, dict[str, list[_Response]]] = {}
+    drawn: dict[int, dict[str, Group]] = {}
     contents: dict[int, set[tuple[str, str]]] = {}  # of each step, by which repeated ones are known
     rewards = set()
     lengths = set()
@@ -230,11 +230,11 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
             raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
         group = drawn.setdefault(row.step, {}).setdefault(row.prompt_key, [])
         group.append(_response(row, len(group), answers))
-        contents.setdefault(row.step, set()).add((row.prompt_key, group[-1].content))
+        contents.setdefault(row.step, set()).add((row.prompt_key, group[-1].text))
         if row.reward is not None:
             rewards.add(row.reward)
         lengths.add("characters" if row.completion_ids is None else "tokens")
-        if group[-1].answer:
+        if group[-1].score.answer:
             lacking.discard("distinct_answers")
         if row.finish_reason is None:
             lacking.add("frac_truncated")
@@ -244,18 +244,20 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
         raise ValueError(f"{', '.join(paths)} holds no rollouts")
     if len(lengths) > 1:
         lacking |= {name for name in MEASURES if "length" in name}
+    verifiable = len(rewards) <= 2
     above = sum(rewards) / 2 if len(rewards) == 2 else Reward().correct_above
-    score = partial(_score, above=above if len(rewards) <= 2 else None)
     steps = {}
     seen = set()
     for step in sorted(drawn):
         content = frozenset(contents[step])
         if content not in seen:
             seen.add(content)
-            steps[step] = [list(map(score, group)) for group in drawn[step].values()]
+            steps[step] = list(drawn[step].values())
+            if verifiable:
+                steps[step] = [_judged(group, above) for group in steps[step]]
     return Autopsy(
         steps=steps,
-        verifiable=len(rewards) <= 2,
+        verifiable=verifiable,
         above=above,
         unit=" or ".join(sorted(lengths)),
         unknown=frozenset(lacking),
@@ -265,17 +267,9 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
     )
 
 
-class _Response(NamedTuple):
-    """A row, reduced to what figures need. content: the hash of its text."""
-
-    rollout: Rollout
-    content: str
-    reward: float | None
-    answer: str | None
-
-
-def _response(row: DumpRow, sample: int, answers: AnswerRule) -> _Response:
-    """Reduce a row: in place of tokens zeros, which take no memory, and of log-probs their mean.
+def _response(row: DumpRow, sample: int, answers: AnswerRule) -> ScoredRollout:
+    """Reduce a row to what figures need: in place of tokens zeros, which take no memory, of
+    log-probs their mean, of the text its hash.
 
     Where there are no ids, a zero for each character.
     """
@@ -289,22 +283,22 @@ def _response(row: DumpRow, sample: int, answers: AnswerRule) -> _Response:
     stop = row.finish_reason or "stop"
     rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
     content = hash(text if ids is None or text is not None else ids.tobytes())
-    return _Response(
-        rollout, str(content), row.reward, None if text is None else final_answer(text, answers)
-    )
+    verdict = Verdict.UNSCORABLE if row.reward is None else Verdict.SCORED
+    answer = None if text is None else final_answer(text, answers)
+    return ScoredRollout(rollout, str(content), Score(row.reward, verdict, answer))
 
 
-def _score(response: _Response, above: float | None) -> ScoredRollout:
-    """Score a response; above: rewards above are correct, None: rewards rank."""
-    reward = response.reward
-    verdict = Verdict.SCORED
-    if reward is None:
-        verdict = Verdict.UNSCORABLE
-    elif above is not None:
-        verdict = Verdict.CORRECT if reward > above else Verdict.INCORRECT
-    return ScoredRollout(
-        response.rollout, response.content, Score(reward, verdict, response.answer)
-    )
+def _judged(group: Group, above: float) -> Group:
+    """Return the responses with those of a reward above the threshold as right, of others as
+    wrong."""
+    judged = []
+    for row in group:
+        reward = row.score.reward
+        if reward is not None:
+            verdict = Verdict.CORRECT if reward > above else Verdict.INCORRECT
+            row = replace(row, score=replace(row.score, verdict=verdict))
+        judged.append(row)
+    return judged
 
 
 def report(autopsy: Autopsy, name: str) -> Report:
@@ -317,13 +311,9 @@ def report(autopsy: Autopsy, name: str) -> Report:
     steps = list(autopsy.steps)
     most = fmt.value(figures["reward_variance"])
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
-    lines = {
-        what: (steps, [of_step[measure] for of_step in autopsy.measures.values()]),
-        "share of mixed prompts": (
-            steps,
-            [of_step["frac_mixed"] for of_step in autopsy.measures.values()],
-        ),
-    }
+    lines = {}
+    for name, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
+        lines[name] = (steps, [of_step[key] for of_step in autopsy.measures.values()])
     repeated = ", ".join(map(str, autopsy.repeated))
     parts = [
         table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
@@ -425,15 +415,12 @@ def write_autopsy(
     """
     folder = check_output(output, FILES, "an autopsy")
     first, last = autopsy.chosen
+    chosen = [step for step in autopsy.steps if first <= step <= last]
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
     lines = []
     for file in data_files(paths):
         for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True):
-            if (
-                row.step is not None
-                and first <= row.step <= last
-                and row.step not in autopsy.repeated
-            ):
+            if row.step in chosen:
                 lines.append(f"{json.dumps(raw.values, default=str)}\n")
     write_bytes(rollouts, "".join(lines).encode())
     required = ["POLICY"]

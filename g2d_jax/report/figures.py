@@ -15,6 +15,7 @@ import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -40,42 +41,11 @@ COLOURS = {
     "#8a6d00": "s4",
     "#4f5b66": "s5",
 }
-INK, GRID = "#5c646c", "#e3e0da"
-_VARIABLES = {
-    colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "soft", GRID: "line"}.items()
-}
+_VARIABLES = {colour: f"var(--{name})" for colour, name in COLOURS.items()}
+_VARIABLES |= {"#5c646c": "var(--soft)", "#e3e0da": "var(--line)"}  # of figures.mplstyle
 _DROPPED = {"svg": ("width", "height"), "g": ("id",)}
 _DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "g2d",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "text.parse_math": False,
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "lines.linewidth": 1.4,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.bottom": False,
-    "ytick.left": False,
-    "savefig.transparent": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": GRID,
-    "axes.axisbelow": True,
-    "axes.edgecolor": GRID,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-6, 7),
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "legend.handlelength": 1.8,
-    "lines.markersize": 3.5,
-}
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 class Point(NamedTuple):
@@ -102,12 +72,9 @@ class Chart:
     def file(self, form: Literal["svg", "pdf"]) -> bytes:
         """Write a file, without the date."""
         buffer = io.BytesIO()
+        date = {"svg": "Date", "pdf": "CreationDate"}[form]
         with _styled():
-            self.figure.savefig(
-                buffer,
-                format=form,
-                metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[form],
-            )
+            self.figure.savefig(buffer, format=form, metadata={date: None})
         return buffer.getvalue()
 
     def inline(self) -> Markup:
@@ -120,12 +87,10 @@ class Chart:
                     parent.remove(child)
         for node in root.iter():
             node.tag = node.tag.rpartition("}")[2]
-            style = dict(
-                part.split(": ", 1) for part in node.attrib.pop("style", "").split("; ") if part
-            )
-            attributes = {
-                name.rpartition("}")[2]: value for name, value in {**node.attrib, **style}.items()
-            }
+            attributes = {name.rpartition("}")[2]: value for name, value in node.attrib.items()}
+            for part in filter(None, attributes.pop("style", "").split("; ")):
+                name, value = part.split(": ", 1)
+                attributes[name] = value
             for name in ("font-family", "version", *_DROPPED.get(node.tag, ())):
                 attributes.pop(name, None)
             node.attrib = {name: _VARIABLES.get(value, value) for name, value in attributes.items()}
@@ -139,8 +104,7 @@ def _styled() -> Iterator[None]:
     font lacks."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rc_file(_STYLE)
         yield
 
 
@@ -236,19 +200,12 @@ def curves(
             for series, (x, _) in lines.items():
                 look = _look(names.index(series))
                 steps = np.asarray(x, np.float64)
-                band = values[panel, series][None]
+                line = values[panel, series]
                 if len(steps) >= 2 * MAX_POINTS:
-                    steps, band = _thin(steps, band[0])
-                    ax.fill_between(
-                        steps, band[1], band[2], color=look["color"], alpha=0.16, linewidth=0
-                    )
-                ax.plot(
-                    steps,
-                    band[0],
-                    label=visible(series),
-                    marker="o" if len(steps) <= 30 else "",
-                    **look,
-                )
+                    steps, (line, low, high) = _thin(steps, line)
+                    ax.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
+                marker = "o" if len(steps) <= 30 else ""
+                ax.plot(steps, line, label=visible(series), marker=marker, **look)
         _finish(figure, axes, titled=len(panels) > 1)
     longest = max(map(len, values.values()))
     notes = [note]
@@ -259,9 +216,8 @@ def curves(
         )
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
-    words = "; ".join(
-        f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items()
-    )
+    said = [f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items()]
+    words = "; ".join(said)
     return Chart(name, title, words, " ".join(filter(None, notes)), figure)
 
 
@@ -343,13 +299,10 @@ def _draw_points(
         xs, ys, ends, fmt="o", color=look["color"], label="" if joined else label, elinewidth=1
     )
     if joined:
+        numbers = range(len(xs))
         place = np.linspace(0, len(xs) - 1, 12 * len(xs))
-        ax.plot(
-            np.interp(place, range(len(xs)), xs),
-            np.interp(place, range(len(xs)), ys),
-            label=label,
-            **look,
-        )
+        line = [np.interp(place, numbers, values) for values in (xs, ys)]
+        ax.plot(*line, label=label, **look)
 
 
 def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
@@ -362,9 +315,8 @@ def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
         place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
         for offset, align in ((4, "bottom"), (-4, "top")):
             written = place + np.array([0, 0.01 * offset])
-            if all(
-                (abs(written - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken
-            ):
+            apart = (0.02 + 0.02 * len(p.label), 0.06)
+            if all((abs(written - other) > apart).any() for other in taken):
                 taken.append(written)
                 look: dict[str, Any] = {"ha": "center", "va": align, "fontsize": 7, "color": colour}
                 ax.annotate(
@@ -393,14 +345,8 @@ def intervals(
         ax.grid(visible=False, axis="y")
         for i, (_, value, low, high) in enumerate(rows):
             ends = np.nan_to_num(np.abs([[value - low], [high - value]]))
-            ax.errorbar(
-                [value],
-                [i],
-                xerr=ends,
-                fmt="o",
-                color=list(COLOURS)[i % len(COLOURS)],
-                elinewidth=1.4,
-            )
+            colour = list(COLOURS)[i % len(COLOURS)]
+            ax.errorbar([value], [i], xerr=ends, fmt="o", color=colour, elinewidth=1.4)
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.5, -0.5)
     words = "; ".join(

@@ -140,7 +140,7 @@ class Policy:
             costs["hours"] = run.rates.hours(accounting.costs_by_stage(*made))
         return costs
 
-    def evaluation(self, split: str) -> Stage | None:
+    def evaluation(self, split: str | None) -> Stage | None:
         """Return the last stage that evaluated it on a split, None if none did."""
         stages = (stage for stage in self.run.evaluations[::-1] if stage.split == split)
         return next((stage for stage in stages if self.name in stage.policies), None)
@@ -150,7 +150,7 @@ class Policy:
         stage = self.evaluation(split)
         return stage.policies[self.name] if stage else {}
 
-    def answers(self, split: str) -> pd.DataFrame | None:
+    def answers(self, split: str | None) -> pd.DataFrame | None:
         """Read its answers on a split with `Run.answers`; None if it was not evaluated there or
         they are gone."""
         stage = self.evaluation(split)

@@ -214,20 +214,26 @@ def read_comparison(
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
-    chosen = []
+    chosen: list[tuple[Side, Policy, pd.DataFrame]] = []
     left_out = {}
-    files = set()
     for side in sides:
         names = list(side.stage.policies)
         if policies == "ends":
             names = list(dict.fromkeys((names[0], names[-1])))
         for name in names:
-            file = side.file(name)
-            if file in files and name != side.last:
+            policy = Policy(side.run, name)
+            answers = policy.answers(side.stage.split)
+            if answers is None:
+                raise ValueError(
+                    f"{side.stage.folder} has no completions of {name!r} any more: they cannot be "
+                    "compared"
+                )
+            # A file that several runs share is read once.
+            is_shared = any(answers is other for _, _, other in chosen)
+            if is_shared and name != side.last:
                 left_out[f"{side.mark}: {name}"] = SHARED
             else:
-                chosen.append((side, name, side.run.answers(file)))
-            files.add(file)
+                chosen.append((side, policy, answers))
     common = sorted(set.intersection(*(set(answers.index) for _, _, answers in chosen)))
     if not common:
         evaluated = [
@@ -238,7 +244,7 @@ def read_comparison(
             "the runs have no problem in common, they cannot be compared; evaluated are "
             f"{', '.join(evaluated)}"
         )
-    groups = [_arm(side, name, answers.loc[common]) for side, name, answers in chosen]
+    groups = [_arm(side, policy, answers.loc[common]) for side, policy, answers in chosen]
     warnings = list(_incomparable(sides, common))
     return Study(absolute(output), "compare", groups, left_out, sides=sides, warnings=warnings)
 
@@ -248,11 +254,12 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     if len(roots) < 2:
         raise ValueError(f"a comparison takes two runs or more, got {len(roots)}")
     names = [root.name for root in roots]
+    answers = functools.cache(read_answers)
     sides: list[Side] = []
     for i, root in enumerate(roots):
         if root in roots[:i]:
             raise ValueError(f"{root} is given twice: compare runs that differ")
-        run = read_run(root)
+        run = read_run(root, answers)
         stages = [stage for stage in run.evaluations if stage.policies]
         if not stages:
             raise ValueError(
@@ -270,17 +277,17 @@ def _mark(number: int) -> str:
     return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
 
 
-def _arm(side: Side, name: str, answers: pd.DataFrame) -> Group:
+def _arm(side: Side, policy: Policy, answers: pd.DataFrame) -> Group:
     """Make a group of one policy of a run. Raises ValueError where none of its answers is right or
     wrong."""
-    title = f"{side.mark}: {policy_name(side.stage.policies[name])}"
+    title = f"{side.mark}: {policy_name(side.stage.policies[policy.name])}"
     if answers.isna().to_numpy().all():
         raise ValueError(
             f"none of the {len(answers):,} common problems is scored for {title} as right or "
             "wrong: accuracies are compared, not rewards"
         )
     group = Group(title, {"run": side.label})
-    group.add(title, [Policy(side.run, name)], [answers], split=str(side.stage.split))
+    group.add(title, [policy], [answers], split=str(side.stage.split))
     return group
 
 

@@ -231,16 +231,6 @@ class Side:
         """The last of the policies evaluated, by name."""
         return list(self.stage.policies)[-1]
 
-    def file(self, policy: str) -> epath.Path:
-        """Where a policy's completions are. Raises ValueError if they are gone."""
-        file = self.stage.rollouts_file(policy)
-        if not file.exists():
-            raise ValueError(
-                f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be "
-                "compared"
-            )
-        return file
-
 
 @dataclass(frozen=True)
 class Study:

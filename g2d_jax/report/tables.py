@@ -223,11 +223,8 @@ def has_accuracy(evaluation: Manifest) -> bool:
 
 def pass_at_ks(ordered: Iterable[Manifest]) -> list[int]:
     """List the k of the pass@k that policies were evaluated with, ascending."""
-    return sorted(
-        set(
-            map(int, itertools.chain.from_iterable(policy.get("pass_at", ()) for policy in ordered))
-        )
-    )
+    ks = itertools.chain.from_iterable(policy.get("pass_at", ()) for policy in ordered)
+    return sorted(set(map(int, ks)))
 
 
 def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Table:
@@ -256,17 +253,13 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
             row["greedy change"] = fmt.change(*greedy[policy["name"]])
         row |= _rewards(evaluation, policy)
         row["made by"] = " + ".join(str(stage.get("name", "")) for stage in makers) or UNKNOWN
-        rows.append(
-            row | cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds"))
-        )
-    over = (
-        f"{problems(evaluation, 'problems')}, "
-        f"{fmt.count(number(evaluation, 'result', 'samples'))} answers each"
-    )
+        costs = cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds"))
+        rows.append(row | costs)
+    samples = fmt.count(number(evaluation, "result", "samples"))
+    over = f"{problems(evaluation, 'problems')}, {samples} answers each"
     what, unit = ("Accuracy", ", in points") if has_accuracy(evaluation) else ("Reward", "")
-    return table(
-        f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})", rows
-    )
+    title = f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})"
+    return table(title, rows)
 
 
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
@@ -284,9 +277,12 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
 
 def reward(policy: Manifest, task: str) -> str:
     """Format a policy's mean reward in a task, with its standard error."""
-    return fmt.measured(
-        number(policy, "tasks", task, "reward"), number(policy, "tasks", task, "sem")
-    )
+    return _measured(policy.get("tasks", {}).get(task, {}), "reward", "sem")
+
+
+def _measured(record: Manifest, value: str, error: str) -> str:
+    """Format a number of a record with its error, from their names there."""
+    return fmt.measured(number(record, value), number(record, error))
 
 
 def problems(evaluation: Manifest, what: str) -> str:
@@ -322,17 +318,16 @@ def tasks_table(evaluation: Manifest) -> Table:
     rows = []
     for policy in policies(evaluation):
         for task, result in policy.get("tasks", {}).items():
-            by_length = fmt.measured(
-                number(result, "length_normalised"), number(result, "length_normalised_sem")
-            )
             rows.append(
                 {
                     "policy": policy_name(policy),
                     "task": task,
                     "accuracy %": fmt.percent(number(result, "accuracy")),
-                    "reward": reward(policy, task),
+                    "reward": _measured(result, "reward", "sem"),
                     "runs' std": fmt.value(number(result, "std_runs")),
-                    "reward / token": by_length,
+                    "reward / token": _measured(
+                        result, "length_normalised", "length_normalised_sem"
+                    ),
                     "greedy": fmt.value(number(result, "greedy")),
                     "length": fmt.value(number(result, "mean_length")),
                     "problems": fmt.count(number(result, "problems")),
@@ -346,20 +341,19 @@ def verdicts_table(evaluation: Manifest) -> Table:
     """Return the share of each policy's answers by verdict, of those that occur and that the result
     is not about."""
     ordered = policies(evaluation)
-
-    def occurs(verdict: Verdict) -> bool:
-        return any(number(policy, "verdicts", verdict.value) > 0 for policy in ordered)
-
-    occurring = list(filter(occurs, Verdict))
-    shown = [
-        verdict.value for verdict in occurring if verdict not in (Verdict.CORRECT, Verdict.SCORED)
-    ]
-    rows = []
+    by_policy = []
     for policy in ordered:
-        counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in occurring}
-        total = max(sum(count for count in counts.values() if count > 0), 1)
-        shares = {words(name): fmt.percent(counts[name] / total) for name in shown}
-        rows.append({"policy": policy_name(policy), **shares})
+        counts = {verdict: number(policy, "verdicts", verdict.value) for verdict in Verdict}
+        by_policy.append({verdict: count for verdict, count in counts.items() if count > 0})
+    shown = [verdict for verdict in Verdict if any(verdict in counts for counts in by_policy)]
+    shown = [verdict for verdict in shown if verdict not in (Verdict.CORRECT, Verdict.SCORED)]
+    rows = []
+    for policy, counts in zip(ordered, by_policy, strict=True):
+        total = max(sum(counts.values()), 1)
+        row = {"policy": policy_name(policy)}
+        for verdict in shown:
+            row[words(verdict.value)] = fmt.percent(counts.get(verdict, 0) / total)
+        rows.append(row)
     return table("Answers that are not right, by verdict, %", rows if shown else [])
 
 
@@ -381,16 +375,14 @@ def paired_table(evaluation: Manifest) -> Table:
 def subsets_table(evaluation: Manifest) -> Table:
     """Show accuracy by subset of the problems."""
     ordered = policies(evaluation)
+    names = itertools.chain.from_iterable(policy.get("subsets", ()) for policy in ordered)
     rows = []
-    for name in dict.fromkeys(
-        itertools.chain.from_iterable(policy.get("subsets", ()) for policy in ordered)
-    ):
+    for name in dict.fromkeys(names):
         size = max(number(policy, "subsets", name, "problems") for policy in ordered)
-        means = {
-            policy_name(policy): fmt.percent(number(policy, "subsets", name, "mean"))
-            for policy in ordered
-        }
-        rows.append({"subset": name, "problems": fmt.count(size), **means})
+        row = {"subset": name, "problems": fmt.count(size)}
+        for policy in ordered:
+            row[policy_name(policy)] = fmt.percent(number(policy, "subsets", name, "mean"))
+        rows.append(row)
     return table("Accuracy by subset, %", rows)
 
 
@@ -399,9 +391,8 @@ def selection_table(manifest: Manifest) -> Table:
     several."""
     result = manifest.get("result", {})
     measured: Mapping[str, Any] = result.get("steps", {})
-    names = dict.fromkeys(
-        itertools.chain.from_iterable(scores.get("tasks", ()) for scores in measured.values())
-    )
+    tasks = itertools.chain.from_iterable(scores.get("tasks", ()) for scores in measured.values())
+    names = dict.fromkeys(tasks)
     if len(names) == 1:
         names.clear()  # its scores are the whole
     rows = []
@@ -409,17 +400,12 @@ def selection_table(manifest: Manifest) -> Table:
         is_chosen = str(result.get("policy")).endswith(f"@{step}")
         scores = measured[step]
         row = {"step": f"{step}{' (chosen)' * is_chosen}"}
-        row["score"] = fmt.measured(number(scores, "score"), number(scores, "sem"))
+        row["score"] = _measured(scores, "score", "sem")
         for name in names:
-            row[name] = fmt.measured(
-                number(scores, "tasks", name, "score"), number(scores, "tasks", name, "score_sem")
-            )
+            row[name] = _measured(scores.get("tasks", {}).get(name, {}), "score", "score_sem")
         rows.append(row)
-    title = (
-        f"Selection {manifest.get('name')}: {result.get('policy')} by its score on "
-        f"{result.get('split')}"
-    )
-    return table(f"{title} (± standard error)", rows)
+    by_score = f"{result.get('policy')} by its score on {result.get('split')}"
+    return table(f"Selection {manifest.get('name')}: {by_score} (± standard error)", rows)
 
 
 def compute_table(
@@ -432,11 +418,10 @@ def compute_table(
     ]
     if len(manifests) > 1:
         groups.append(("all stages", "", list(manifests)))
+    measures = (*TOKENS, "flops", *TIMES, "price")
     rows = []
     for name, kind, stages in groups:
-        costs = cost_cells(
-            total_cost(stages, price_per_device_hour), (*TOKENS, "flops", *TIMES, "price")
-        )
+        costs = cost_cells(total_cost(stages, price_per_device_hour), measures)
         rows.append({"stage": name, "kind": kind, **costs, "host memory": _peak_memory(stages)})
     return table("Compute of each finished stage (generated to trained: tokens)", rows)
 
@@ -460,10 +445,9 @@ def goodput_table(manifests: Iterable[Manifest]) -> Table:
     for manifest in manifests:
         spent = {activity: fmt.percent(share) for activity, share in shares(manifest).items()}
         if spent:
-            took = fmt.duration(
-                number(manifest, "seconds") + number(manifest, "checkpointing_seconds")
-            )
-            rows.append({"stage": str(manifest.get("name", "")), "wall time": took, **spent})
+            seconds = number(manifest, "seconds") + number(manifest, "checkpointing_seconds")
+            row = {"stage": str(manifest.get("name", "")), "wall time": fmt.duration(seconds)}
+            rows.append(row | spent)
     return table("Where the time went, in % of the wall time", rows)
 
 
@@ -477,18 +461,15 @@ def compiled_table(manifests: Iterable[Manifest]) -> Table:
             compiled[name] += int(program["compiled"])
             seconds[name] += float(program["seconds"])
 
-    def row(title: str, names: Sequence[str]) -> dict[str, str]:
-        took = sum(seconds[name] for name in names)
-        return {
-            "program": title,
-            "times": str(sum(compiled[name] for name in names)),
-            "took": f"{took:.1f} s",
-        }
-
     longest = sorted(seconds, key=lambda name: -seconds[name])
-    rows = [row(name, [name]) for name in longest[:8]]
+    shown = [(name, [name]) for name in longest[:8]]
     if len(longest) > 8:
-        rows.append(row("others", longest[8:]))
+        shown.append(("others", longest[8:]))
+    rows = []
+    for title, names in shown:
+        times = sum(compiled[name] for name in names)
+        took = sum(seconds[name] for name in names)
+        rows.append({"program": title, "times": str(times), "took": f"{took:.1f} s"})
     return table("Programs compiled, or read from the cache", rows)
 
 
