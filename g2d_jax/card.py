@@ -100,24 +100,17 @@ def _pairs_use(session: Session) -> str:
     """Tell how other libraries give a model the prompts of pairs as the policy saw them, and where
     responses end."""
     tokenizer = session.tokenizer
-    stops = _stop_strings(session.config)
-    ended = (
-        f"Responses also end at {', '.join(stops)}, which their texts lack and their ids have. "
-        if stops
-        else ""
-    )
-    return ended + _prompts_use(tokenizer)
-
-
-def _prompts_use(tokenizer: PromptTokenizer) -> str:
-    """Tell how the prompts of pairs become what the policy saw."""
+    stops = ", ".join(_stop_strings(session.config))
+    ended = ""
+    if stops:
+        ended = f"Responses also end at {stops}, which their texts lack and their ids have. "
     if not tokenizer.template.is_chat:
-        return "Prompts are texts as the policy saw them; `prompt_ids` are their tokens.\n"
+        return f"{ended}Prompts are texts as the policy saw them; `prompt_ids` are their tokens.\n"
     return (
-        "Prompts are messages; `prompt_ids` are the tokens that the policy saw. The chat template "
-        f"`{CHAT_TEMPLATE}` here gives the same: `tokenizer.chat_template = "
-        f'open("{CHAT_TEMPLATE}").read()`. An '
-        f"exported policy's tokenizer has it. {_as_trained(tokenizer.template)}"
+        f"{ended}Prompts are messages; `prompt_ids` are the tokens that the policy saw. The chat "
+        f"template `{CHAT_TEMPLATE}` here gives the same: `tokenizer.chat_template = "
+        f'open("{CHAT_TEMPLATE}").read()`. An exported policy\'s tokenizer has it. '
+        f"{_as_trained(tokenizer.template)}"
     )
 
 

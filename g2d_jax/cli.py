@@ -583,7 +583,7 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     output = page.check_output(arguments.output, comparison.FILES, "a comparison")
     runs = read_comparison(arguments.runs, output, policies=arguments.policies)
     report = comparison.report(runs)
-    _show(report, comparison.write_comparison(runs, report))
+    _show(report, page.write(report, runs.workdir, runs.name))
 
 
 def _show(report: Report, written: Sequence[str]) -> None:

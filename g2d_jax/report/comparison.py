@@ -11,7 +11,7 @@ from itertools import combinations
 from g2d_jax.report import format as fmt
 from g2d_jax.report import study
 from g2d_jax.report.format import UNKNOWN, number
-from g2d_jax.report.page import Note, Part, Report, write
+from g2d_jax.report.page import Note, Part, Report
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import changed_settings
 from g2d_jax.report.rows import SAMPLING, Side, Study
@@ -33,14 +33,6 @@ DIFFERENCES = (
     "way of training is better; a study of five seeds or more (g2d sweep) may. Better, equal, "
     "worse: problems on which the second policy's accuracy is higher, the same, lower."
 )
-
-
-def write_comparison(runs: Study, content: Report) -> list[str]:
-    """Write `FILES` into the study's folder, which is made if it is not there; return their paths.
-
-    content: its `report`. The same runs give the same bytes. Raises OSError.
-    """
-    return write(content, runs.workdir, runs.name)
 
 
 def report(runs: Study) -> Report:

@@ -38,10 +38,10 @@ class _Responses:
     reward: NDArray[np.float64]  # NaN where not scored
     correct: NDArray[np.bool_]
     wrong: NDArray[np.bool_]
-    length: NDArray[np.int64]
+    length: NDArray[np.float64]  # tokens
     logprob: NDArray[np.float64]
     entropy: NDArray[np.float64]
-    truncated: NDArray[np.bool_]
+    truncated: NDArray[np.float64]  # 1 or 0
 
     @property
     def scored(self) -> NDArray[np.bool_]:
@@ -77,26 +77,30 @@ class _Responses:
 
 
 def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
-    rollouts = [row.rollout for row in rows]
-    reward = np.array(
-        [math.nan if row.score.reward is None else row.score.reward for row in rows], np.float64
-    )
+    numbers = np.array(list(map(_numbers, rows)), np.float64).reshape(len(rows), 6)
+    reward, judged, length, logprob, entropy, truncated = np.ascontiguousarray(numbers.T)
     reward[~np.isfinite(reward)] = math.nan
     scored = ~np.isnan(reward)
-    judged = np.array([row.score.accuracy for row in rows], np.float64)
     return _Responses(
         reward=reward,
         correct=scored & (judged == 1),
         wrong=scored & (judged == 0),
-        length=np.array([len(rollout.token_ids) for rollout in rollouts], np.int64),
-        logprob=np.array(
-            [rollout.logprobs.sum(dtype=np.float64) for rollout in rollouts], np.float64
-        ),
-        entropy=np.array(
-            [rollout.entropies.sum(dtype=np.float64) for rollout in rollouts], np.float64
-        ),
-        truncated=np.array([rollout.stop_reason == "length" for rollout in rollouts], np.bool_),
+        length=length,
+        logprob=logprob,
+        entropy=entropy,
+        truncated=truncated,
     )
+
+
+def _numbers(row: ScoredRollout) -> tuple[float, ...]:
+    """Return what is measured of a response: reward, accuracy, tokens, log-prob, entropy, and
+    whether it was truncated."""
+    rollout = row.rollout
+    logprob = rollout.logprobs.sum(dtype=np.float64)
+    entropy = rollout.entropies.sum(dtype=np.float64)
+    reward = math.nan if row.score.reward is None else row.score.reward
+    is_truncated = rollout.stop_reason == "length"
+    return reward, row.score.accuracy, rollout.length, logprob, entropy, is_truncated
 
 
 def prompts(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, list[str] | np.ndarray]:

@@ -62,8 +62,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     root = absolute(workdir)
     studied = points(config)
     # Both raise for what cannot work before anything is written.
-    for _, settings, _ in build(studied, _requested_steps(root)).points:
-        run_stages.check_packages(settings)
+    _checked(studied, root)
     _check_free(root)
     limits = config.faults
     with (
@@ -86,9 +85,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
 def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     """Print the points, and which of their stages are finished. Raises as `run` does."""
     root = absolute(workdir)
-    graph = build(points(config), _requested_steps(root))
-    for _, settings, _ in graph.points:
-        run_stages.check_packages(settings)
+    graph = _checked(points(config), root)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
@@ -105,12 +102,19 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
+def _checked(studied: Sequence[Point], root: epath.Path) -> Graph:
+    """Build the graph of points with what other studies need; raise ValueError for what cannot
+    work."""
+    graph = build(studied, _requested_steps(root))
+    for _, settings, _ in graph.points:
+        run_stages.check_packages(settings)
+    return graph
+
+
 def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     """Map trajectory to the most steps, and the steps to keep, that any study of the directory
     needs of it."""
     requested: dict[str, tuple[int, list[int]]] = {}
-    if not (root / PLANS).exists():
-        return requested
     for path in (root / PLANS).glob("*.json"):
         for name, (most, pinned) in storage.read_json(path)["trajectories"].items():
             before, others = requested.get(name, (0, []))
@@ -120,16 +124,11 @@ def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
 
 def _check_free(root: epath.Path) -> None:
     """Raise ValueError for a directory that holds something else than studies."""
-    begun = {
-        LOCK,
-        PLANS,
-        "points",
-    }  # the last by a process that came first and is not through with this yet
-    if (
-        root.exists()
-        and not (root / PLANS).exists()
-        and any(child.name not in begun for child in root.iterdir())
-    ):
+    # The points of a process that came first and is not through with this yet.
+    begun = {LOCK, PLANS, "points"}
+    if not root.exists() or (root / PLANS).exists():
+        return
+    if any(child.name not in begun for child in root.iterdir()):
         raise ValueError(f"{root} is not empty and holds no study: choose another --workdir")
 
 
@@ -149,15 +148,12 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             folder = root / "points" / config.name / point.label
             write_settings(settings, folder)
             kept_inputs.keep(folder, inputs.of_config(settings))
-            steps = {
-                name: point.config.stages[name].steps
-                for name in ids
-                if ids[name] in graph.trajectories
-            }
-            links = [
-                [name, f"../../../stages/{ids[name]}", steps.get(name)]
-                for name in plan(settings).order
-            ]
+            links = []
+            for name in plan(settings).order:
+                steps = None
+                if ids[name] in graph.trajectories:
+                    steps = point.config.stages[name].steps
+                links.append([name, f"../../../stages/{ids[name]}", steps])
             storage.write_json(folder / LINKS, links)
             own = {"label": point.label, "arm": point.arm, "seed": point.seed}
             listed[point.label] = {**own, "values": dict(point.values), "stages": dict(ids)}
@@ -165,8 +161,9 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             "config": to_dict(config),
             "points": list(listed.values()),
             "trajectories": graph.trajectories,
+            "version": __version__,
         }
-        storage.write_json(file, {**content, "version": __version__})
+        storage.write_json(file, content)
     return graph
 
 

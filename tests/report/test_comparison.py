@@ -18,9 +18,8 @@ from g2d_jax.report.comparison import (
     records,
     report,
     results,
-    write_comparison,
 )
-from g2d_jax.report.page import check_output, html, text
+from g2d_jax.report.page import check_output, html, text, write
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import read_comparison
 from g2d_jax.report.rows import Study
@@ -325,7 +324,7 @@ def test_problems_where_runs_differ_most(tmp_path):
     comparison = compared([one, run(tmp_path / "other", {"dpo": table})])
     assert furthest_apart(comparison) == ["d", "b"]  # a and c are equal, p0 is not scored
     answers, count = read_samples(
-        [comparison.sides[1].file("dpo")], ("problem_id", "sample"), {"d"}, 0
+        [comparison.sides[1].stage.rollouts_file("dpo")], ("problem_id", "sample"), {"d"}, 0
     )
     assert (
         [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
@@ -361,11 +360,11 @@ def test_what_cannot_be_compared_and_folders_of_other_things_are_refused(two, ch
 def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):
     output = tmp_path / "out" / "compare"
     comparison = compared(two, output)
-    paths = [Path(path) for path in write_comparison(comparison, report(comparison))]
+    paths = [Path(path) for path in write(report(comparison), output, "compare")]
     assert [path.name for path in paths] == ["compare.html", "compare.md", "compare.csv"]
     assert {path.suffix for path in (output / "figures").iterdir()} == {".svg", ".pdf"}
     before = [path.read_bytes() for path in paths]
-    write_comparison(comparison, report(comparison))
+    write(report(comparison), comparison.workdir, comparison.name)
     assert [path.read_bytes() for path in paths] == before
     header, *rows = csv.reader(paths[2].read_text("utf-8").splitlines())
     assert header == ["arm", "values", "seed", "K", "split", "measure", "value"]
