@@ -28,6 +28,7 @@ from g2d_jax.config.policy_name import is_external, own_stage
 from g2d_jax.data.template import PLACEHOLDER, Template
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
 from g2d_jax.report import format as fmt
+from g2d_jax.report.headlines import run_headline
 from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.runtime import storage
 from g2d_jax.session.policies import base_path
@@ -159,12 +160,10 @@ def _finished(session: Session, needed: str = "") -> dict[str, dict[str, Any]]:
 
 def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the report's headline, "" where nothing was evaluated."""
-    from g2d_jax.report.run import headline  # here: it loads what draws figures
-
     evaluations = [
         manifest for manifest in manifests.values() if manifest.get("kind") == "evaluate"
     ]
-    return f"{one_line(headline(evaluations[-1]))}\n" if evaluations else ""
+    return f"{one_line(run_headline(evaluations[-1]))}\n" if evaluations else ""
 
 
 def _origins(session: Session, licensed: str) -> list[str]:

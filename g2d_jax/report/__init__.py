@@ -6,6 +6,7 @@ end of a run.
 
 read.py         the one reader: a run, a study, runs side by side
 runs.py policies.py rows.py     what it gives: runs and stages; policies; seeds, K and studies
+headlines.py    what each report says in a sentence, below its name
 paired_differences.py   policies beside each other: at equal compute, at equal K, chosen on dev
 tables.py       tables of text, those of a run's manifests, CSV      format.py   numbers as text
 figures.py      figures as SVG and PDF                               markup.py   escaping: model text is hostile

@@ -312,8 +312,8 @@ def report(autopsy: Autopsy, name: str) -> Report:
     most = fmt.value(figures["reward_variance"])
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
     lines = {}
-    for name, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
-        lines[name] = (steps, [of_step[key] for of_step in autopsy.measures.values()])
+    for series, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
+        lines[series] = (steps, [of_step[key] for of_step in autopsy.measures.values()])
     repeated = ", ".join(map(str, autopsy.repeated))
     parts = [
         table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),

@@ -11,6 +11,7 @@ from itertools import combinations
 from g2d_jax.report import format as fmt
 from g2d_jax.report import study
 from g2d_jax.report.format import UNKNOWN, number
+from g2d_jax.report.headlines import comparison_headline as headline
 from g2d_jax.report.page import Note, Part, Report
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import changed_settings
@@ -58,30 +59,6 @@ def report(runs: Study) -> Report:
         },
         columns=study.COLUMNS,
         figures=partial(records, runs),
-    )
-
-
-def headline(runs: Study) -> str:
-    """Say in one sentence which of the runs' last policies is best, and by how much before the next
-    on these problems.
-
-    Never that one way of training is better: each policy is of one seed.
-    """
-    best, second = sorted(runs.last, key=lambda row: -row.accuracy.mean)[:2]
-    pair = compare(second, best)
-    count = len(runs.problems)
-    over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
-    reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
-    reached += f", {second.name} {fmt.percent(second.accuracy.mean)} %"
-    if math.isnan(pair.low):
-        return (
-            f"{reached}: {fmt.percent(pair.difference)} points apart, too few problems for an "
-            "interval."
-        )
-    interval = f"[{100 * pair.low:.1f}, {100 * pair.high:.1f}]"
-    return (
-        f"{reached}: these two policies differ on them by {fmt.percent(pair.difference)} points "
-        f"{interval} (95 %, over problems; another seed is not in it)."
     )
 
 

@@ -14,20 +14,12 @@ from g2d_jax.report import figures, tables
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Lines
 from g2d_jax.report.format import Written, number, policy_name
+from g2d_jax.report.headlines import run_headline as headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.read import read_run
 from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet
 from g2d_jax.report.samples import browser
-from g2d_jax.report.tables import (
-    Figures,
-    Manifest,
-    Step,
-    has_accuracy,
-    leaves,
-    policies,
-    steps,
-    table,
-)
+from g2d_jax.report.tables import Figures, Manifest, leaves, policies, table
 from g2d_jax.runtime.processes import AGAIN
 from g2d_jax.runtime.storage import PathLike
 from g2d_jax.study.stats import t_quantile
@@ -198,66 +190,6 @@ def _reached(run: Run, stage: str) -> str:
     steps = [int(record["step"]) for record in run.metrics if record["stage"] == stage]
     last = max(steps, default=0)
     return f" at step {last}" if last else ""
-
-
-def headline(evaluation: Manifest | None) -> str:
-    """State the run's result in one sentence of measured numbers; a change whose 95 % interval has
-    0 in it is none.
-
-    It is of these policies on these problems: of another seed a run knows nothing. Of accuracy, or
-    where there are rewards only of the first task's.
-    """
-    ordered = policies(evaluation)
-    if not evaluation or not ordered:
-        return "No policy has been evaluated yet."
-    first = ordered[0]
-    name = policy_name(first)
-    over = tables.problems(evaluation, "held-out problems")
-    if has_accuracy(evaluation):
-        kind: tuple[str, ...] = ()
-        accuracy = fmt.spread(number(first, "mean"), number(first, "sem_clustered"))
-        parts = [f"{name} answers {accuracy} % of {over} correctly"]
-    else:
-        kind = ("tasks", next(iter(tables.tasks(evaluation))))
-        parts = [f"{name} has a mean reward of {tables.reward(first, kind[1])} on {over}"]
-    for step in steps(evaluation, *kind):
-        reached = f"{fmt.percent(number(step.after, 'mean'))} %"
-        size = f"{fmt.change(step.difference, step.error)} points"
-        if kind:
-            reached = fmt.measured(number(step.after, *kind, "reward"), math.nan)
-            size = fmt.measured(step.difference, step.error, sign="+")
-        parts.append(_compared(step, reached, size))
-    sentence = "; ".join(parts) + "."
-    # Not capitalised where it begins with a path.
-    if set(name) & set(":/\\"):
-        return f"The policy {sentence}{_greedily(evaluation)}"
-    return sentence[0].upper() + sentence[1:] + _greedily(evaluation)
-
-
-def _compared(step: Step, reached: str, size: str) -> str:
-    """Say how a policy compares with the one before it: by the 95 % interval of their
-    difference."""
-    name, before = policy_name(step.after), policy_name(step.before)
-    half = t_quantile(step.problems) * step.error
-    if math.isnan(step.difference) or math.isnan(half):
-        return f"{name} reaches {reached} (not compared pairwise with {before})"
-    if abs(step.difference) <= half:
-        apart = f"the 95 % interval of its difference from {before} has 0 in it"
-        return f"{name} is at {reached}, and {apart} ({size})"
-    return f"{name} {'rises' if step.difference > 0 else 'falls'} to {reached} ({size})"
-
-
-def _greedily(evaluation: Manifest) -> str:
-    """State the result of greedy answers, which a lower temperature does not change; "" where none
-    were compared."""
-    compared = steps(evaluation, "greedy")
-    if not compared or any(math.isnan(step.difference) for step in compared):
-        return ""
-    reached = [f"{fmt.percent(number(compared[0].before, 'greedy'))} %"]
-    for step in compared:
-        size = fmt.change(step.difference, step.error)
-        reached.append(f"{fmt.percent(number(step.after, 'greedy'))} % ({size})")
-    return f" Decoded greedily: {', then '.join(reached)}."
 
 
 def _results(run: Run) -> Iterator[Part | None]:

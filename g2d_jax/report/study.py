@@ -16,10 +16,12 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written, number
+from g2d_jax.report.headlines import command, flops
+from g2d_jax.report.headlines import study_headline as headline
 from g2d_jax.report.page import Code, Note, Part, Report, write
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.read import UNFINISHED, UNTESTED, read_study
-from g2d_jax.report.rows import Group, Row, Study, policies_of, rows_of, seeds_of
+from g2d_jax.report.rows import Group, Row, Study, rows_of, seeds_of
 from g2d_jax.report.run import MEANINGS, MEASURES
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
 from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
@@ -170,20 +172,6 @@ def state(study: Study) -> str:
     return " ".join(parts)
 
 
-def command(study: Study) -> str:
-    """Return the command that made the study, as its last stages have it: the first ones may be
-    another study's.
-
-    It goes on with what is not finished.
-    """
-    for policy in study.policies:
-        for stage in reversed([*policy.run.stages.values()]):
-            words = list(stage.environment.get("command", ()))[1:]
-            if words[:1] == ["sweep"]:
-                return " ".join(["g2d", *map(str, words)])
-    return f"g2d sweep --config CONFIG --workdir {study.workdir}"
-
-
 def caution(study: Study) -> str:
     """Explain how intervals are made, what those of few seeds rest on, and the columns."""
     counts = {len(row.seeds) for row in study.rows} or {0}
@@ -230,12 +218,6 @@ def _of_intervals(fewest: int, most: int) -> list[str]:
             "normal, which so few cannot show: no difference of theirs is called significant here."
         )
     return texts
-
-
-def flops(amount: float) -> str:
-    """Format an amount of compute, "2.58 TFLOPs"."""
-    text = fmt.quantity(amount)
-    return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
 
 
 def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -369,112 +351,6 @@ def _against(row: Row, baseline: Group, measure: str) -> str:
         return UNKNOWN
     costs = sorted(other.costs[measure] for other in baseline.rows)
     return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
-
-
-def headline(study: Study) -> str:
-    """Answer the study's question: which K, or setting, was chosen on dev, what it reaches, and
-    what that costs.
-
-    Where that cannot be said it says what to run. Of a study of online training alone it has every
-    arm.
-    """
-    if not study.policies:
-        return f"No point of this study is finished and tested yet. To go on: {command(study)}"
-    arms = paired.spectrum(study)
-    if arms and not study.offline:
-        return _span(arms)
-    answers = []
-    undecided: list[Row] = []
-    for what, rows in _questions(study):
-        row = paired.chosen(rows)
-        if row is None:
-            answers.append(_span_of(what, rows))
-            undecided += rows
-        else:
-            answers.append(_chosen(study, row, rows))
-    if undecided:
-        answers.append(_advice(study, undecided))
-    return f"On {fmt.count(len(study.problems))} test problems: {' '.join(answers)}"
-
-
-def _questions(study: Study) -> list[tuple[str, list[Row]]]:
-    """List what is to be chosen, each with its rows: K where it is swept, else an arm's setting,
-    else a policy."""
-    swept = [("K", group.rows) for group in study.swept if not group.stops]
-    if swept:
-        return swept
-    by_arm: dict[str, list[Row]] = {}
-    for group in study.offline:
-        by_arm.setdefault(f"the setting of {group.arm}", []).extend(group.rows)
-    several = [(what, rows) for what, rows in by_arm.items() if len(rows) > 1]
-    return several or [("the best policy", study.rows)]
-
-
-def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
-    candidates = len(paired.comparable(rows))
-    among = f" among {candidates} of {len(rows)}" if candidates < len(rows) else ""
-    text = f"{row.name}, chosen on dev{among}, answers {fmt.interval(row.accuracy)} % correctly"
-    every = rows_of((*study.groups, *study.warmups))
-    alike = [other for other in every if {*other.seeds} >= {*row.seeds}]
-    best = max(alike, key=lambda other: other.accuracy.mean)
-    lost = paired.difference(row, best)
-    spent, most = row.costs["flops"], best.costs["flops"]
-    if best is row or lost is None:
-        text += f", more than all others, for {flops(spent)}"
-    else:
-        interval = fmt.interval(lost, "+").partition(" ")[2]
-        text += (
-            f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
-        )
-        text += f", for {flops(spent)}"
-        if most and not math.isnan(spent / most):
-            text += f" or {100 * spent / most:.0f} % of its compute"
-    if row.gain is not None:
-        text += f"; its last training added {fmt.interval(row.gain, '+')} points"
-    baseline = paired.best_at(study, row)
-    if baseline and (advantage := paired.advantage(row, baseline)) is not None:
-        text += (
-            f"; against {baseline.name} at these FLOPs it has {fmt.interval(advantage, '+')} points"
-        )
-    return f"{text}."
-
-
-def _span_of(what: str, rows: Sequence[Row]) -> str:
-    means = [row.accuracy.mean for row in rows]
-    text = (
-        f"{len(rows)} settings answer {fmt.percent(min(means))} to {fmt.percent(max(means))} % "
-        "correctly"
-    )
-    return f"{text}; {what} cannot be chosen."
-
-
-def _advice(study: Study, rows: Sequence[Row]) -> str:
-    """Say what to run for a setting to be chosen among rows."""
-    missing = sorted({policy.name for policy in policies_of(rows) if not policy.result("dev")})
-    if not missing:
-        return f"No row has all seeds yet. To finish them: {command(study)}"
-    names = "".join(f'"{name}", ' for name in missing).rstrip()
-    return (
-        f"{', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated on dev. Add "
-        f'config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config '
-        "and run again, what is "
-        f"finished is kept: {command(study)}"
-    )
-
-
-def _span(rows: Sequence[Row]) -> str:
-    start = paired.start_of(rows)
-    updates = {f"{row.steps:g}" for row in rows}
-    text = f"On {fmt.count(len(rows[0].ids))} test problems"
-    if start:
-        text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)"
-    if len(updates) == 1:
-        text += f", after {updates.pop()} updates"
-    reached = [
-        f"{row.name}{' answers' * (i == 0)} {fmt.interval(row.accuracy)} %"
-        for i, row in enumerate(rows)
-    ]
-    return f"{text}: {', '.join(reached)} correctly."
 
 
 def frontier_chart(study: Study, measure: str) -> Chart | None:
