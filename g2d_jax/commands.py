@@ -226,7 +226,9 @@ def evaluate(
                 "can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
-        held_out = [[problem.id, problem.answer] for problem in session.problems[stage.split]]
+        held_out = [
+            [problem.id, problem.answer] for problem in session.problems.by_split[stage.split]
+        ]
         fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(session, policy)])
         name = f"evaluation-{fingerprint}"
         place = folder / "evaluations" / name
@@ -246,7 +248,7 @@ def _scored_by(session: Session, split: str | None) -> list[str]:
     """List the inputs that scores come from: reward models, and the problems of a split; None: of
     no split."""
     settings = []
-    for name in session.tasks:
+    for name in session.config.all_tasks:
         settings += [
             f"{prefix_of(name)}reward.model.path",
             f"{prefix_of(name)}reward.model.tokenizer",
@@ -451,17 +453,19 @@ def sample(
         )
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
-        if prompts is None and not session.problems["test"]:
+        if prompts is None and not session.problems.by_split["test"]:
             raise ValueError(
                 "the run has no test problems (data.test names none): give a problem with --prompt"
             )
         kept_inputs.verify(
             session, chosen, *_scored_by(session, "test" if prompts is None else None)
         )
-        params = samplings[0].params(session.stop_ids, temperature=temperature)
-        view = session.sampler().to_sampler_params(load_policy(session, chosen))
+        params = samplings[0].params(session.sampling.stop_ids, temperature=temperature)
+        view = session.sampling.sampler.to_sampler_params(load_policy(session, chosen))
         if prompts is None:
-            return _answers(session, chosen, view, params, session.problems["test"][:count], 1)
+            return _answers(
+                session, chosen, view, params, session.problems.by_split["test"][:count], 1
+            )
         texts = []
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             try:
@@ -490,7 +494,7 @@ def _answers(
         Request(p.id, session.tokenizer.encode_prompt(p), params, num_samples=samples)
         for p in problems
     ]
-    rollouts = list(session.sampler().generate(view, requests, "sample"))
+    rollouts = list(session.sampling.sampler.generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
     repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
@@ -516,7 +520,7 @@ def _rewards(
     model, an endpoint or a function that is not at hand."""
     cheap = {
         name
-        for name, task in session.tasks.items()
+        for name, task in session.config.all_tasks.items()
         if task.reward.function not in ("model", "judge")
     }
     if session.reward is _not_at_hand:

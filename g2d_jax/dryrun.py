@@ -33,7 +33,8 @@ from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Session, stop_strings
+from g2d_jax.session.session import Session
+from g2d_jax.session.tokenizers import stop_strings
 from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, check_claim, stage_folders
 
@@ -77,9 +78,11 @@ def show(
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
             _show_memory(session)
             tracker.table(
-                "problems", ["task", "split", "source", "count"], table(settings, session.problems)
+                "problems",
+                ["task", "split", "source", "count"],
+                table(settings, session.problems.by_split),
             )
-            for task in session.tasks:
+            for task in session.config.all_tasks:
                 problems = _problems_of(session, task)
                 for problem in problems[:SHOWN]:
                     _show_problem(session, problem)
@@ -100,15 +103,17 @@ def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> N
 def _check(session: Session) -> None:
     """Raise ValueError for errors that the run would find after its settings: devices, weights,
     data, lengths."""
-    _ = session.sampling_mesh
-    if session.server is not None:
-        session.tracker.say(f"engine: {session.config.engine.url} serves {session.server.model}")
+    _ = session.sampling.devices.for_sampling
+    if session.sampling.server is not None:
+        session.tracker.say(
+            f"engine: {session.config.engine.url} serves {session.sampling.server.model}"
+        )
     check_models(session)
     for name, stage in session.config.stages.items():
         found = stage_modules.of_kind(stage.kind).alerts_ahead(session, name, stage)
         alerts.say(session, name, 0, list(found), [])
         if stage.samplings():
-            session.sampler()
+            _ = session.sampling.sampler
 
 
 def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
@@ -156,7 +161,7 @@ def _problems_of(session: Session, task: str) -> list[Problem]:
     """List the problems that a task is tried on: those of train, of test where there are none, else
     of dev."""
     for split in ("train", "test", "dev"):
-        problems = [problem for problem in session.problems[split] if problem.task == task]
+        problems = [problem for problem in session.problems.by_split[split] if problem.task == task]
         if problems:
             return problems
     return []
@@ -170,9 +175,12 @@ def _show_problem(session: Session, problem: Problem) -> None:
         if problem.answer is None
         else f"reference answer: {problem.answer}"
     )
-    if problem.answer is not None and session.tasks[problem.task].reward.function == "verify":
+    if (
+        problem.answer is not None
+        and session.config.all_tasks[problem.task].reward.function == "verify"
+    ):
         answer += f", read as {reading(problem.answer)}"
-    task = f", task {problem.task}" if len(session.tasks) > 1 else ""
+    task = f", task {problem.task}" if len(session.config.all_tasks) > 1 else ""
     lines = session.tokenizer.decode_raw(prompt).splitlines()
     session.tracker.say(
         "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines])
@@ -182,7 +190,7 @@ def _show_problem(session: Session, problem: Problem) -> None:
 
 def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Warn of stop strings that would end a right response before its answer."""
-    rule = session.tasks[task].reward.answers
+    rule = session.config.all_tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
     texts += [problem.solution.strip() for problem in problems if problem.solution]
     texts += _worked_examples(
@@ -227,7 +235,7 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     Where it asks for none, or for a form that the rule of reward.answers does not read, in the form
     of the rule; such a form is tried beside it, and warned of.
     """
-    reward = session.tasks[task].reward
+    reward = session.config.all_tasks[task].reward
     if why := _NOT_TRIED.get(reward.function, "" if problems else "there is no problem"):
         session.tracker.say(f"the reward of {task} is not tried: {why}")
         return
@@ -274,7 +282,7 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         if problem.answer is not None
         and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
     ]
-    if alike and session.verifiable[task]:
+    if alike and session.config.verifiable[task]:
         session.tracker.say(
             f"warning: the reference answer of {' and '.join(alike)} gets no more, in "
             f"{write('').strip()}, "
@@ -296,7 +304,10 @@ def _instruction(session: Session, problem: Problem) -> str:
 
 def _warn_of_form(session: Session, task: str, asked: Form) -> None:
     """Warn that the prompt asks for a form of answers that the task's rule does not read."""
-    rule, rules = session.tasks[task].reward.answers, " or ".join(map(repr, readers(asked)))
+    rule, rules = (
+        session.config.all_tasks[task].reward.answers,
+        " or ".join(map(repr, readers(asked))),
+    )
     session.tracker.say(
         f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the "
         f"rule {rule!r}, by which "

@@ -145,7 +145,7 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
     value = storage.read_json(file.with_suffix(".json"))["value"]
     rates = np.array(value["offline"]["rates"], np.float64)
     figures = value["figures"]
-    draws = draw_once(probed(session.problems[stage.probe.split], stage.probe.prompts))
+    draws = draw_once(probed(session.problems.by_split[stage.probe.split], stage.probe.prompts))
     groups = grouped(read_rollouts(file), draws, RESPONSES)
     # All pairs on offer: which of them are kept, where there are more than max_pairs, is no matter
     # here.
@@ -167,7 +167,7 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
         "mixed": mixed / len(draws),
         "pairs": counts["pairs"],
         "pairs_collected": _collected(
-            counts["pairs"] / len(draws), collect, len(session.problems["train"])
+            counts["pairs"] / len(draws), collect, len(session.problems.train)
         ),
         "entropy": figures.get("entropy"),
         "clipped": figures["completions/clipped_ratio"],

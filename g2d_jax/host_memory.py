@@ -76,7 +76,7 @@ def _samples(program: Program) -> bool:
 
 def _view_bytes(session: Session) -> int:
     """Count the bytes a device of the weights in the form that the sampler reads."""
-    return meshes.device_bytes(policy_shapes(session)) * session.dtype.itemsize // FLOAT32
+    return meshes.device_bytes(policy_shapes(session)) * session.compute.dtype.itemsize // FLOAT32
 
 
 def _size(session: Session, program: Program) -> int:

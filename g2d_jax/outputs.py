@@ -117,7 +117,9 @@ def _answers(
             file = folder / f"part-{start // PART:05d}.parquet"
             before = file.exists()
             if not before:
-                view = view or session.sampler().to_sampler_params(load_policy(session, policy))
+                view = view or session.sampling.sampler.to_sampler_params(
+                    load_policy(session, policy)
+                )
                 write_rollouts(file, _drawn(session, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
             show = bar.skip if before else bar.update
@@ -132,7 +134,7 @@ def _drawn(
     part."""
     place = {(request.problem_id, request.visit): i for i, request in enumerate(requests)}
     drawn: list[Rollout] = sorted(
-        session.sampler().generate(view, requests, "outputs"),
+        session.sampling.sampler.generate(view, requests, "outputs"),
         key=lambda r: place[r.problem_id, r.visit],
     )
     texts = [safe_text(session.tokenizer.decode(rollout.token_ids)) for rollout in drawn]

@@ -34,6 +34,7 @@ from g2d_jax.scoring import reward_model
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.policies import check_elsewhere
 from g2d_jax.session.problems import table
+from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
@@ -140,11 +141,13 @@ def open_session(
                 _ = session.problems  # by all processes, which agree on them
                 session.contents = processes.on_leader(lambda: _compared(session))
                 processes.on_leader(lambda: claim(config, folder, own_functions, ends))
-                _ = session.sampling_mesh  # raises for an impossible mesh, before any work
+                _ = (
+                    session.sampling.devices.for_sampling
+                )  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
-                for task, split, source, count in table(config, session.problems):
+                for task, split, source, count in table(config, session.problems.by_split):
                     tracker.say(f"{task}, {split}: {count} problems; source: {source}")
-                problems = session.problems["train"]
+                problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
 
@@ -154,7 +157,7 @@ def check_models(session: Session) -> None:
     of its weights."""
     if session.model_folder is not None:
         find_weights(session.model_folder, session.model_config.base)
-    for name, task in session.tasks.items():
+    for name, task in session.config.all_tasks.items():
         is_own = name == "main" and session.reward is not None
         if task.reward.function == "model" and not is_own:
             reward_model.check(task.reward.model)
@@ -214,7 +217,9 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
     for name in names:
         stage = session.config.stages[name]
         if name not in finished and stage.kind not in ("sft", "offline"):
-            session.compile_ahead(stage_modules.of_kind(stage.kind).programs(session, name, stage))
+            compile_programs(
+                session.ahead, stage_modules.of_kind(stage.kind).programs(session, name, stage)
+            )
 
 
 def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
@@ -252,11 +257,11 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         "kind": stage.kind,
         "name": name,
         "inputs": made_from,
-        "fingerprint": session.stage_fingerprint(name, made_from),
+        "fingerprint": inputs.stage_fingerprint(session, name, made_from),
         "started": started,
         "programs": compiling.take_programs(),
         "peak_memory_bytes": held,
-        **({"unreadable": session.unreadable} if session.unreadable else {}),
+        **({"unreadable": session.problems.unreadable} if session.problems.unreadable else {}),
         **fields,
     }
     if stage.kind not in TRAINING:  # training stages log it with every update

@@ -383,7 +383,7 @@ def check_in_transformers(work: Path, exported: epath.Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(exported)
     tokenizer = AutoTokenizer.from_pretrained(exported)
     with commands.opened(work) as session:
-        problem = session.problems["test"][0]
+        problem = session.problems.by_split["test"][0]
         ids = session.tokenizer.encode_prompt(problem).tolist()
         messages = [dict(message) for message in session.tokenizer.conversation(problem)]
         collected = session.folders["collect"]

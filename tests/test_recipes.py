@@ -409,7 +409,7 @@ def test_prompts_are_those_of_the_papers_figures(
         session = Session(
             Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {}
         )
-        for problem in session.problems["train"]:
+        for problem in session.problems.train:
             said = (
                 problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
             )

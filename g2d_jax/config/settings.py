@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
@@ -90,7 +91,7 @@ class Config(Section):
         }
         return record(cls, config, tasks=tasks, stages=stages)
 
-    @property
+    @cached_property
     def all_tasks(self) -> dict[str, Task]:
         """Every task by name: "main", of the sections data and reward, and the further ones."""
         data = self.data
@@ -98,6 +99,11 @@ class Config(Section):
             train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward
         )
         return {"main": main, **self.tasks}
+
+    @property
+    def verifiable(self) -> dict[str, bool]:
+        """By task, whether its reward knows right and wrong."""
+        return {name: task.reward.is_verifiable for name, task in self.all_tasks.items()}
 
     def stage(self, name: str, kind: type[StageT]) -> StageT:
         """Return a stage that is known to be of this kind. Raises TypeError otherwise."""

@@ -25,8 +25,10 @@ from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
+from g2d_jax.session.problems import Problems
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_programs import mean_prompt
 
 STOPS = 2  # tokens that end a response, assumed without a tokenizer
 
@@ -155,30 +157,31 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         session = Session(
             config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False
         )
-        mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
+        mesh = session.mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
-        attributes: dict[str, Any] = {
-            "mesh": mesh,
-            "stop_ids": tuple(range(STOPS)),
-            "decode": None,  # nothing is sampled here, and the tokenizer may be elsewhere
-            "device_memory": compiler.topology.device.usable,  # those devices do not report it
-            "near": compiler.topology.near,  # nor do GPUs their hosts
-            "reward_bytes": sum(
-                meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)
-            ),
-        }
+        most = config.data.max_prompt_length
+        if prompt is not None:
+            session.mean_prompt = float(min(prompt, most))
+        if not reads_locally(config):
+            session.problems = Problems({}, {}, {}, [], count_tokens=lambda _: most)
+            session.problems.prompt_lengths = (most,)
+            held_out = {split: problems(config, split) for split in ("dev", "test")}
+            session.problems.counts = {"train": sys.maxsize, **held_out}
         if path := config.model.path:
-            attributes["model_config"] = dataclasses.replace(
+            session.model_config = dataclasses.replace(
                 shape_of(path), **init_params.adapters(config.lora)
             )
-        if not reads_locally(config):
-            held_out = {split: problems(config, split) for split in ("dev", "test")}
-            attributes["prompt_lengths"] = (config.data.max_prompt_length,)
-            attributes["problem_counts"] = {"train": sys.maxsize, **held_out}
-        if prompt is not None:
-            attributes["mean_prompt"] = float(min(prompt, config.data.max_prompt_length))
-        yield session.at(config, session.folders, tracker, **attributes)
+        sampling = session.sampling
+        sampling.stop_ids = tuple(range(STOPS))
+        sampling.decode = None  # nothing is sampled here, and the tokenizer may be elsewhere
+        devices = sampling.devices
+        devices.memory = compiler.topology.device.usable  # those devices do not report it
+        devices.near = compiler.topology.near  # nor do GPUs their hosts
+        devices.reward_bytes = sum(
+            meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)
+        )
+        yield session
 
 
 def make(
@@ -196,6 +199,7 @@ def make(
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))
         entries = list(itertools.chain.from_iterable(map(compiler.entries, programs)))
-        ways = session.sampling_mesh.size // session.sampling_mesh.shape["data"]
-        mesh, mean = dict(session.mesh.shape), session.mean_prompt
+        sampling = session.sampling.devices.for_sampling
+        ways = sampling.size // sampling.shape["data"]
+        mesh, mean = dict(session.mesh.shape), mean_prompt(session)
         return Plan(compiler.topology, config, session.model_config, mesh, ways, entries, mean)

@@ -23,6 +23,7 @@ from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
 from g2d_jax.session.program import Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_programs import mean_prompt
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def rewards(session: Session, decode: Program) -> Iterator[Program]:
     for batch in batches:
         others = tuple(other.model for other in batches if other is not batch)
         rows, length = batch.tokens.shape
-        scored = batch.share * (work.generated + work.responses * session.mean_prompt)
+        scored = batch.share * (work.generated + work.responses * mean_prompt(session))
         flops = reward_model.score_flops(batch.config, [length] * rows) / mesh.size
         (embed,) = jax.tree.leaves(batch.model.trunk.embed)
         read = embed.dtype.itemsize * matmul_params(batch.config) / mesh.shape["tensor"]

@@ -49,6 +49,7 @@ from g2d_jax.session.policies import load_reference
 from g2d_jax.session.problems import train_order
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
+from g2d_jax.session.training_programs import score_logprobs
 from g2d_jax.session.windows import SyncWindow
 
 MAX_BATCHES_IN_MEMORY = 64  # of a window; the others of a longer one are read back
@@ -157,7 +158,7 @@ class RolloutBuffer:
         self.name = trainer.name
         self.state = trainer.extra_state
         self.folder = self.session.folders[self.name]
-        train = self.session.problems["train"]
+        train = self.session.problems.train
         self.order = train_order(self.session.config, train, stage.stream or f"online/{self.name}")
         self.index_of = {problem.id: index for index, problem in enumerate(train)}
         self.rounds: dict[
@@ -331,7 +332,7 @@ class RolloutBuffer:
         cursor.drawn += count
         cursor.retired += drawn.skipped_retired
         cursor.outside += drawn.skipped_outside
-        train = self.session.problems["train"]
+        train = self.session.problems.train
         return [(train[index], visit) for index, visit in drawn.draws]
 
     def _sample(
@@ -357,7 +358,7 @@ class RolloutBuffer:
                 self.rounds.setdefault(number, []).append(batch)
 
     def _sampler_params(self) -> Any:
-        return self.session.sampler_params(
+        return self.session.sampling.engine.to_sampler_params(
             self.trainer.finished_policy(), self.stage.sampling_weights
         )
 
@@ -373,7 +374,7 @@ class RolloutBuffer:
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
         return batches.make(
-            self.session.config.seed, self.stage, draws, groups, self.session.verifiable
+            self.session.config.seed, self.stage, draws, groups, self.session.config.verifiable
         )
 
     # Log-probabilities of other policies
@@ -408,8 +409,8 @@ class RolloutBuffer:
     def _logprobs_under(self, params: Decoder, groups: Sequence[Group], cost: Cost) -> np.ndarray:
         """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.trainer.pack(groups)
-        logprobs = self.session.score_logprobs(
-            params, packed, cost, logprobs_temperature(self.stage)
+        logprobs = score_logprobs(
+            self.session, params, packed, cost, logprobs_temperature(self.stage)
         )
         return np.concatenate(list(itertools.chain.from_iterable(packed.unpack(logprobs))))
 

@@ -126,7 +126,7 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
     draws: Draws = []
     for group in groups:
         identifier = group[0].rollout.problem_id
-        draws.append((session.train[identifier], visits[identifier]))
+        draws.append((session.problems.train_by_id[identifier], visits[identifier]))
         visits[identifier] += 1
     return ExternalBatches(
         session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows)
@@ -185,7 +185,7 @@ def read(
     the beginning of it: the ids count;
     and how many are of training problems that are left out, as they are too.
     """
-    left_out = {problem.id for problem in session.left_out["train"]}
+    left_out = {problem.id for problem in session.problems.left_out["train"]}
     problems: dict[str, Problem] = {}
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
@@ -194,14 +194,14 @@ def read(
     for row in read_dump(path, reward):
         try:
             problem = _problem(row, path, session, by_text)
-            if problem.id in session.held_out_ids:
+            if problem.id in session.problems.held_out_ids:
                 raise BrokenRow(
                     "its prompt is in data.dev or data.test, which nothing may be trained on"
                 )
             if problem.id in left_out:
                 counts["left out"] += 1
                 continue
-            score = _given(row, session.tasks[problem.task].reward)
+            score = _given(row, session.config.all_tasks[problem.task].reward)
             if score is None and problem.answer is None:
                 raise BrokenRow(
                     "it has neither a reward nor an answer, and its prompt is not in data.train"
@@ -279,7 +279,7 @@ def _by_text(session: Session) -> dict[str, Problem]:
     tokenizer = session.tokenizer
     texts: dict[str, Problem] = {}
     for source, split in itertools.product(
-        (session.left_out, session.problems), ("dev", "test", "train")
+        (session.problems.left_out, session.problems.by_split), ("dev", "test", "train")
     ):
         for problem in source[split]:
             texts[tokenizer.render(problem).strip()] = problem
@@ -303,13 +303,13 @@ def _problem(
             f"{text!r:.80}"
         )
     identifier = problem_id(row.prompt)
-    if row.answer is None and identifier in session.train:
-        return session.train[identifier]
+    if row.answer is None and identifier in session.problems.train_by_id:
+        return session.problems.train_by_id[identifier]
     answer = row.answer
     if (
         answer is not None
         and session.reward is None
-        and session.tasks["main"].reward.function == "verify"
+        and session.config.all_tasks["main"].reward.function == "verify"
     ):
         answer = plain_answer(answer)
     return Problem(identifier, row.prompt, answer, source=path)
@@ -384,7 +384,7 @@ def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
 def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:
     """Return why an online stage cannot train on a row, None if it can."""
     rollout, longest = row.rollout, session.config.data.max_prompt_length
-    if rollout.problem_id not in session.train:
+    if rollout.problem_id not in session.problems.train_by_id:
         return (
             "its prompt is not in data.train, whose problems an online stage trains on: add it, "
             "or collect and pair"

@@ -97,7 +97,7 @@ def _held_out(session: Session) -> dict[str, str]:
     """Map the ids of dev's and test's prompts, bare and in the prompt template, to the problem's
     own id."""
     found: dict[str, str] = {}
-    for problem in session.held_out:
+    for problem in session.problems.held_out:
         asked = session.tokenizer.conversation(problem)[-1]["content"]
         found |= {problem.id: problem.id, problem_id(asked): problem.id}
     return found

@@ -283,7 +283,7 @@ def read_sampled(session: Session, shard: epath.Path) -> Sampled:
     groups: Groups = []
     try:
         for (problem_id, visit), rows in itertools.groupby(read_rollouts(shard), _draw_of):
-            draws.append((session.train[problem_id], visit))
+            draws.append((session.problems.train_by_id[problem_id], visit))
             groups.append(list(rows))
     except KeyError as error:
         raise ValueError(
@@ -366,7 +366,9 @@ def _sample_and_score(
 
 def _score_local(session: Session, answers: Sequence[_Answer], policy: str) -> list[ScoredRollout]:
     """Score this process's answers by the rewards that it can compute by itself."""
-    if session.server is None:  # a server checks its own, and may give no log-probabilities
+    if (
+        session.sampling.server is None
+    ):  # a server checks its own, and may give no log-probabilities
         check_rollouts([answer.rollout for answer in answers], policy)
     processes.note_progress(f"scoring {policy}")
     with session.clock.doing("verification"):
@@ -443,7 +445,9 @@ def _generate(
     answers: list[_Answer] = []
     start = bar.done
     bar.begin()  # the rows decode together, and end together where they are of one length
-    for rollout in session.engine.generate(params, requests, workload.rng_stream, workload.shapes):
+    for rollout in session.sampling.engine.generate(
+        params, requests, workload.rng_stream, workload.shapes
+    ):
         problem = problems[rollout.problem_id]
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = _graded(text, problem, opened)
@@ -452,7 +456,7 @@ def _generate(
         )
         # Of responses that end together the first say nothing of the pace: they are counted with
         # the last of them.
-        if not session.engine.ready:
+        if not session.sampling.engine.ready:
             answered = (
                 len(answers) // samples * processes.count()
             )  # the other processes are about as far

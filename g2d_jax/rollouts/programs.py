@@ -18,7 +18,7 @@ from g2d_jax.sampler.capacity import bytes_saved
 from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
-from g2d_jax.session.training_programs import policy_shapes
+from g2d_jax.session.training_programs import mean_prompt, policy_shapes
 
 
 def rollouts(
@@ -39,7 +39,7 @@ def rollouts(
     resident_during_generation: after that. The frozen parameters below adapters are always
     resident.
     """
-    if session.server is not None:
+    if session.sampling.server is not None:
         return
     params = policy_shapes(session)
     _, rest = lora.partition(params)
@@ -48,7 +48,7 @@ def rollouts(
         view = f"{prefix}view"
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
-        run = session.sampler().to_sampler_params_program(workload.weights)
+        run = session.sampling.sampler.to_sampler_params_program(workload.weights)
         yield Program(name, view, run, fixed(params), work, resident=resident_during_view)
     yield from _generation(
         session, name, workload, prefix, view, (*resident_during_generation, rest)
@@ -65,7 +65,7 @@ def _generation(
 ) -> Iterator[Program]:
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths
     that is a program."""
-    sampler, shapes, mesh = session.sampler(), workload.shapes, session.sampler().mesh
+    sampler, shapes, mesh = session.sampling.sampler, workload.shapes, session.sampling.sampler.mesh
     kinds = "empty", "prefill", "insert", "resize", "decode"
     empty, prefill, insert, resize, decode = (prefix + kind for kind in kinds)
     run = sampler.programs
@@ -165,15 +165,17 @@ def _prefill_work(
         session.model_config, shapes.prompts * columns, shapes.prompts * attended(columns)
     )
     calls = share * workload.prompts / shapes.prompts
-    prefilled = share * workload.prompts * session.mean_prompt
+    prefilled = share * workload.prompts * mean_prompt(session)
     moved = _weights(session, workload.weights)
-    return Work(calls, flops / session.sampler().mesh.size, moved, parts, prefilled=prefilled)
+    return Work(
+        calls, flops / session.sampling.sampler.mesh.size, moved, parts, prefilled=prefilled
+    )
 
 
 def _insert_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
     """Count the work of insertions, one a chunk of decode: a row's columns are written when a
     sample begins in it."""
-    chunks = workload.steps / session.sampler().chunk
+    chunks = workload.steps / session.sampling.sampler.chunk
     return Work(
         chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts
     )
@@ -189,8 +191,11 @@ def _resize_work(workload: Workload, cache: Cache, array: Any, parts: Mapping[st
 def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
     """Count the work of decode with the cache at one of its widths, of which each has an equal
     share of the chunks."""
-    sampler, shapes = session.sampler(), workload.shapes
-    share, length = 1 / len(sampler.decoded_widths(shapes)), session.mean_prompt + workload.mean / 2
+    sampler, shapes = session.sampling.sampler, workload.shapes
+    share, length = (
+        1 / len(sampler.decoded_widths(shapes)),
+        mean_prompt(session) + workload.mean / 2,
+    )
     steps, chunks = sampler.chunk, workload.steps / sampler.chunk
     flops = (
         forward_flops(session.model_config, shapes.rows * steps, shapes.rows * steps * length)
@@ -209,8 +214,8 @@ def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int])
 def _weights(session: Session, weights: str) -> float:
     """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as
     of `Sampler`."""
-    mesh = session.sampler().mesh
+    mesh = session.sampling.sampler.mesh
     model = session.model_config.with_quantisation(weights)
-    itemsize = session.dtype.itemsize
+    itemsize = session.compute.dtype.itemsize
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

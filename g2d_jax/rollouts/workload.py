@@ -64,11 +64,11 @@ def workload_of(
         prompts = stage.steps / stage.num_iterations * stage.prompts_per_step
         most = window_at(0, stage).batches * batch
     else:
-        batch, prompts = stage.part, min(stage.prompts, session.problem_counts["train"])
+        batch, prompts = stage.part, min(stage.prompts, session.problems.counts["train"])
         most = prompts
-    samples, params = stage.num_generations, stage.sampling.params(session.stop_ids)
+    samples, params = stage.num_generations, stage.sampling.params(session.sampling.stop_ids)
     together = min(max(prompts_per_call(session, samples) // batch, 1) * batch, most)
-    shapes = session.sampling_shapes(
+    shapes = session.sampling.shapes(
         stage, together, samples, params, weights=stage.sampling_weights
     )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)

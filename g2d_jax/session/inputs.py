@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from etils import epath
 
@@ -32,6 +32,7 @@ from g2d_jax.config import (
     prefix_of,
     setting_of,
 )
+from g2d_jax.config.io import identity
 from g2d_jax.config.places import data_files
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.config_load import beside
@@ -47,7 +48,8 @@ from g2d_jax.scoring import reward_model
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
 from g2d_jax.session.problems import SPLITS, Reading, gives_columns, read_source, reading
-from g2d_jax.session.session import Session, open_tokenizer
+from g2d_jax.session.session import Session
+from g2d_jax.session.tokenizers import open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
 
 
@@ -88,6 +90,27 @@ Readers = dict[str, Reader]
 
 
 # What a run reads
+
+
+def fingerprint(session: Session) -> str:
+    """Fingerprint everything outside the stages that decides a policy: model, tokenizer, data,
+    seed."""
+    sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks", "engine")
+    shared = {name: value for name, value in identity(session.config).items() if name in sections}
+    read = {
+        name: digest for name, digest in session.contents.items() if not name.startswith("stages.")
+    }
+    return storage.fingerprint([shared, session.tokenizer.fingerprint, read])
+
+
+def stage_fingerprint(session: Session, name: str, made_from: Mapping[str, Any]) -> str:
+    """Fingerprint a stage: its settings, what it reads from outside, and the fingerprints of its
+    inputs."""
+    read = {
+        key: digest for key, digest in session.contents.items() if key.startswith(f"stages.{name}.")
+    }
+    stage = identity(session.config)["stages"][name]
+    return storage.fingerprint([fingerprint(session), stage, read, made_from])
 
 
 def readers(
@@ -153,7 +176,9 @@ def base_model(config: Config, base: str) -> Reader | None:
 def named(session: Session) -> Readers:
     """Return the inputs that the settings of a run name themselves."""
     return readers(
-        session.config, lambda setting: session.problem_contents[setting], lambda: session.tokenizer
+        session.config,
+        lambda setting: session.problems.contents[setting],
+        lambda: session.tokenizer,
     )
 
 

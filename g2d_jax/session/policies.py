@@ -66,7 +66,11 @@ def reference_dtype(session: Session) -> jnp.dtype:
 
     With adapters it is that of their base, which all policies share.
     """
-    return init_params.base_dtype(session.config) if session.model_config.lora else session.dtype
+    return (
+        init_params.base_dtype(session.config)
+        if session.model_config.lora
+        else session.compute.dtype
+    )
 
 
 def base_of(session: Session, policy: str) -> str:

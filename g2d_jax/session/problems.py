@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from g2d_jax import keys
@@ -16,7 +17,7 @@ from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.records import Problem, indices_by_task
+from g2d_jax.records import Problem, by_id, indices_by_task
 from g2d_jax.runtime import processes, storage
 
 Say = Callable[[str], None]
@@ -34,19 +35,52 @@ SHOWN = 3  # reference answers that a message shows
 MOST_SHOWN = 80  # characters of one
 
 
-class Loaded(NamedTuple):
+@dataclass
+class Problems:
     """The problems of a run.
 
-    problems: by split. contents: of each source, by setting. left_out: the problems that were taken
-    out of each split, for the verifier cannot read their reference answers. unreadable: messages
-    about such answers, also of problems
-    that stay: {"split", "problems", "of", "text"} each.
+    by_split: those that are used. contents: of each source, by setting: "data.train". left_out: the
+    problems that were taken out of each split, for the verifier cannot read their reference
+    answers. unreadable: messages about such answers, also of problems that stay: {"split",
+    "problems", "of", "text"} each. count_tokens: of a problem's prompt.
     """
 
-    problems: Splits
+    by_split: Splits
     contents: dict[str, Content]
     left_out: Splits
     unreadable: list[dict[str, Any]]
+    count_tokens: Callable[[Problem], int]
+
+    @property
+    def train(self) -> list[Problem]:
+        """The training problems."""
+        return self.by_split["train"]
+
+    @cached_property
+    def train_by_id(self) -> dict[str, Problem]:
+        """The training problems by id."""
+        return by_id(self.train)
+
+    @cached_property
+    def held_out(self) -> list[Problem]:
+        """The problems of dev and test, also those left out of them: nothing may be trained on
+        any."""
+        return joined(self.by_split, ("dev", "test")) + joined(self.left_out, ("dev", "test"))
+
+    @cached_property
+    def held_out_ids(self) -> set[str]:
+        """The ids of `held_out`."""
+        return set(ids_of(self.held_out))
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The number of problems of each split."""
+        return {split: len(problems) for split, problems in self.by_split.items()}
+
+    @cached_property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """The tokens of the prompt of every problem."""
+        return tuple(map(self.count_tokens, joined(self.by_split)))
 
 
 def joined(splits: Splits, names: Iterable[str] = SPLITS) -> list[Problem]:
@@ -66,7 +100,7 @@ def load(
     say: Say,
     splits: Collection[str] = SPLITS,
     unreadable: Unreadable | None = None,
-) -> Loaded:
+) -> Problems:
     """Read the problems of all tasks, one task after the other.
 
     train is without those of dev and test, dev without those of test, and none has too long a
@@ -112,7 +146,13 @@ def load(
     ids = {split: ids_of(problems) for split, problems in loaded.items()}
     digests = {setting: content.digest for setting, content in contents.items()}
     processes.agreed("problems", storage.fingerprint([ids, digests]))
-    return Loaded(loaded, contents, left_out, messages)
+    return Problems(
+        loaded,
+        contents,
+        left_out,
+        messages,
+        count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
+    )
 
 
 def _leave_out(

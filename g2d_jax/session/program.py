@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from g2d_jax.mesh import device_bytes, placed
-from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.program_cache import CompileAhead, Jitted
 
 Outputs = Mapping[str, Any]  # program -> its results' tree of ShapeDtypeStructs with shardings
 
@@ -67,6 +69,22 @@ class Program:
         shardings."""
         lowered = self.lower(outputs)
         return placed(lowered.out_info, lowered.compile().output_shardings)
+
+
+class _Results(dict[str, Any]):
+    """The programs' results by name, from futures; a look-up waits for the result."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name).result()
+
+
+def compile_programs(ahead: CompileAhead, programs: Iterable[Program]) -> None:
+    """Let other threads compile programs of a stage, in their order, while this one goes on."""
+    futures: dict[str, Future[Any]] = {}
+    for program in programs:
+        futures[program.name] = ahead.compile(
+            program.run, partial(program.compile, _Results(futures))
+        )
 
 
 def fixed(*arguments: Any) -> Callable[[Outputs], tuple[Any, ...]]:

@@ -78,7 +78,7 @@ def _kernel(session: Session, length: int) -> kernels.Kernel:
     return kernels.choose(
         session.config.compute.attention,
         platform=kernels.platform_of(session.mesh),
-        dtype=session.dtype,
+        dtype=session.compute.dtype,
         head_dim=session.model_config.head_dim,
         length=length,
         layout="packed",

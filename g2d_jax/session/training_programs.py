@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
-from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.session import init_params
+from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import reference_dtype
 from g2d_jax.session.program import Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
@@ -29,6 +33,8 @@ from g2d_jax.training.step import (
     make_fresh_state,
     make_scorer,
     make_train_step,
+    put_batch,
+    put_number,
 )
 
 
@@ -53,7 +59,13 @@ def train_step_of(
 ) -> tuple[Jitted, StepNumbers]:
     """Return a stage's train step, and the numbers that it takes. settings, total: see
     `optimizer_of`."""
-    objective, programs = session.loss_of(name, objective)
+    programs = session.programs
+    own = session.objectives.get(name)
+    # A user's own loss may look like another, so it has programs of its own.
+    if own is not None:
+        if name not in session.losses:
+            session.losses[name] = own(session.compute), Programs()
+        objective, programs = session.losses[name]
     structure, of_loss = split(objective)
     optimizer, of_optimizer = optimizer_of(settings, total)
     offload = session.config.compute.offload_optimizer
@@ -122,7 +134,7 @@ def training_programs(
     remat = 1.0 if session.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
-    weights = session.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
+    weights = session.compute.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
     parts["activations"] = activation_bytes(session, packed)
@@ -131,6 +143,30 @@ def training_programs(
     inputs = abstract_batch(with_keys(packed, config, session.config.seed, name, 0), mesh)
     arguments = fixed(state, *inputs, abstract_numbers(numbers, mesh), rest)
     yield Program(name, "train step", step, arguments, work, {}, min(count, packed.count), resident)
+
+
+def score_logprobs(
+    session: Session, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0
+) -> np.ndarray:
+    """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost
+    goes to `cost`."""
+    cost.scored += packed.used
+    cost.flops += forward_flops(session.model_config, packed.used, packed.attended)
+    with session.clock.doing("logprobs"):
+        score = session.programs.get_or_make(make_scorer, session.compute)
+        logprobs, _ = score(
+            params, *put_batch(packed, session.mesh), put_number(temperature, session.mesh)
+        )
+        session.clock.settle()
+        return np.asarray(logprobs)
+
+
+def mean_prompt(session: Session) -> float:
+    """Return the tokens of a mean prompt, for the work to be done; without problems the most."""
+    if session.mean_prompt is not None:
+        return session.mean_prompt
+    lengths = session.problems.prompt_lengths or (session.config.data.max_prompt_length,)
+    return float(np.mean(lengths))
 
 
 def logprobs(
@@ -147,7 +183,9 @@ def logprobs(
     params = (reference_shapes if reference else policy_shapes)(session)
     flops = forward_flops(session.model_config, packed.used, packed.attended) / session.mesh.size
     weights = (
-        session.dtype.itemsize * matmul_params(session.model_config) / session.mesh.shape["tensor"]
+        session.compute.dtype.itemsize
+        * matmul_params(session.model_config)
+        / session.mesh.shape["tensor"]
     )
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
@@ -166,7 +204,7 @@ def activation_bytes(session: Session, packed: Packed) -> int:
     saved = saved_per_token(
         session.model_config, session.config.compute.remat, session.mesh.shape["tensor"]
     )
-    return int(tokens * saved * session.dtype.itemsize)
+    return int(tokens * saved * session.compute.dtype.itemsize)
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:

@@ -168,8 +168,10 @@ def check_positions(
     from elsewhere."""
     lengths = [(len(prompt), len(response)) for prompt, response in pairs]
     if sampling is not None:
-        lengths.append((max(session.prompt_lengths, default=0), sampling.max_new_tokens))
-    return beyond_positions(lengths, session.positions)
+        lengths.append((max(session.problems.prompt_lengths, default=0), sampling.max_new_tokens))
+    # A model that begins with random parameters was trained on no positions.
+    positions = None if session.model_folder is None else session.model_config.positions
+    return beyond_positions(lengths, positions)
 
 
 # Rules
@@ -210,7 +212,8 @@ def unweighed(without: int, rows: int) -> list[Alert]:
 
 def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
     """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and
-    their responses, the longest that there can be. positions: see `Session`; None: no limit.
+    their responses, the longest that there can be. positions: that the model was
+    trained on, None: no limit.
 
     Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
     """

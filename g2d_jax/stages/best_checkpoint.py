@@ -38,7 +38,7 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
 
     Raises StopRun when no checkpoint has a score.
     """
-    problems = session.problems["dev"]
+    problems = session.problems.by_split["dev"]
     write_problems(session.folders[name], problems)
     warnings: list[dict[str, Any]] = []
     alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
@@ -114,9 +114,9 @@ def _scored(
         session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar
     )
     groups = held_out.answers("select")
-    tasks = task_results(held_out.problems, groups, session.verifiable)
+    tasks = task_results(held_out.problems, groups, session.config.verifiable)
     for task, row in tasks.items():
-        divided = stage.length_normalise and not session.verifiable[task]
+        divided = stage.length_normalise and not session.config.verifiable[task]
         row["score"] = row["length_normalised" if divided else "reward"]
         row["score_sem"] = row["length_normalised_sem" if divided else "sem"]
     spread = math.hypot(*(row["score_sem"] for row in tasks.values()))

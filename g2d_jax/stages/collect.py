@@ -153,7 +153,7 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
 
 def _draws(session: Session, name: str, stage: Collect) -> Draws:
     """Draw the first stage.prompts of a seeded order of the training problems."""
-    train = session.problems["train"]
+    train = session.problems.train
     order = train_order(session.config, train, stage.stream or f"collect/{name}")
     return [
         (train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))
@@ -170,7 +170,9 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
     ]
 
     def sampler_params() -> Decoder:
-        return session.sampler_params(load_policy(session, stage.policy), stage.sampling_weights)
+        return session.sampling.engine.to_sampler_params(
+            load_policy(session, stage.policy), stage.sampling_weights
+        )
 
     workload = workload_of(session, name, stage)
     with session.tracker.progress(name, len(draws)) as bar:
@@ -273,7 +275,7 @@ def _offered(
     for (problem, visit), group in zip(draws, groups, strict=True):
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
         counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
-        verifiable = session.verifiable[problem.task]
+        verifiable = session.config.verifiable[problem.task]
         fate = (
             _fate(group, stage.min_pass_rate, stage.max_pass_rate)
             if verifiable
@@ -383,7 +385,7 @@ def _provenance(
         "policy": stage.policy,
         "rollouts": stage.rollouts,
         "sampler": sampler_settings(session, name),
-        "rewards": {name: task.reward.to_dict() for name, task in session.tasks.items()},
+        "rewards": {name: task.reward.to_dict() for name, task in session.config.all_tasks.items()},
         "tokenizer": session.tokenizer.fingerprint,
         "pair_rule": {
             "name": (

@@ -42,7 +42,7 @@ class Answers(NamedTuple):
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; return the manifest's fields, results and paired
     differences included."""
-    problems = session.problems[stage.split]
+    problems = session.problems.by_split[stage.split]
     cost = Cost()
     policies: list[dict[str, Any]] = []
     answers: dict[str, Answers] = {}
@@ -144,7 +144,7 @@ def _accuracies(
             "greedy": None,
             "subsets": {},
         }
-    judged = [i for i, problem in enumerate(problems) if session.verifiable[problem.task]]
+    judged = [i for i, problem in enumerate(problems) if session.config.verifiable[problem.task]]
     subsets = stats.by_subset(
         answers[judged], [problem.subset for problem in pick(problems, judged)]
     )
@@ -161,10 +161,10 @@ def _accuracies(
 def _tasks(
     session: Session, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
 ) -> dict[str, Any]:
-    tasks = task_results(problems, groups, session.verifiable)
-    if len(tasks) == 1 and all(session.verifiable[task] for task in tasks):
+    tasks = task_results(problems, groups, session.config.verifiable)
+    if len(tasks) == 1 and all(session.config.verifiable[task] for task in tasks):
         return {}
-    greedily = {} if greedy is None else task_results(problems, greedy, session.verifiable)
+    greedily = {} if greedy is None else task_results(problems, greedy, session.config.verifiable)
     for task, row in tasks.items():
         row["greedy"] = greedily.get(task, {}).get("reward")
     return {"tasks": tasks}
@@ -172,7 +172,7 @@ def _tasks(
 
 def _judged(session: Session, problems: Sequence[Problem]) -> bool:
     """Return whether any of the problems has right and wrong answers."""
-    return any(session.verifiable[problem.task] for problem in problems)
+    return any(session.config.verifiable[problem.task] for problem in problems)
 
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
@@ -197,6 +197,6 @@ def _paired(
     tasks = {
         task: dataclasses.asdict(stats.paired(before.rewards[rows], after.rewards[rows]))
         for task, rows in indices_by_task(problems).items()
-        if not session.verifiable[task]
+        if not session.config.verifiable[task]
     }
     return {**differences, "tasks": tasks} if tasks else differences

@@ -60,7 +60,7 @@ class HeldOut:
     @property
     def problems(self) -> list[Problem]:
         """The problems of the stage's split."""
-        return self.session.problems[self.stage.split]
+        return self.session.problems.by_split[self.stage.split]
 
     @property
     def draws(self) -> Draws:
@@ -80,7 +80,7 @@ class HeldOut:
         The policy is loaded only if needed.
         """
         stage = self.stage
-        stop_ids = self.session.stop_ids
+        stop_ids = self.session.sampling.stop_ids
         file = self.file()
         params = stage.sampling.params(stop_ids)
         workload = Workload(
@@ -103,17 +103,19 @@ class HeldOut:
 
     @cached_property
     def _sampler_params(self) -> Any:
-        return self.session.sampler_params(load_policy(self.session, self.policy))
+        return self.session.sampling.engine.to_sampler_params(
+            load_policy(self.session, self.policy)
+        )
 
 
 def sampling_shapes(session: Session, stage: BestCheckpoint | Evaluate) -> Shapes:
     """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers
     included."""
-    params = [stage.sampling.params(session.stop_ids)]
+    params = [stage.sampling.params(session.sampling.stop_ids)]
     if stage.greedy:
-        params.append(stage.sampling.params(session.stop_ids, **GREEDY))
-    return session.sampling_shapes(
-        stage, session.problem_counts[stage.split], stage.num_generations, *params
+        params.append(stage.sampling.params(session.sampling.stop_ids, **GREEDY))
+    return session.sampling.shapes(
+        stage, session.problems.counts[stage.split], stage.num_generations, *params
     )
 
 
@@ -132,8 +134,11 @@ def programs(
     greedy = int(stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     policies = stage.policy_count(session.config.stages)
-    params, shapes = stage.sampling.params(session.stop_ids), sampling_shapes(session, stage)
-    prompts, calls = session.problem_counts[stage.split] * policies, kinds * policies
+    params, shapes = (
+        stage.sampling.params(session.sampling.stop_ids),
+        sampling_shapes(session, stage),
+    )
+    prompts, calls = session.problems.counts[stage.split] * policies, kinds * policies
     yield from rollouts(
         session, name, Workload(params, samples, shapes, "", "", prompts, calls, response)
     )

@@ -31,13 +31,20 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
 from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.cost import Cost
+from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.session.problems import order as problem_order
-from g2d_jax.session.program import Program
+from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
-from g2d_jax.session.training_programs import logprobs, state_shapes, training_programs
+from g2d_jax.session.training_programs import (
+    logprobs,
+    mean_prompt,
+    score_logprobs,
+    state_shapes,
+    training_programs,
+)
 from g2d_jax.stages import alerts, probes
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
@@ -69,7 +76,9 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         stage, steps, lambda text: session.tracker.say(f"{name}: {text}")
     )
     row_length = _row_length(session, examples, batch_size)
-    session.compile_ahead(_programs(session, name, stage, len(examples), row_length, None))
+    compile_programs(
+        session.ahead, _programs(session, name, stage, len(examples), row_length, None)
+    )
     references = np.zeros((len(examples), 2), np.float32)
     scoring = Cost()
     if stage.compares or stage.diagnose:
@@ -173,7 +182,7 @@ def _programs(
     prompt = np.zeros(min(session.config.data.max_prompt_length, row_length // 3), np.int32)
     side = np.zeros((row_length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
-    mean = min(session.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
+    mean = min(mean_prompt(session), len(prompt)) + 2 * min(response or len(side), len(side))
     share = mean / (len(prompt) + 2 * len(side))
 
     def examples(count: int) -> list[Group]:
@@ -260,7 +269,7 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     else:
         pairs = external_preferences.read(session, stage)
     check_preferences(name, pairs, session.model_config.vocab_size)
-    if leaked := sum(pair.problem_id in session.held_out_ids for pair in pairs):
+    if leaked := sum(pair.problem_id in session.problems.held_out_ids for pair in pairs):
         raise ValueError(
             f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave "
             "them out"
@@ -307,8 +316,8 @@ def reference_logprobs(
     restart changes no count. The file's name is a fingerprint of the policy's weights' origin,
     tokenizer, dtype and every token id.
     """
-    fingerprint = storage.fingerprint(_inputs(session, name, stage, examples, row_length))
-    file = session.folders[name] / f"reference-{fingerprint}.json"
+    read = storage.fingerprint(_inputs(session, name, stage, examples, row_length))
+    file = session.folders[name] / f"reference-{read}.json"
     logprobs, cost = measured_once(
         session,
         file,
@@ -322,9 +331,9 @@ def _inputs(
 ) -> list[Any]:
     """List all that decides the starting policy's log-probabilities of some examples."""
     settings = [
-        session.fingerprint(),
+        fingerprint(session),
         _origin(session, name, stage.policy),
-        str(session.dtype),
+        str(session.compute.dtype),
         row_length,
     ]
     return [settings, list(map(_ids, examples))]
@@ -357,7 +366,7 @@ def score(
         processes.note_progress(f"scoring {len(examples)} examples from {first}")
         packed = pack_rows(session, examples[first : first + SCORED_AT_ONCE], rows)
         sides = itertools.chain.from_iterable(
-            packed.unpack(session.score_logprobs(params, packed, cost))
+            packed.unpack(score_logprobs(session, params, packed, cost))
         )
         scored += [side.sum(dtype=np.float32) for side in sides]
     return np.array(scored, np.float32).reshape(-1, 2)

@@ -38,6 +38,7 @@ from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.session.training_programs import (
     logprobs,
+    mean_prompt,
     reference_programs,
     reference_shapes,
     state_shapes,
@@ -101,7 +102,7 @@ def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Aler
     """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run
     would for them."""
     row_shape(session, stage)
-    train_order(session.config, session.problems["train"], name)
+    train_order(session.config, session.problems.train, name)
     return _alerts_of_inputs(session, stage, external_batches(session, name, stage))
 
 
@@ -110,7 +111,7 @@ def _alerts_of_inputs(
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the number of problems, the dump, and the lengths of
     responses."""
-    problems = len(session.problems["train"])
+    problems = len(session.problems.train)
     too_few = alerts.too_few_problems("online", problems, stage.prompts_per_step, stage.steps)
     if external is None:
         return [*too_few, *alerts.check_positions(session, stage.sampling)]
@@ -144,7 +145,7 @@ def programs(
         )
     longest = session.config.data.max_prompt_length + stage.sampling.max_new_tokens
     share = (
-        session.mean_prompt + workload.mean
+        mean_prompt(session) + workload.mean
     ) / longest  # of a full batch's tokens in a mean one
     calls = stage.steps / stage.num_iterations * share
     if reference:
@@ -229,7 +230,7 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     max_responses = 16
     if stage.loss == "group_dpo":
         max_responses = max(max_responses, samples + samples % 2)
-    prompts = session.prompt_lengths[: min(stage.prompts_per_step, 32)]
+    prompts = session.problems.prompt_lengths[: min(stage.prompts_per_step, 32)]
     shares = (
         np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1
     )  # evenly spread over what is below 1, in no order

@@ -36,7 +36,7 @@ from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
-from g2d_jax.session.training_programs import logprobs, reference_programs
+from g2d_jax.session.training_programs import logprobs, reference_programs, score_logprobs
 from g2d_jax.stages import alerts
 from g2d_jax.study.stats import row_means
 
@@ -93,10 +93,10 @@ def workload_of(
 ) -> Workload:
     """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None:
     the most."""
-    prompts = min(stage.probe.prompts, session.problem_counts[stage.probe.split])
+    prompts = min(stage.probe.prompts, session.problems.counts[stage.probe.split])
     samples = stage.probe.num_generations
-    params = stage.sampling_of_probes.params(session.stop_ids)
-    shapes = session.sampling_shapes(stage, prompts, samples, params)
+    params = stage.sampling_of_probes.params(session.sampling.stop_ids)
+    shapes = session.sampling.shapes(stage, prompts, samples, params)
     probes = 1 + -(-steps // stage.probe.every)
     return Workload(
         params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response
@@ -150,12 +150,12 @@ def _measured(
     session, name = trainer.session, trainer.name
     file = session.folders[name] / "probe" / f"step-{trainer.step:06d}"
     policy = trainer.finished_policy()
-    draws = draw_once(probed(session.problems[stage.probe.split], stage.probe.prompts))
+    draws = draw_once(probed(session.problems.by_split[stage.probe.split], stage.probe.prompts))
 
     def measure(cost: Cost) -> dict[str, Any]:
         groups = sampled_groups(
             session,
-            lambda: session.sampler_params(policy),
+            lambda: session.sampling.engine.to_sampler_params(policy),
             [(draws, file.with_suffix(".parquet"))],
             workload_of(session, name, stage),
             policy=f"{name}@{trainer.step}",
@@ -220,7 +220,7 @@ def reference_logprobs(
     bare = [Group(group[0].rollout.prompt_ids, list(map(_response, group))) for group in groups]
     packed = _packed(session, bare, sampling)
     return packed.unpack(
-        session.score_logprobs(reference, packed, cost, sampling.temperature or 1.0)
+        score_logprobs(session, reference, packed, cost, sampling.temperature or 1.0)
     )
 
 

@@ -15,7 +15,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.session.problems import order as problem_order
-from g2d_jax.session.program import Program
+from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
@@ -32,7 +32,7 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     demonstrations, counts = examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
     columns = row_length(session, stage, demonstrations)
-    session.compile_ahead(_programs(session, name, stage, columns))
+    compile_programs(session.ahead, _programs(session, name, stage, columns))
     objective, rows = objectives.sft(session.compute), RowShape(columns, stage.batch_size)
     with open_trainer(
         session, name, stage, objective, total=stage.steps, per="tokens", rows=rows
@@ -88,7 +88,7 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
         stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
     )
     loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
-    distinct, overlap = drop_overlap(loaded, session.held_out)
+    distinct, overlap = drop_overlap(loaded, session.problems.held_out)
     encoded = (tokenizer.encode_example(example) for example in distinct)
     fits = [
         (prompt, completion)

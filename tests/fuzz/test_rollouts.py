@@ -69,7 +69,9 @@ def check(session: Session, path: Path) -> int:
         return 0
     draws, groups = found
     assert len(draws) == len(groups) and all(groups)
-    held_out = {problem.id for split in ("dev", "test") for problem in session.problems[split]}
+    held_out = {
+        problem.id for split in ("dev", "test") for problem in session.problems.by_split[split]
+    }
     for (problem, visit), group in zip(draws, groups, strict=True):
         assert problem.id not in held_out and visit == 0
         assert [row.rollout.sample for row in group] == list(range(len(group)))

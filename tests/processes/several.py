@@ -290,9 +290,7 @@ def problems(file: Path) -> int:
     config.data.train = settings.source(str(file))
     config.data.dev.limit = config.data.test.limit = 4
     with Tracker(None, tensorboard=False) as tracker:
-        return len(
-            Session(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"]
-        )
+        return len(Session(Config.of(config), epath.Path(file.parent), tracker, {}).problems.train)
 
 
 def stopped(index: int, number: signal.Signals) -> None:

@@ -102,7 +102,7 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path,
     with pytest.raises(ValueError, match="'best': that stage has not chosen a checkpoint yet"):
         load_policy(again, "best")
     assert run(again, "best")["result"] == result
-    assert again.sampler().usage.generated == 0
+    assert again.sampling.sampler.usage.generated == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == before
 
 
@@ -151,7 +151,7 @@ def test_a_mixed_run_averages_its_tasks(config, tmp_path, opened):
     run(session, "train")
     manifest = run(session, "best")
     result = manifest["result"]
-    tasks = {problem.id: problem.task for problem in session.problems["dev"]}
+    tasks = {problem.id: problem.task for problem in session.problems.by_split["dev"]}
     for step in (0, 1, 2):
         found, rows = result["steps"][str(step)], shard(session, step)
         main, sums = (

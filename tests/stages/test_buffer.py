@@ -197,7 +197,7 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path
             shutil.rmtree(folder / "checkpoints" / str(later))
         again_runtime = opened(train, tmp_path)
         again = run(again_runtime)
-        assert again_runtime.sampler().usage.generated == 0  # all of it was on disk
+        assert again_runtime.sampling.sampler.usage.generated == 0  # all of it was on disk
         assert bits(load_policy(again_runtime, "train")) == ended
         assert list(map(steady, metrics_of(tmp_path))) == list(map(steady, metrics))
         for key in ("tokens", "flops", "counts"):
@@ -241,7 +241,7 @@ def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     train.stages.train.update(steps=8, drop_solved={"after": 1, "revisit": 0})
     session = opened(train, tmp_path, first_letter)
     run(session)
-    count = len(session.problems["train"])
+    count = len(session.problems.train)
     seen: dict[str, bool] = {}
     for number in range(8):
         groups: dict[str, set[float]] = {}

@@ -54,7 +54,7 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small, tmp_path, ope
     assert all(len(text) % 2 == 0 for text in frame.chosen) and all(
         len(text) % 2 == 1 for text in frame.rejected
     )
-    prompts = {problem.id: problem.prompt for problem in session.problems["train"]}
+    prompts = {problem.id: problem.prompt for problem in session.problems.train}
     expected = []
     for group in groups_of(tmp_path / "01-collect"):  # all pairs are those of the pair rule
         problem, right = group[0].rollout.problem_id, np.array([row.score.reward for row in group])
@@ -194,7 +194,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
         2,
     ]
     assert (
-        session.sampler().usage.generated == manifests["warmup"]["tokens"]["generated"]
+        session.sampling.sampler.usage.generated == manifests["warmup"]["tokens"]["generated"]
     )  # an archive costs nothing
     for name in ("archive1", "archive2"):
         assert manifests[name]["counts"]["prompts"] == 4  # of one step
@@ -356,7 +356,7 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
-    train = opened(small, tmp_path).problems["train"]
+    train = opened(small, tmp_path).problems.train
     rows = [
         {"prompt": train[0].prompt, "completion": "\\boxed{1}", "reward": 1},
         {"prompt": train[0].prompt, "completion": "\\boxed{2}", "reward": 0},
@@ -435,7 +435,7 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
     session = opened(small, tmp_path / "own")
     run(session)
     drawn = groups_of(tmp_path / "own" / "01-collect")
-    prompts = {problem.id: problem.prompt for problem in session.problems["train"]}
+    prompts = {problem.id: problem.prompt for problem in session.problems.train}
     rows = [
         {
             "prompt": prompts[row.rollout.problem_id],
@@ -477,7 +477,7 @@ def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
     """verl's and NeMo-RL's: the problem is that of data.train which looks like this behind the
     template here."""
     session = opened(small, tmp_path)
-    train, held_out = session.problems["train"][3], session.problems["test"][3]
+    train, held_out = session.problems.train[3], session.problems.by_split["test"][3]
 
     def verl(problem: Any, **more: Any) -> dict[str, Any]:
         text = session.tokenizer.render(problem)
@@ -543,7 +543,7 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
 )
 def test_broken_rows_are_named_by_file_and_line(small, tmp_path, opened, row, message):
     if row["prompt"] == "TEST":
-        row = {**row, "prompt": opened(small, tmp_path).problems["test"][3].prompt}
+        row = {**row, "prompt": opened(small, tmp_path).problems.by_split["test"][3].prompt}
     good = {"prompt": "2+2=?", "completion": "\\boxed{4}", "reward": 1}
     small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", [good, row])
     with pytest.raises(ValueError, match=rf"mine\.jsonl, line 2: .*({message})"):

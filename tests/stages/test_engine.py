@@ -318,7 +318,7 @@ def test_a_load_whose_answer_is_lost_is_done_again(
         session = opened(config, tmp_path)
         policy = load_policy(session, "init")
         for _ in range(2):
-            held = session.sampler_params(policy)
+            held = session.sampling.engine.to_sampler_params(policy)
         assert [path for path, _ in server.asked[1:]] == LOADS[sync] and not server.unheard
     assert (server.adapters, server.weights) == (
         ({held.name}, "default") if held.version == "" else (set(), held.version)
@@ -335,7 +335,7 @@ def test_runs_that_share_a_folder_remove_their_own_policies(
         )
         for workdir in ("a", "b", "a"):
             session = opened(config, tmp_path / workdir)
-            held = session.sampler_params(load_policy(session, "init"))
+            held = session.sampling.engine.to_sampler_params(load_policy(session, "init"))
             folders = list((tmp_path / "shared").glob("*/g2d-*"))
             assert held.version in {folder.name for folder in folders}
     assert len(folders) == 2 and len({folder.parent for folder in folders}) == 2

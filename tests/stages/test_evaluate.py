@@ -110,7 +110,7 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
 def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     session = opened(mixed(config), tmp_path, None)
     result = evaluated(session)
-    tasks = {problem.id: problem.task for problem in session.problems["dev"]}
+    tasks = {problem.id: problem.task for problem in session.problems.by_split["dev"]}
     counts = {task: list(tasks.values()).count(task) for task in ("main", "chat")}
     assert counts["main"] == 8 and counts["chat"] > 0
     for entry in result["policies"]:

@@ -110,7 +110,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
 
 
 def test_pairs_of_held_out_problems_are_refused_in_every_form(small, tmp_path, opened):
-    asked = opened(small, tmp_path / "work").problems["test"][2].prompt
+    asked = opened(small, tmp_path / "work").problems.by_split["test"][2].prompt
     reply = {"chosen": "1", "rejected": "2"}
     for row in (
         {"prompt": asked, **reply},

@@ -52,7 +52,9 @@ def asking(config, tmp_path):
 
 
 def answers(session) -> dict[str, list[str]]:
-    return {split: [problem.answer for problem in of] for split, of in session.problems.items()}
+    return {
+        split: [problem.answer for problem in of] for split, of in session.problems.by_split.items()
+    }
 
 
 def said(capsys) -> str:
@@ -83,13 +85,21 @@ def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, cap
         "WARNING: dev: the verifier cannot read 1 of 2" in told
         and "WARNING: test: the verifier cannot read 1" in told
     )
-    assert [(entry["split"], entry["problems"], entry["of"]) for entry in session.unreadable] == [
+    assert [
+        (entry["split"], entry["problems"], entry["of"]) for entry in session.problems.unreadable
+    ] == [
         ("train", 2, 6),
         ("dev", 1, 2),
         ("test", 1, 3),
     ]
-    assert [problem.answer for problem in session.left_out["train"]] == [SENTENCE, PROSE]
-    assert {problem.answer for problem in session.held_out} == {"21", SENTENCE, PROSE, "42", "43"}
+    assert [problem.answer for problem in session.problems.left_out["train"]] == [SENTENCE, PROSE]
+    assert {problem.answer for problem in session.problems.held_out} == {
+        "21",
+        SENTENCE,
+        PROSE,
+        "42",
+        "43",
+    }
 
 
 def test_a_problem_left_out_of_a_held_out_split_is_not_trained_on(asking, tmp_path, opened):
@@ -102,11 +112,15 @@ def test_a_problem_left_out_of_a_held_out_split_is_not_trained_on(asking, tmp_pa
 def test_by_equal_text_they_stay_and_have_right_and_wrong_answers(asking, tmp_path, opened, capsys):
     asking.reward.unreadable = "equal_text"
     session = opened(asking, tmp_path / "work", None)
-    assert answers(session) == ALL and session.left_out == {"train": [], "dev": [], "test": []}
+    assert answers(session) == ALL and session.problems.left_out == {
+        "train": [],
+        "dev": [],
+        "test": [],
+    }
     assert "cannot read 2 of 6 reference answers, so only the same text is right there." in said(
         capsys
     )
-    problem = session.problems["train"][1]
+    problem = session.problems.train[1]
     texts = [rf"\boxed{{{SENTENCE}}}", r"\boxed{7}", "no idea"]
     scores = session.scorer([problem] * 3, texts, [np.zeros(1, np.int32)] * 3)
     assert [score.verdict for score in scores] == [
@@ -158,7 +172,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     )
     again = opened(asking, tmp_path / "work", None)
     assert answers(again) == {**left, "test": ["43"]}
-    (problem,) = [problem for problem in again.left_out["test"] if problem.answer == "42"]
+    (problem,) = [problem for problem in again.problems.left_out["test"] if problem.answer == "42"]
     (score,) = again.scorer([problem], [r"\boxed{42}"], [np.zeros(1, np.int32)])
     assert score.verdict is Verdict.UNSCORABLE
     assert not again.scorer.verifier("main").workers
@@ -205,7 +219,7 @@ def test_a_run_of_a_version_that_left_none_out_keeps_all_of_its_problems(
         in said(capsys)
     )
     scores = session.scorer(
-        [session.problems["train"][1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2
+        [session.problems.train[1]] * 2, [rf"\boxed{{{SENTENCE}}}", "?"], [np.zeros(1)] * 2
     )
     assert [score.verdict for score in scores] == [Verdict.UNSCORABLE] * 2
     assert not (tmp_path / "work" / "golds").exists()

@@ -126,8 +126,8 @@ def test_beside_a_quantised_base_training_goes_on(only_sft, tmp_path, opened):
 def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
     session = opened(only_sft, tmp_path)
     params = load_policy(session, "init")
-    sampler, problem = session.sampler(), session.problems["train"][0]
-    how = Sampling(max_new_tokens=4).params(session.stop_ids)
+    sampler, problem = session.sampling.sampler, session.problems.train[0]
+    how = Sampling(max_new_tokens=4).params(session.sampling.stop_ids)
     requests = [Request(problem.id, session.tokenizer.encode_prompt(problem), how, num_samples=3)]
     well = list(sampler.generate(sampler.to_sampler_params(params), requests, "test"))
     check_rollouts(well, "init")

@@ -60,12 +60,14 @@ def sampled(
     bar: Progress | None = None,
 ) -> tuple[Draws, Groups]:
     stage = session.config.stages["warmup"]
-    draws = [(problem, 0) for problem in session.problems["train"][:prompts]]
-    params = stage.sampling.params(session.stop_ids)
+    draws = [(problem, 0) for problem in session.problems.train[:prompts]]
+    params = stage.sampling.params(session.sampling.stop_ids)
     workload = Workload(
-        params, samples, session.sampling_shapes(stage, prompts, samples, params), "test"
+        params, samples, session.sampling.shapes(stage, prompts, samples, params), "test"
     )
-    sampler_params = partial(session.sampler().to_sampler_params, load_policy(session, "init"))
+    sampler_params = partial(
+        session.sampling.sampler.to_sampler_params, load_policy(session, "init")
+    )
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
     return draws, sampled_groups(
         session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar
@@ -123,7 +125,7 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_p
         tokens == {"generated": 0, "trained": drawn["tokens"]["trained"]}
         and drawn["tokens"]["generated"] > 0
     )
-    assert session.sampler().usage.generated == 0
+    assert session.sampling.sampler.usage.generated == 0
     assert bits(load_policy(session, "warmup")) == bits(load_policy(whole, "warmup"))
     stage.steps = 4
     with pytest.raises(
@@ -140,7 +142,7 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_p
 
 
 def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
-    stage, problems = warmup.stages.warmup, opened(warmup, tmp_path).problems["train"][:2]
+    stage, problems = warmup.stages.warmup, opened(warmup, tmp_path).problems.train[:2]
     rows = [
         {"prompt": p.prompt, "completion": "1" * (1 + n % 2), "reward": n % 2}
         for p in problems
@@ -186,7 +188,7 @@ def rows_of(problems: list[Problem], logprob: float | None) -> list[dict[str, An
 def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, loss):
     """Those of another policy are no ratio of 1: the rule of a server's responses and of int8 holds
     for dumps."""
-    problems = opened(warmup, tmp_path).problems["train"][:4]
+    problems = opened(warmup, tmp_path).problems.train[:4]
     path = tmp_path / "rows.jsonl"
     warmup.stages.warmup.update(rollouts=str(path), steps=1, **loss)
 
@@ -314,7 +316,7 @@ def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(warmup, tmp
         "grad_norm",
     }
     assert of_trl | {"sampling/sampling_logp_difference/mean"} < {*record["metrics"]}
-    usage = session.sampler().usage
+    usage = session.sampling.sampler.usage
     assert manifest["tokens"]["generated"] == usage.generated
     assert manifest["tokens"]["prefilled"] == usage.prefilled
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 2]
@@ -391,7 +393,7 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(
     load_policy(session, "warmup@1")
     with pytest.raises(StopRun):  # the same command stops again at once
         run(session)
-    assert session.sampler().usage.generated == 0
+    assert session.sampling.sampler.usage.generated == 0
 
 
 def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():

@@ -58,7 +58,7 @@ def test_what_a_probe_measures(small, tmp_path, opened):
     probes = manifest["dynamics"]["probes"]
     assert [one["step"] for one in probes] == [0, 2, 3]
     assert abs(probes[0]["kl"]) < 1e-5 < 1e-4 < abs(probes[2]["kl"])
-    folder, dev = tmp_path / "01-dpo" / "probe", session.problems["dev"]
+    folder, dev = tmp_path / "01-dpo" / "probe", session.problems.by_split["dev"]
     generated = prefilled = 0
     for one in probes:
         rows = read_rollouts(folder / f"step-{one['step']:06d}.parquet")
@@ -117,11 +117,11 @@ def test_a_restart_reads_the_probes_back(small, tmp_path, opened):
     )  # as if killed in the third step, and from the start:
     shutil.rmtree(folder / "checkpoints")
     assert trained(session)[1]["dynamics"] == first
-    assert session.sampler().usage.generated == 0
+    assert session.sampling.sampler.usage.generated == 0
     (folder / "probe" / "step-000002.json").unlink()  # as if killed while it was measured
     shutil.rmtree(folder / "checkpoints")
     again = trained(session)[1]["dynamics"]
-    assert session.sampler().usage.generated == 0
+    assert session.sampling.sampler.usage.generated == 0
     for other in (whole, again):
         assert other["probes"] == first["probes"]
         for key in ("tokens", "flops"):

@@ -26,6 +26,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import base_of, base_path, frozen_params, load_policy, load_reference
 from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
+from g2d_jax.session.training_programs import score_logprobs
 from g2d_jax.stages import sft
 
 
@@ -33,7 +34,7 @@ def test_kernels_of_attention_are_said_once(config, tmp_path, opened, capsys):
     config.compute.row_length = 0
     session = opened(config, tmp_path)
     assert [choose_row_length(session, longest) for longest in (100, 110, 600)] == [112, 112, 608]
-    assert session.sampler() is session.sampler()
+    assert session.sampling.sampler is session.sampling.sampler
     said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
     rows = [f"attention over packed rows of {length} tokens: xla" for length in (112, 608)]
     assert said == [*rows, "attention over prompts: xla"]
@@ -67,7 +68,7 @@ def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
 def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
     config.compute.attention, config.compute.row_length = "splash", 0
     session = opened(config, tmp_path)
-    for begin in (session.sampler, lambda: choose_row_length(session, 100)):
+    for begin in (lambda: session.sampling.sampler, lambda: choose_row_length(session, 100)):
         with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
             begin()
 
@@ -127,7 +128,7 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
     ]
     packed, cost = pack_rows(session, some, RowShape(32, 6)), Cost()
     expected, scored = (
-        session.score_logprobs(params, packed, cost) for params in (policy, reference)
+        score_logprobs(session, params, packed, cost) for params in (policy, reference)
     )
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
@@ -153,7 +154,7 @@ def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys)
         config.data[split] = settings.source(write(tmp_path / f"{split}.jsonl", *some))
     found = {
         split: [p.prompt for p in problems]
-        for split, problems in opened(config, tmp_path).problems.items()
+        for split, problems in opened(config, tmp_path).problems.by_split.items()
     }
     assert found == {"train": ["6+1"], "dev": ["1+1", "2+1"], "test": ["3+1", "4+1", "5+1"]}
     said = capsys.readouterr().out
@@ -174,12 +175,10 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
         ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"
     ):
         sft.examples(session, "sft", session.config.stage("sft", Sft))
-    before = session.fingerprint
     config.data.dev.revision = "v2"
     session = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v2', but"):
         session.problems  # noqa: B018
-    assert session.fingerprint != before
 
 
 def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
@@ -240,7 +239,7 @@ def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, o
     config.tokenizer.path = str(tmp_path / "tokenizer")
     config.data.max_prompt_length = 128
     session = opened(config, tmp_path / "work")
-    problem = session.problems["train"][0]
+    problem = session.problems.train[0]
     shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
     rows = [{"input": shown, "output": text, "score": 1.0, "step": 0} for text in ("12", "3")]
     draws, _ = external_groups(
@@ -253,19 +252,22 @@ def test_what_training_holds_while_it_samples(config, opened, tmp_path):
     """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes
     each."""
     session = opened(config, tmp_path)
-    assert session.state_bytes(Online()) == 0  # a CPU tells of no memory
-    session.device_memory, trained = 10**9, count_trained(session.model_config)
-    assert session.state_bytes(Online()) == 12 * trained == session.state_bytes(Offline())
-    assert session.state_bytes(Online(loss="dpo")) == 16 * trained
+    devices = session.sampling.devices
+    assert devices.state_bytes(Online()) == 0  # a CPU tells of no memory
+    devices.memory = 10**9
+    trained = count_trained(session.model_config)
+    assert devices.state_bytes(Online()) == 12 * trained == devices.state_bytes(Offline())
+    assert devices.state_bytes(Online(loss="dpo")) == 16 * trained
     small = Online(loss="dpo", reference_sync=True, optimizer=Optimizer(moment_dtype="bfloat16"))
-    assert session.state_bytes(small) == 8 * trained
-    assert session.state_bytes(Collect()) == 0
+    assert devices.state_bytes(small) == 8 * trained
+    assert devices.state_bytes(Collect()) == 0
 
 
 def test_the_base_of_adapters_lies_beside_the_sampler_in_every_stage(config, opened, tmp_path):
     config.lora.rank = 2
     session = opened(config, tmp_path)
-    session.device_memory = 10**9
+    devices = session.sampling.devices
+    devices.memory = 10**9
     frozen = 4 * (count_params(session.model_config) - count_trained(session.model_config))
-    assert session.state_bytes(Collect()) == frozen > 0
-    assert session.state_bytes(Online()) == frozen + 12 * count_trained(session.model_config)
+    assert devices.state_bytes(Collect()) == frozen > 0
+    assert devices.state_bytes(Online()) == frozen + 12 * count_trained(session.model_config)

@@ -1,0 +1,111 @@
+"""The devices of a run: their memory, what lies in it, and over how many of them sampling splits the
+model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax.config import Config, Online, Stage, TrainingStage
+from g2d_jax.models import decoder, hf, reward_model
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import processes
+from g2d_jax.sampler import capacity
+from g2d_jax.session import init_params
+from g2d_jax.session.windows import window_at
+from g2d_jax.training import optimizer
+
+
+@dataclass
+class Devices:
+    """The devices of a run, and what its settings and its model put on them. mesh: as training uses
+    them."""
+
+    config: Config
+    model: ModelConfig
+    mesh: Mesh
+
+    @cached_property
+    def near(self) -> int:
+        """The devices that fast links join, see `meshes.near`."""
+        return meshes.near(self.mesh)
+
+    @cached_property
+    def memory(self) -> int | None:
+        """The bytes programs may use of the smallest device, None if none reports them. All
+        processes ask at once."""
+        sizes = (
+            memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None
+        )
+        return min(sizes, default=None)
+
+    @cached_property
+    def reward_bytes(self) -> int:
+        """The bytes of a device that reward models take, which stay once they are loaded."""
+        models: dict[str, int] = {}
+        for task in self.config.all_tasks.values():
+            if task.reward.function == "model":
+                model = task.reward.model
+                shape = hf.read_config(hf.resolve(model.path))
+                models[model.path] = meshes.device_bytes(
+                    reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
+                )
+        return sum(models.values())
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of a number in the sampler's weights and cache."""
+        return jnp.dtype(self.config.dtype).itemsize
+
+    def state_bytes(self, stage: Stage) -> int:
+        """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its
+        own.
+
+        By formula: the frozen parameters and reward models; of what is trained 4 a parameter, its
+        optimiser's, and a reference.
+        """
+        if self.memory is None:
+            return 0
+        size = init_params.rest_bytes(self.config, self.model)
+        if isinstance(stage, TrainingStage):
+            each = 4 + self.itemsize * stage.has_fixed_reference
+            if not self.config.compute.offload_optimizer:
+                each += optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
+            size += each * decoder.count_trained(self.model)
+        return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
+
+    @cached_property
+    def for_sampling(self) -> Mesh:
+        """The devices as sampling uses them. Raises ValueError for settings that do not fit them.
+        All processes must ask for it together the first time."""
+        tensor = self.config.compute.sampling_tensor or self._best_ways()
+        return meshes.sampling(self.mesh, tensor, self.model.num_key_value_heads)
+
+    def _best_ways(self) -> int:
+        """Choose over how many devices sampling splits the model: the quickest of what memory
+        allows."""
+        every = self.config.stages.values()
+        stages = [
+            stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0
+        ]
+        longest = 1
+        for stage in stages:
+            longest = max(longest, *(each.max_new_tokens for each in stage.samplings()))
+        columns = self.config.data.max_prompt_length + longest
+        resident = max(map(self.state_bytes, every), default=0)
+        samples = min(map(self._samples, stages), default=1)
+        split = capacity.Split(self.model.base, self.itemsize, 1, self.mesh.size, columns)
+        return capacity.best_ways(split, longest, self.memory, resident, samples, self.near)
+
+    def _samples(self, stage: Stage) -> int:
+        """Count the responses of a call of a stage, at most: an online stage's are those of its
+        window."""
+        most = self.config.compute.generation_batch_size
+        if not isinstance(stage, Online):
+            return most
+        prompts = window_at(0, stage).batches * stage.prompts_per_step
+        return min(most, prompts * stage.num_generations)

@@ -1,0 +1,132 @@
+"""What a run samples with: the sampler or a server, the shapes of its calls, and what ends a
+response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax.numpy as jnp
+from etils import epath
+
+from g2d_jax import mesh as meshes
+from g2d_jax.config import Config, Online, Stage
+from g2d_jax.data.stops import Decode
+from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.records import SamplingParams
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.program_cache import Programs
+from g2d_jax.runtime.tracking import run_id
+from g2d_jax.sampler import capacity
+from g2d_jax.sampler.engine import Engine, Sampler
+from g2d_jax.sampler.programs import Shapes
+from g2d_jax.sampler.remote import Remote
+from g2d_jax.session.devices import Devices
+from g2d_jax.session.tokenizers import chosen, stop_strings
+from g2d_jax.workdir import absolute
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class RunSampling:
+    """The engines that a run samples with.
+
+    workdir: with the folder of a server's files. tokenizer, prompt_lengths: functions, since they
+    are read when they are needed; the latter gives the tokens of the prompt of every problem.
+    """
+
+    config: Config
+    devices: Devices
+    workdir: epath.Path
+    programs: Programs
+    tokenizer: Callable[[], PromptTokenizer]
+    prompt_lengths: Callable[[], Sequence[int]]
+    say: Say
+    say_once: Say
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The maker of responses: the sampler, or the server of engine.*."""
+        return self.sampler if self.server is None else self.server
+
+    @cached_property
+    def server(self) -> Remote | None:
+        """The server that samples, None where the sampler does. All processes ask for it
+        together."""
+        settings, folder = self.config.engine, self.workdir / "engine"
+        if not settings.is_server:
+            return None
+        if settings.folder:  # other runs may share it
+            folder = absolute(settings.folder) / processes.on_leader(
+                lambda: run_id(self.workdir / "engine.json")
+            )
+        online = self.config.stages_of(Online).values()
+        return Remote(
+            settings,
+            folder,
+            self.tokenizer(),
+            self.devices.model.vocab_size,
+            seed=self.config.seed,
+            dtype=self.config.dtype,
+            needs_logprobs=any(stage.importance_cap for stage in online),
+            say=self.say,
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of a server's responses so far, {} where the sampler samples."""
+        return {} if self.server is None else self.server.counts
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler, one for the run."""
+        names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
+        sampler = self.programs.get_or_make(
+            Sampler,
+            self.devices.model,
+            self.devices.for_sampling,
+            **chosen(self.config.compute, names),
+            seed=self.config.seed,
+            dtype=jnp.dtype(self.config.dtype),
+            programs=self.programs,
+            decode=self.decode,
+        )
+        self.say_once(f"attention over prompts: {sampler.kernel}")
+        return sampler
+
+    @cached_property
+    def decode(self) -> Decode | None:
+        """The text of ids, for the sampler; None where no stage has stop strings."""
+        return self.tokenizer().decode if any(stop_strings(self.config)) else None
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return self.tokenizer().eos_ids
+
+    def shapes(
+        self, stage: Stage, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
+    ) -> Shapes:
+        """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
+        each.
+
+        Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
+        arrays. weights: as of `Sampler.to_sampler_params`.
+        """
+        sampler, rows = self.sampler, self.config.compute.max_num_seqs
+        call = prompts, prompts * samples, params, self.prompt_lengths()
+        if not rows:
+            longest = max(sampling.max_new_tokens for sampling in params)
+            memory = self.devices.memory
+            shapes, mesh = sampler.shapes(*call, 1), self.devices.for_sampling
+            model = self.devices.model.base.with_quantisation(weights)
+            ways = mesh.size // mesh.shape["data"]
+            split = capacity.Split(model, self.devices.itemsize, ways, mesh.size, shapes.widths[-1])
+            _, prefilled = sampler.abstract(shapes)
+            resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
+            rows = max(split.rows_that_fit(memory, resident), 1)
+            if memory is not None:
+                rows = split.quickest_rows(longest, rows, prompts * samples)
+        return sampler.shapes(*call, rows)

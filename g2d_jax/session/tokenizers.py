@@ -1,0 +1,63 @@
+"""The tokenizer that a run's settings name, and the stop strings of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from g2d_jax.config import Config, Model, Tokenizer
+from g2d_jax.config.section import Section
+from g2d_jax.data import arithmetic
+from g2d_jax.data.template import Fault, TemplateSettings, check_typed, refuse
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
+from g2d_jax.models import hf
+
+SAMPLINGS = ("sampling", "probe_sampling")
+"""The names that a stage has for settings of sampling."""
+
+
+def run_tokenizer(config: Config, fault: Fault, warn: Callable[[str], None]) -> PromptTokenizer:
+    """Load a run's tokenizer. warn: called with what is doubtful of a template or a stop string."""
+    for name in ("prompt_template", "system"):
+        warning = check_typed(f"tokenizer.{name}", getattr(config.tokenizer, name) or "")
+        if warning:
+            warn(warning)
+    tokenizer = open_tokenizer(config.tokenizer, config.model, fault)
+    for setting, string in stop_strings(config):
+        warning = tokenizer.check_stop_string(setting, string)
+        if warning:
+            warn(warning)
+    return tokenizer
+
+
+def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the stop strings of all stages, each with the setting that has it."""
+    for name, stage in config.stages.items():
+        for part in SAMPLINGS:
+            sampling = getattr(stage, part, None)
+            for string in () if sampling is None else sampling.stop:
+                yield f"stages.{name}.{part}.stop", string
+
+
+def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:
+    """Load the tokenizer that settings name, else the model's, else that of the embedded tasks.
+    fault: of it."""
+    source: Any = arithmetic.SLIPS.name
+    rows = None
+    if model.path:
+        source = hf.resolve(model.path, revision=model.revision)
+        rows = hf.read_config(source).vocab_size
+    template = chosen(settings, ("chat", "prompt_template", "system", "date", "enable_thinking"))
+    return load_tokenizer(
+        settings.path or source,
+        TemplateSettings(**template),
+        revision=settings.revision,
+        rows=rows,
+        fault=fault,
+    )
+
+
+def chosen(section: Section, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that are not left to the default of what takes them."""
+    values = {name: getattr(section, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
