@@ -47,9 +47,10 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.extra_state import Cursor
 from g2d_jax.session.policies import load_reference
 from g2d_jax.session.problems import train_order
+from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
-from g2d_jax.session.training_programs import score_logprobs
+from g2d_jax.session.training_programs import Scorer
 from g2d_jax.session.windows import SyncWindow
 
 MAX_BATCHES_IN_MEMORY = 64  # of a window; the others of a longer one are read back
@@ -69,9 +70,10 @@ def trains_off_policy(stage: Online) -> bool:
     return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
 
 
-def logprobs_temperature(stage: Online) -> float:
-    """Return the temperature of other policies' log-probabilities: that of the loss."""
-    return float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
+def scorer_of(session: Session, stage: Online, rows: RowShape) -> Scorer:
+    """Return what scores a stage's batches under other policies: at the temperature of its loss."""
+    temperature = float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
+    return Scorer(session, rows, temperature)
 
 
 def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
@@ -166,6 +168,7 @@ class RolloutBuffer:
         ] = {}  # of the window's first batches, if this process sampled them
         self.logprobs: dict[int, OtherLogprobs] = {}
         self.reference: Decoder | None = None
+        self.scorer = scorer_of(self.session, stage, trainer.training.rows)
         self._window_began = 0.0
         self._sampling_seconds = 0.0  # of that window
 
@@ -408,11 +411,8 @@ class RolloutBuffer:
 
     def _logprobs_under(self, params: Decoder, groups: Sequence[Group], cost: Cost) -> np.ndarray:
         """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
-        packed = self.trainer.pack(groups)
-        logprobs = score_logprobs(
-            self.session, params, packed, cost, logprobs_temperature(self.stage)
-        )
-        return np.concatenate(list(itertools.chain.from_iterable(packed.unpack(logprobs))))
+        logprobs = self.scorer(params, groups, cost)
+        return np.concatenate(list(itertools.chain.from_iterable(logprobs)))
 
     def _policies_needed(self) -> list[str]:
         """List the policies whose log-probabilities the loss needs, besides those of the policy it

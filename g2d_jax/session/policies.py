@@ -14,6 +14,7 @@ from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.session import init_params
 from g2d_jax.session.session import Session
 from g2d_jax.training.checkpoint import Checkpoints
@@ -52,12 +53,16 @@ def load_policy(session: Session, name: str) -> Decoder:
 
 def load_reference(session: Session, policy: str) -> Decoder:
     """Load a policy as a fixed reference beside one that is trained, in `reference_dtype`."""
-    params = load_policy(session, policy)
-    if reference_dtype(session) == params.embed.dtype:
-        return params
-    return session.programs.get_or_make(
-        make_cast, session.model_config, session.mesh, reference_dtype(session)
-    )(params)
+    params, cast = load_policy(session, policy), reference_cast(session)
+    return params if cast is None else cast(params)
+
+
+def reference_cast(session: Session) -> Jitted | None:
+    """Return the program that makes a reference from a policy, None where both are of one dtype."""
+    dtype = reference_dtype(session)
+    if dtype == init_params.base_dtype(session.config):
+        return None
+    return session.programs.get_or_make(make_cast, session.model_config, session.mesh, dtype)
 
 
 def reference_dtype(session: Session) -> jnp.dtype:

@@ -22,31 +22,24 @@ from etils import epath
 from safetensors.numpy import save
 
 from g2d_jax.accounting import goodput
-from g2d_jax.config import TrainingStage
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session import init_params
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.extra_state import ExtraState
 from g2d_jax.session.policies import base_of, frozen_params, load_policy
 from g2d_jax.session.profiles import Profiler
-from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session, StopRun
-from g2d_jax.session.training_programs import optimizer_of, schedule_of, train_step_of
+from g2d_jax.session.training_programs import Training
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
-from g2d_jax.training.dropout import with_keys
-from g2d_jax.training.objectives import Objective
 from g2d_jax.training.step import (
     StepNumbers,
     TrainState,
-    abstract_state,
-    fresh_state,
     put_batch,
     put_numbers,
 )
@@ -56,18 +49,12 @@ from g2d_jax.training.step import (
 class Trainer:
     """The optimisation side of one stage.
 
-    total: updates to do. per: the divisor of the objective's metric sums, "tokens" or "pairs".
-    rows: the shape of its packed batches. pinned: steps whose checkpoints stay. frozen_params:
-    those of the policy that no update changes.
-    step: updates done, those that were skipped included. cost: so far. numbers: of `run_step`, on
-    the devices. rate: the learning rate of an update.
+    pinned: steps whose checkpoints stay. frozen_params: those of the policy that no update changes.
+    step: updates done, those that were skipped included. cost: so far. numbers: of the train step,
+    on the devices.
     """
 
-    session: Session
-    name: str
-    total: int
-    per: str
-    rows: RowShape
+    training: Training
     pinned: set[int]
     state: TrainState
     frozen_params: Decoder | None
@@ -75,9 +62,7 @@ class Trainer:
     cost: Cost
     extra_state: ExtraState
     checkpoints: Checkpoints
-    run_step: Jitted
     numbers: StepNumbers
-    rate: Callable[[int], Any]
     bar: Progress
     profiler: Profiler
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
@@ -88,6 +73,9 @@ class Trainer:
     _clock_then: dict[str, float] = field(default_factory=dict)  # the session's clock at that time
 
     def __post_init__(self) -> None:
+        self.session: Session = self.training.session
+        self.name: str = self.training.name
+        self.total: int = self.training.total
         self._clock_then = self.session.clock.read()
 
     def goes_on(self) -> bool:
@@ -109,18 +97,18 @@ class Trainer:
         """
         clock = self.session.clock
         with clock.doing("training"):
-            config, seed = self.session.model_config, self.session.config.seed
-            packed = with_keys(self.pack(groups), config, seed, self.name, self.step)  # of dropout
+            packed = self.training.pack(groups, self.step)
             arrays, count = put_batch(packed, self.session.mesh)
-            self.state, sums = self.run_step(
-                self.state, arrays, count, self.numbers, self.frozen_params
-            )
+            run_step, _ = self.training.step
+            self.state, sums = run_step(self.state, arrays, count, self.numbers, self.frozen_params)
             clock.launched("training", list(sums.values()))
             self.cost.trained += packed.used
-            self.cost.flops += train_flops(config, packed.used, packed.attended)
+            self.cost.flops += train_flops(self.session.model_config, packed.used, packed.attended)
             self.flush()
         extra = {
-            "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
+            "learning_rate": float(
+                self.training.rate(self.step - self.extra_state.skipped_updates)
+            ),
             "num_tokens": float(self.cost.generated + self.cost.prefilled + self.cost.trained),
         }
         self.step += 1
@@ -147,10 +135,6 @@ class Trainer:
             self.flush()
         return self.policy
 
-    def pack(self, groups: Sequence[Group]) -> Packed:
-        """Pack groups for this stage's rows and this mesh."""
-        return pack_rows(self.session, groups, self.rows)
-
     def flush(self) -> None:
         """Wait for the last update, fetch and log its metrics; count it if it was skipped."""
         if self._pending is None:
@@ -167,7 +151,7 @@ class Trainer:
                 f"({format_loss(loss, norm)}): parameters stay "
                 f"as they are; {self.session.config.faults.max_skipped} in a row stop the run"
             )
-        metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.per)}
+        metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.training.per)}
         metrics["skipped_updates"] = float(self.extra_state.skipped_updates)
         self._last_metrics = metrics
         if step % self.session.config.logging.every == 0 or step == self.total:
@@ -279,36 +263,22 @@ class Trainer:
 
 
 @contextmanager
-def open_trainer(
-    session: Session,
-    name: str,
-    stage: TrainingStage,
-    objective: Objective,
-    *,
-    total: int,
-    per: str,
-    rows: RowShape,
-) -> Iterator[Trainer]:
-    """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other
-    arguments are its fields.
+def open_trainer(training: Training) -> Iterator[Trainer]:
+    """Yield a Trainer for one stage, resumed where it stopped.
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the
     policy it starts from.
     """
+    session, name, stage, total = training.session, training.name, training.stage, training.total
     folder: epath.Path = session.folders[name] / "checkpoints"
-    optimizer, _ = optimizer_of(stage.optimizer, total)
-    offload = session.config.compute.offload_optimizer
-    run_step, numbers = train_step_of(session, name, stage.optimizer, total, objective)
     pins = {total, *stage.kept_steps()}
-    like = abstract_state(session.model_config, optimizer, session.mesh, offload)
-    shapes = {"params": like.params, "opt_state": like.opt_state}
+    shapes = {"params": training.state.params, "opt_state": training.state.opt_state}
     resumed = newest(Checkpoints(folder), shapes, name, session.tracker.say)
     if resumed is None:
         step = 0
         cost, extra_state = Cost(), ExtraState()
-        state = fresh_state(
-            load_policy(session, stage.policy), optimizer, session.mesh, offload, session.programs
-        )
+        trained, _ = lora.partition(load_policy(session, stage.policy))
+        state = training.begin(trained)
         base = base_of(session, stage.policy)
     else:
         step, trees, host = resumed
@@ -328,11 +298,7 @@ def open_trainer(
         closing(Profiler(session.config.logging.window, name, session.workdir)) as profiler,
     ):
         trainer = Trainer(
-            session=session,
-            name=name,
-            total=total,
-            per=per,
-            rows=rows,
+            training=training,
             pinned=pins,
             state=state,
             frozen_params=frozen_params(session, base),
@@ -340,9 +306,7 @@ def open_trainer(
             cost=cost,
             extra_state=extra_state,
             checkpoints=checkpoints,
-            run_step=run_step,
-            numbers=put_numbers(numbers, session.mesh),
-            rate=schedule_of(stage.optimizer, total),
+            numbers=put_numbers(training.step[1], session.mesh),
             bar=bar,
             profiler=profiler,
         )

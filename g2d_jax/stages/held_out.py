@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -79,18 +79,12 @@ class HeldOut:
 
         The policy is loaded only if needed.
         """
-        stage = self.stage
-        stop_ids = self.session.sampling.stop_ids
-        file = self.file()
-        params = stage.sampling.params(stop_ids)
-        workload = Workload(
-            params, stage.num_generations, sampling_shapes(self.session, stage), rng_stream
-        )
+        stage, stop_ids = self.stage, self.session.sampling.stop_ids
+        params, samples, file = stage.sampling.params(stop_ids), stage.num_generations, self.file()
         if greedy:
+            params, samples = stage.sampling.params(stop_ids, **GREEDY), 1
             file = self.file("-greedy")
-            workload = replace(
-                workload, params=stage.sampling.params(stop_ids, **GREEDY), num_generations=1
-            )
+        workload = Workload(params, samples, sampling_shapes(self.session, stage), rng_stream)
         return sampled_groups(
             self.session,
             lambda: self._sampler_params,

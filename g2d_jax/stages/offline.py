@@ -20,7 +20,7 @@ from etils import epath
 from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.data.order import Order, draw
-from g2d_jax.data.packing import Group, Packed, Response
+from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
@@ -35,16 +35,10 @@ from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.program import Program, compile_programs
-from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
-from g2d_jax.session.training_programs import (
-    logprobs,
-    mean_prompt,
-    score_logprobs,
-    state_shapes,
-    training_programs,
-)
+from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
 from g2d_jax.stages import alerts, probes
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
@@ -65,39 +59,28 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     """
     pairs = read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
-    batch_size = min(stage.batch_size, len(examples))
-    steps, unused = divmod(len(examples) * stage.epochs, batch_size)
-    if unused or batch_size < stage.batch_size:
-        session.tracker.say(
-            f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are "
-            "not used"
-        )
-    stage = _with_warmup_that_fits(
-        stage, steps, lambda text: session.tracker.say(f"{name}: {text}")
+    count = len(pairs)
+    row_length = _row_length(session, examples, stage.batch_size)
+    training, scorer = compiled_of(
+        session, name, stage, count, row_length, lambda text: session.tracker.say(f"{name}: {text}")
     )
-    row_length = _row_length(session, examples, batch_size)
-    compile_programs(
-        session.ahead, _programs(session, name, stage, len(examples), row_length, None)
-    )
+    steps, batch_size = training.total, training.rows.most_rows
+    unused = count * stage.epochs - steps * batch_size
+    compile_programs(session.ahead, _programs(training, scorer, stage, count, None))
     references = np.zeros((len(examples), 2), np.float32)
     scoring = Cost()
     if stage.compares or stage.diagnose:
-        references, scoring = reference_logprobs(session, name, stage, examples, row_length)
+        references, scoring = reference_logprobs(scorer, name, stage, examples)
     lengths = _lengths(pairs)
     before: dict[str, float] = {}
     if stage.diagnose:  # now, for it refuses responses without tokens
         before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
-    count = len(pairs)
     order = (
         problem_order(session.config, count, f"offline/{name}")
         if stage.shuffle
         else Order(count, None)
     )
-    objective = objective_of(session.compute, stage)
-    rows = RowShape(row_length, batch_size)
-    with open_trainer(
-        session, name, stage, objective, total=steps, per="pairs", rows=rows
-    ) as trainer:
+    with open_trainer(training) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
@@ -116,7 +99,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         # Without a reference the first scoring was for the measurement alone.
         diagnosis = Cost() if stage.compares else scoring
         with session.track_cost(diagnosis):
-            trained = score(session, trainer.policy, examples, row_length, diagnosis)
+            trained = score(scorer, trainer.policy, examples, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
         alerts.report(trainer, alerts.chosen_logps_fell(float(change), stage))
     after = informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths)
@@ -171,16 +154,43 @@ def programs(
     if stage.max_length and source is None:
         longest = 2 * stage.max_length
     row_length = choose_row_length(session, longest)
-    yield from _programs(session, name, stage, pairs, row_length, response)
+    training, scorer = compiled_of(session, name, stage, pairs, row_length)
+    yield from _programs(training, scorer, stage, pairs, response)
+
+
+def compiled_of(
+    session: Session,
+    name: str,
+    stage: Offline,
+    pairs: int,
+    row_length: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Training, Scorer]:
+    """Return the training of a stage on so many pairs in rows of this length, and what scores
+    them."""
+    batch_size = min(stage.batch_size, pairs)
+    steps, unused = divmod(pairs * stage.epochs, batch_size)
+    if unused or batch_size < stage.batch_size:
+        say(f"{steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
+    training = Training(
+        session,
+        name,
+        _with_warmup_that_fits(stage, steps, say),
+        objective_of(session.compute, stage),
+        total=steps,
+        per="pairs",
+        rows=RowShape(row_length, batch_size),
+    )
+    return training, Scorer(session, RowShape(row_length, min(SCORED_AT_ONCE, pairs)))
 
 
 def _programs(
-    session: Session, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
+    training: Training, scorer: Scorer, stage: Offline, pairs: int, response: int | None
 ) -> Iterator[Program]:
-    """Yield the stage's programs for so many pairs in rows of this length, in the order in which
-    they run."""
-    prompt = np.zeros(min(session.config.data.max_prompt_length, row_length // 3), np.int32)
-    side = np.zeros((row_length - len(prompt)) // 2, np.int32)
+    """Yield the programs of a stage of so many pairs, in the order in which they run."""
+    session, name, rows = training.session, training.name, training.rows
+    prompt = np.zeros(min(session.config.data.max_prompt_length, rows.length // 3), np.int32)
+    side = np.zeros((rows.length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
     mean = min(mean_prompt(session), len(prompt)) + 2 * min(response or len(side), len(side))
     share = mean / (len(prompt) + 2 * len(side))
@@ -188,23 +198,12 @@ def _programs(
     def examples(count: int) -> list[Group]:
         return batch([pair] * count, np.zeros((count, 2), np.float32))
 
-    def packed(groups: list[Group]) -> Packed:
-        return pack_rows(session, groups, RowShape(row_length, len(groups)))
-
-    batch_size = min(stage.batch_size, pairs)
-    steps = pairs * stage.epochs // batch_size
-    stage = _with_warmup_that_fits(stage, steps)
     times = stage.compares + stage.diagnose
     if times:
-        scored = min(SCORED_AT_ONCE, pairs)
-        yield logprobs(session, name, packed(examples(scored)), times * pairs / scored * share, ())
-    state = state_shapes(session, stage.optimizer, steps)
-    yield from probes.programs(session, name, stage, steps, response, state)
-    objective = objective_of(session.compute, stage)
-    rows = packed(examples(batch_size))
-    yield from training_programs(
-        session, name, stage.optimizer, steps, objective, rows, steps * share
-    )
+        scored = scorer.rows.most_rows
+        yield scorer.program(name, examples(scored), times * pairs / scored * share)
+    yield from probes.programs(session, name, stage, training.total, response, training.state)
+    yield from training.programs(examples(rows.most_rows), training.total * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
@@ -307,7 +306,7 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 
 
 def reference_logprobs(
-    session: Session, name: str, stage: Offline, examples: list[Group], row_length: int
+    scorer: Scorer, name: str, stage: Offline, examples: list[Group]
 ) -> tuple[np.ndarray, Cost]:
     """Compute summed log-probabilities of both responses under the starting policy, float32
     [examples, 2].
@@ -316,25 +315,25 @@ def reference_logprobs(
     restart changes no count. The file's name is a fingerprint of the policy's weights' origin,
     tokenizer, dtype and every token id.
     """
-    read = storage.fingerprint(_inputs(session, name, stage, examples, row_length))
+    session = scorer.session
+    read = storage.fingerprint(_inputs(scorer, name, stage, examples))
     file = session.folders[name] / f"reference-{read}.json"
     logprobs, cost = measured_once(
         session,
         file,
-        lambda cost: score(session, load_policy(session, stage.policy), examples, row_length, cost),
+        lambda cost: score(scorer, load_policy(session, stage.policy), examples, cost),
     )
     return np.asarray(logprobs, np.float32), cost
 
 
-def _inputs(
-    session: Session, name: str, stage: Offline, examples: list[Group], row_length: int
-) -> list[Any]:
+def _inputs(scorer: Scorer, name: str, stage: Offline, examples: list[Group]) -> list[Any]:
     """List all that decides the starting policy's log-probabilities of some examples."""
+    session = scorer.session
     settings = [
         fingerprint(session),
         _origin(session, name, stage.policy),
         str(session.compute.dtype),
-        row_length,
+        scorer.rows.length,
     ]
     return [settings, list(map(_ids, examples))]
 
@@ -355,19 +354,14 @@ def _origin(session: Session, name: str, policy: str) -> Any:
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score(
-    session: Session, params: Decoder, examples: list[Group], row_length: int, cost: Cost
-) -> np.ndarray:
+def score(scorer: Scorer, params: Decoder, examples: list[Group], cost: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
     scored: list[np.ndarray] = []
-    rows = RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
     for first in range(0, len(examples), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.note_progress(f"scoring {len(examples)} examples from {first}")
-        packed = pack_rows(session, examples[first : first + SCORED_AT_ONCE], rows)
-        sides = itertools.chain.from_iterable(
-            packed.unpack(score_logprobs(session, params, packed, cost))
-        )
+        logprobs = scorer(params, examples[first : first + SCORED_AT_ONCE], cost)
+        sides = itertools.chain.from_iterable(logprobs)
         scored += [side.sum(dtype=np.float32) for side in sides]
     return np.array(scored, np.float32).reshape(-1, 2)
 

@@ -17,7 +17,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
-from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, trains_off_policy
+from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, scorer_of, trains_off_policy
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
 from g2d_jax.rollouts.generate import (
     Groups,
@@ -33,16 +33,14 @@ from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.session.problems import train_order
 from g2d_jax.session.program import Program
-from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.session.training_programs import (
-    logprobs,
+    Training,
     mean_prompt,
     reference_programs,
     reference_shapes,
-    state_shapes,
-    training_programs,
 )
 from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts, early_stopping, probes
@@ -53,12 +51,7 @@ from g2d_jax.training.objectives import Compute, Objective
 def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
     external = external_batches(session, name, stage)
-    objective = objective_of(session.compute, stage)
-    per = "tokens" if stage.loss == "grpo" else "pairs"
-    rows = row_shape(session, stage)
-    with open_trainer(
-        session, name, stage, objective, total=stage.steps, per=per, rows=rows
-    ) as trainer:
+    with open_trainer(training_of(session, name, stage)) as trainer:
         buffer = RolloutBuffer(trainer, stage, external)
         alerts.report(trainer, _alerts_of_inputs(session, stage, external))
         probe = partial(
@@ -127,13 +120,13 @@ def programs(
     None: the most."""
     if not stage.steps:
         return
-    rows = row_shape(session, stage)
-    bare, filled = (pack_rows(session, groups, rows) for groups in _longest_batch(session, stage))
-    state = state_shapes(session, stage.optimizer, stage.steps)
-    own, _ = lora.partition(
-        reference_shapes(session)
-    )  # all policies of a run share the frozen parameters
-    reference = (own,) if stage.compares and not stage.reference_sync else ()
+    training = training_of(session, name, stage)
+    scorer = scorer_of(session, stage, training.rows)
+    bare, filled = _longest_batch(session, stage)
+    state = training.state
+    reference: tuple[Any, ...] = ()
+    if stage.has_fixed_reference:  # all policies of a run share the frozen parameters
+        reference = lora.partition(reference_shapes(session))[:1]
     workload = workload_of(session, name, stage, response)
     if stage.rollouts == "sample":
         yield from rollouts(
@@ -144,26 +137,28 @@ def programs(
             resident_during_generation=(state, *reference),
         )
     longest = session.config.data.max_prompt_length + stage.sampling.max_new_tokens
-    share = (
-        mean_prompt(session) + workload.mean
-    ) / longest  # of a full batch's tokens in a mean one
+    # Of a full batch's tokens in a mean one.
+    share = (mean_prompt(session) + workload.mean) / longest
     calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(session, name, (state,))
-        yield logprobs(session, name, bare, calls, (state,), reference=True)
+        yield scorer.program(name, bare, calls, (state,), reference=True)
     if stage.reference_sync or trains_off_policy(stage):
-        yield logprobs(session, name, bare, calls, (state.opt_state, *reference))
+        yield scorer.program(name, bare, calls, (state.opt_state, *reference))
     yield from probes.programs(session, name, stage, stage.steps, response, state, reference)
-    objective = objective_of(session.compute, stage)
-    yield from training_programs(
+    yield from training.programs(filled, stage.steps * share, reference)
+
+
+def training_of(session: Session, name: str, stage: Online) -> Training:
+    """Return the stage's training."""
+    return Training(
         session,
         name,
-        stage.optimizer,
-        stage.steps,
-        objective,
-        filled,
-        stage.steps * share,
-        resident=reference,
+        stage,
+        objective_of(session.compute, stage),
+        total=stage.steps,
+        per="tokens" if stage.loss == "grpo" else "pairs",
+        rows=row_shape(session, stage),
     )
 
 

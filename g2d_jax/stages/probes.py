@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from g2d_jax.config import Offline, Online, Sampling
-from g2d_jax.data.packing import Group, Packed, Response
+from g2d_jax.data.packing import Group, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, ScoredRollout, indices_by_task
 from g2d_jax.rollouts.generate import (
@@ -33,10 +33,10 @@ from g2d_jax.rollouts.programs import rollouts
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.program import Program
-from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
-from g2d_jax.session.training_programs import logprobs, reference_programs, score_logprobs
+from g2d_jax.session.training_programs import Scorer, reference_programs
 from g2d_jax.stages import alerts
 from g2d_jax.study.stats import row_means
 
@@ -136,11 +136,9 @@ def programs(
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     response_ids = np.zeros(workload.mean, np.int32)
     group = Group(prompt, [Response(response_ids)] * workload.num_generations)
-    packed = _packed(
-        session, [group] * int(workload.prompts / workload.calls), stage.sampling_of_probes
-    )
-    scored = logprobs(session, name, packed, workload.calls, (state,), reference=True)
-    yield dataclasses.replace(scored, name=f"probe {scored.name}")
+    groups = [group] * int(workload.prompts / workload.calls)
+    scorer = _scorer(session, groups, stage.sampling_of_probes)
+    yield scorer.program(name, groups, workload.calls, (state,), reference=True, prefix="probe ")
 
 
 def _measured(
@@ -218,23 +216,19 @@ def reference_logprobs(
     Raises ValueError if compute.row_length is too short for a prompt and a response.
     """
     bare = [Group(group[0].rollout.prompt_ids, list(map(_response, group))) for group in groups]
-    packed = _packed(session, bare, sampling)
-    return packed.unpack(
-        score_logprobs(session, reference, packed, cost, sampling.temperature or 1.0)
-    )
+    return _scorer(session, bare, sampling)(reference, bare, cost)
 
 
 def _response(row: ScoredRollout) -> Response:
     return Response(row.rollout.token_ids)
 
 
-def _packed(session: Session, groups: list[Group], sampling: Sampling) -> Packed:
-    row_length = choose_row_length(
-        session, session.config.data.max_prompt_length + sampling.max_new_tokens
-    )
-    return pack_rows(
-        session, groups, RowShape(row_length, sum(len(group.responses) for group in groups))
-    )
+def _scorer(session: Session, groups: Sequence[Group], sampling: Sampling) -> Scorer:
+    """Return what scores the responses of a probe."""
+    longest = session.config.data.max_prompt_length + sampling.max_new_tokens
+    responses = sum(len(group.responses) for group in groups)
+    rows = RowShape(choose_row_length(session, longest), responses)
+    return Scorer(session, rows, sampling.temperature or 1.0)
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:

@@ -16,10 +16,10 @@ from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.program import Program, compile_programs
-from g2d_jax.session.row_shapes import RowShape, choose_row_length, pack_rows
+from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
-from g2d_jax.session.training_programs import training_programs
+from g2d_jax.session.training_programs import Training
 from g2d_jax.stages import alerts
 from g2d_jax.training import objectives
 
@@ -31,12 +31,9 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; return the manifest's fields."""
     demonstrations, counts = examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
-    columns = row_length(session, stage, demonstrations)
-    compile_programs(session.ahead, _programs(session, name, stage, columns))
-    objective, rows = objectives.sft(session.compute), RowShape(columns, stage.batch_size)
-    with open_trainer(
-        session, name, stage, objective, total=stage.steps, per="tokens", rows=rows
-    ) as trainer:
+    training = training_of(session, name, stage, row_length(session, stage, demonstrations))
+    compile_programs(session.ahead, _programs(training, stage))
+    with open_trainer(training) as trainer:
         alerts.report(
             trainer,
             alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps),
@@ -64,19 +61,27 @@ def programs(
 ) -> Iterator[Program]:
     """Yield the stage's programs without its examples, which count as of max_length each whatever
     `response` is."""
-    yield from _programs(session, name, stage, choose_row_length(session, stage.max_length))
+    longest = choose_row_length(session, stage.max_length)
+    yield from _programs(training_of(session, name, stage, longest), stage)
 
 
-def _programs(session: Session, name: str, stage: Sft, columns: int) -> Iterator[Program]:
-    """Yield the stage's programs for rows of this length."""
+def _programs(training: Training, stage: Sft) -> Iterator[Program]:
+    """Yield the stage's programs, for examples of max_length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    packed = pack_rows(
-        session, batch([pair] * stage.batch_size), RowShape(columns, stage.batch_size)
-    )
-    objective = objectives.sft(session.compute)
-    yield from training_programs(
-        session, name, stage.optimizer, stage.steps, objective, packed, stage.steps
+    yield from training.programs(batch([pair] * stage.batch_size), stage.steps)
+
+
+def training_of(session: Session, name: str, stage: Sft, columns: int) -> Training:
+    """Return the stage's training on rows of this length."""
+    return Training(
+        session,
+        name,
+        stage,
+        objectives.sft(session.compute),
+        total=stage.steps,
+        per="tokens",
+        rows=RowShape(columns, stage.batch_size),
     )
 
 

@@ -24,7 +24,7 @@ from g2d_jax.losses import Number, add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
-from g2d_jax.runtime.program_cache import Jitted, Programs
+from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
@@ -72,24 +72,13 @@ def state_shardings(
     return jax.tree.map(lambda x: x.sharding, abstract_state(config, optimizer, mesh, offload))
 
 
-def fresh_state(
-    policy: Decoder,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    offload: bool = False,
-    programs: Programs | None = None,
-) -> TrainState:
-    """Start training from a policy. What is trained is copied: the step donates its state."""
-    start = (programs or Programs()).get_or_make(
-        make_fresh_state, policy.config, optimizer, mesh, offload
-    )
-    return start(lora.partition(policy)[0])
-
-
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> Jitted:
-    """Return the jitted program of `fresh_state`, which takes the trained parameters."""
+    """Return begin(params) -> the first state of what is trained of a policy.
+
+    It is copied, since the step donates its state.
+    """
 
     def optimizer_state(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))

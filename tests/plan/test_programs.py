@@ -122,7 +122,7 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
     def prefilled(config, prompt=None):
         with planned(Config.of(config), compiler(8), prompt) as context:
             counted = sum(program.work.prefilled for program in programs_of(context, "collect"))
-            return counted / config.stages.collect.prompts, context.prompt_lengths
+            return counted / config.stages.collect.prompts, context.problems.prompt_lengths
 
     counted, lengths = prefilled(config)
     assert len(set(lengths)) > 1 and counted == pytest.approx(np.mean(lengths))

@@ -21,6 +21,7 @@ from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.trainer import open_trainer
+from g2d_jax.session.training_programs import Training
 from g2d_jax.stages import offline, sft
 from g2d_jax.training import objectives
 
@@ -130,9 +131,10 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
             ("sft", objectives.sft(session.compute), "tokens"),
             ("dpo", offline.objective_of(session.compute, stages["dpo"]), "pairs"),
         ):
-            with open_trainer(
+            training = Training(
                 session, name, stages[name], objective, total=total, per=per, rows=RowShape(64)
-            ) as trainer:
+            )
+            with open_trainer(training) as trainer:
                 for _ in range(2):
                     trainer.update(groups[name], {})
                 trainer.flush()

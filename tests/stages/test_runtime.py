@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import base_of, base_path, frozen_params, load_policy, load_reference
 from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
-from g2d_jax.session.training_programs import score_logprobs
+from g2d_jax.session.training_programs import Scorer
 from g2d_jax.stages import sft
 
 
@@ -126,9 +127,10 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
     some = [
         Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)
     ]
-    packed, cost = pack_rows(session, some, RowShape(32, 6)), Cost()
+    scorer = Scorer(session, RowShape(32, 6))
     expected, scored = (
-        score_logprobs(session, params, packed, cost) for params in (policy, reference)
+        np.concatenate(list(itertools.chain.from_iterable(scorer(params, some, Cost()))))
+        for params in (policy, reference)
     )
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)

@@ -16,6 +16,7 @@ from g2d_jax.config import TrainingStage, graph
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer, open_trainer
+from g2d_jax.session.training_programs import Training
 from g2d_jax.training import objectives
 
 Opened = Callable[..., Session]
@@ -44,9 +45,9 @@ def training(
 ) -> Iterator[Trainer]:
     """Training of one stage, whatever its kind, with a supervised loss."""
     stage, objective = stage or session.config.stages[name], objectives.sft(session.compute)
-    with open_trainer(
-        session, name, stage, objective, total=total, per="tokens", rows=RowShape(64)
-    ) as trainer:
+    rows = RowShape(64)
+    made = Training(session, name, stage, objective, total=total, per="tokens", rows=rows)
+    with open_trainer(made) as trainer:
         yield trainer
 
 

@@ -23,9 +23,10 @@ from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import (
+    TrainState,
     abstract_state,
     accumulate,
-    fresh_state,
+    make_fresh_state,
     make_scorer,
     make_train_step,
     put_batch,
@@ -37,6 +38,10 @@ CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 TEMPERATURE, EPSILON, KL, BETA = 0.8, 0.2, 0.05, 0.1
 RELATIVE = 1e-5
+
+
+def fresh_state(model: decoder.Decoder, optimizer: Any, mesh: Any) -> TrainState:
+    return make_fresh_state(CONFIG, optimizer, mesh)(model)
 
 
 @pytest.fixture(scope="module")
