@@ -4,8 +4,9 @@ few."""
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,10 +17,12 @@ from g2d_jax import config as settings
 from g2d_jax import pipeline, run_stages
 from g2d_jax.config import Config, graph
 from g2d_jax.records import Preference
-from g2d_jax.runtime.program_cache import Programs
+from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape
+from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
 from g2d_jax.stages import offline, sft
@@ -152,9 +155,48 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
     assert (count["train_step"], count["optimizer_state"]) == (2, 1)
 
 
-def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, compiled_by):
-    """On eight devices, the run's own thread compiles none of them: other threads have, from what
-    the stages gave."""
+Shape = tuple[Any, ...]
+
+
+def shape_of(run: Jitted, arguments: tuple[Any, ...], static: Mapping[str, Any]) -> Shape:
+    """A program as the compiler tells them apart: its function, the arrays it takes, what is static."""
+    leaves = [(leaf.shape, np.dtype(leaf.dtype).name) for leaf in jax.tree.leaves(arguments)]
+    return id(run), run._name, tuple(leaves), tuple(sorted(static.items()))
+
+
+class Stages:
+    """The programs that each stage of a run names, and those that it calls."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.named = defaultdict[str, set[Shape]](set)
+        self.called = defaultdict[str, set[Shape]](set)
+        self.stage = ""
+        run_stage, lower, call = run_stages.run_stage, Program.lower, Jitted.__call__
+
+        def stage_begins(session: Session, name: str, *rest: Any, **named: Any) -> Any:
+            self.stage = name
+            return run_stage(session, name, *rest, **named)
+
+        def names(program: Program, outputs: Any) -> Any:
+            arguments = program.arguments(outputs)
+            self.named[program.stage].add(shape_of(program.run, arguments, program.static))
+            return lower(program, outputs)
+
+        def calls(run: Jitted, *arguments: Any, **static: Any) -> Any:
+            self.called[self.stage].add(shape_of(run, arguments, static))
+            return call(run, *arguments, **static)
+
+        patch.setattr(pipeline, "run_stage", stage_begins)
+        patch.setattr(Program, "lower", names)
+        patch.setattr(Jitted, "__call__", calls)
+
+
+def test_every_kind_of_stage_gives_the_programs_that_it_runs(
+    config, tmp_path, compiled_by, monkeypatch
+):
+    """On eight devices, each stage calls no others than it names, and the run's own thread compiles
+    none of them: other threads have."""
+    run_by = Stages(monkeypatch)
     stages = config.stages
     stages.sft.steps, stages.collect.part = 2, 8
     stages.warmup.update(steps=2, beta=0.1)
@@ -186,3 +228,6 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
         )
     assert told == Counter(name for _, name in compiled_by)
     assert not given & by_thread.get(False, set())
+    assert run_by.called.keys() == manifests.keys()
+    for stage, called in run_by.called.items():
+        assert called <= run_by.named[stage], stage
