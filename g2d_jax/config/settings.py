@@ -16,7 +16,7 @@ from g2d_jax.config.sections.engine import Engine
 from g2d_jax.config.sections.machine import Checkpoint, Compute, Faults, Logging, Mesh
 from g2d_jax.config.sections.model import Lora, Model, Tokenizer
 from g2d_jax.config.sections.problems import Data
-from g2d_jax.config.sections.rewards import Reward, Task
+from g2d_jax.config.sections.rewards import Reward, RewardModel, Task
 from g2d_jax.config.stages.stage import STAGES, Stage
 
 StageT = TypeVar("StageT", bound=Stage)
@@ -99,6 +99,13 @@ class Config(Section):
             train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward
         )
         return {"main": main, **self.tasks}
+
+    @property
+    def reward_models(self) -> dict[str, RewardModel]:
+        """The settings of all reward models by path."""
+        rewards = [task.reward for task in self.all_tasks.values()]
+        models = [reward.model for reward in rewards if reward.function == "model"]
+        return {str(model.path): model for model in models}
 
     @property
     def verifiable(self) -> dict[str, bool]:

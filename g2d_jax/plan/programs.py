@@ -47,10 +47,7 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
     Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
     """
     tasks = [(task.weight, task.reward) for task in config.all_tasks.values()]
-    models = {
-        str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"
-    }
-    for path, settings in models.items():
+    for path, settings in config.reward_models.items():
         weight = sum(
             weight
             for weight, reward in tasks

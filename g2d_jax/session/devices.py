@@ -46,15 +46,12 @@ class Devices:
     @cached_property
     def reward_bytes(self) -> int:
         """The bytes of a device that reward models take, which stay once they are loaded."""
-        models: dict[str, int] = {}
-        for task in self.config.all_tasks.values():
-            if task.reward.function == "model":
-                model = task.reward.model
-                shape = hf.read_config(hf.resolve(model.path))
-                models[model.path] = meshes.device_bytes(
-                    reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
-                )
-        return sum(models.values())
+        size = 0
+        for path, model in self.config.reward_models.items():
+            shape = hf.read_config(hf.resolve(path))
+            lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
+            size += meshes.device_bytes(lying)
+        return size
 
     @property
     def itemsize(self) -> int:

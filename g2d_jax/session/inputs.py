@@ -153,15 +153,15 @@ def bases(config: Config, folders: Mapping[str, epath.Path]) -> Readers:
     if not config.lora.rank:
         return found
     for name, stage in config.stages.items():
-        policies = stage.policies_read()
-        for number, policy in enumerate(policies):
+        policies = policy_settings(name, stage)
+        for setting, policy in policies.items():
             if PolicyName.parse(policy).origin != OF_RUN:
                 continue
             # A stage that has begun knows its base.
             base = base_policy(config, name if len(policies) == 1 else policy, folders)
             reader = base_model(config, base)
             if reader is not None:
-                found[f"{policy_setting(name, policies, number)}.base"] = reader
+                found[f"{setting}.base"] = reader
     return found
 
 
@@ -234,9 +234,7 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
             # Its dump may grow: it goes by rows, in the order that the stage takes them.
             read = functools.partial(_rollouts, path, online.reward_column)
         found[f"stages.{name}.{key}"] = Reader(path, key, read)
-    policies = stage.policies_read()
-    for number, policy in enumerate(policies):
-        setting = policy_setting(name, policies, number)
+    for setting, policy in policy_settings(name, stage).items():
         named_policy = PolicyName.parse(policy)
         if named_policy.origin == OF_MODEL:
             found[setting] = _model(named_policy.place, None)
@@ -245,9 +243,12 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
     return found
 
 
-def policy_setting(name: str, policies: tuple[str, ...], number: int) -> str:
-    """Name the setting of a stage's policy."""
-    return f"stages.{name}.policy" if len(policies) == 1 else f"stages.{name}.policies.{number}"
+def policy_settings(name: str, stage: Stage) -> dict[str, str]:
+    """Return the policies that a stage reads, each behind the setting that names it."""
+    policies = stage.policies_read()
+    if len(policies) == 1:
+        return {f"stages.{name}.policy": policies[0]}
+    return {f"stages.{name}.policies.{i}": policy for i, policy in enumerate(policies)}
 
 
 def _model(path: str, revision: str | None) -> Reader:

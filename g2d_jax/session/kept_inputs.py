@@ -23,7 +23,7 @@ from g2d_jax.contents import Content, difference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.session.init_params import base_setting
-from g2d_jax.session.inputs import base_model, contents_of, named, of_run, policy_setting
+from g2d_jax.session.inputs import base_model, contents_of, named, of_run, policy_settings
 from g2d_jax.session.policies import base_of
 from g2d_jax.session.session import Session
 from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
@@ -79,9 +79,7 @@ def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> No
     """Raise ValueError where adapters of another run would stand beside another model than they
     were trained with."""
     for name, stage in settings.stages.items():
-        policies = stage.policies_read()
-        for number, policy in enumerate(policies):
-            setting = policy_setting(name, policies, number)
+        for setting, policy in policy_settings(name, stage).items():
             if f"{setting}.base" in found:
                 _check_base_of_other(setting, policy, found[f"{setting}.base"])
 
@@ -256,10 +254,9 @@ def _under(session: Session, policy: str) -> Iterator[str]:
     if "init" in loaded:
         yield "model.path"
     for name, stage in session.config.stages.items():
-        policies = stage.policies_read()
-        for number, other in enumerate(policies):
+        for setting, other in policy_settings(name, stage).items():
             if _normal(session, other) in loaded:
-                yield policy_setting(name, policies, number)
+                yield setting
 
 
 def _normal(session: Session, policy: str) -> str:

@@ -21,8 +21,13 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 
 WATCHED = (
-    *("entropy", "reward", "frac_signal", "completions/mean_length", "completions/clipped_ratio"),
-    *("verdicts/unscorable", "verdicts/timeout"),
+    "entropy",
+    "reward",
+    "frac_signal",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "verdicts/unscorable",
+    "verdicts/timeout",
 )
 """Metrics of an online update, or of a probe, that the rules read."""
 

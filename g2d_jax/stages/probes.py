@@ -41,14 +41,13 @@ from g2d_jax.stages import alerts
 from g2d_jax.study.stats import row_means
 
 FIGURES = (
-    *(
-        "entropy",
-        "reward",
-        "reward_std",
-        "completions/mean_length",
-        "completions/mean_length_correct",
-    ),
-    *("completions/mean_length_incorrect", "completions/clipped_ratio"),
+    "entropy",
+    "reward",
+    "reward_std",
+    "completions/mean_length",
+    "completions/mean_length_correct",
+    "completions/mean_length_incorrect",
+    "completions/clipped_ratio",
 )
 """The metrics of `generate.describe` that a probe keeps."""
 

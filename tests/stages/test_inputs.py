@@ -381,7 +381,8 @@ def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
     taken = Config.of(config)
     in_study = inputs.of_config(taken)["data.train"]
     tokenizer = load_tokenizer("procedural:slips")
-    assert in_study == problems.load(taken, tokenizer, False, print, ["train"])[1]["data.train"]
+    in_run = problems.load(taken, tokenizer, False, print, ["train"]).contents["data.train"]
+    assert in_study == in_run
 
 
 @pytest.mark.parametrize(
