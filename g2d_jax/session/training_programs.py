@@ -65,7 +65,7 @@ class Training:
         """The updates that the schedule is made for: at least one, also where a stage does none."""
         return self.total or self.stage.optimizer.warmup_steps + 1
 
-    @property
+    @cached_property
     def rate(self) -> Callable[[int], Any]:
         """The learning rate of an update, to be read on the host."""
         return make_schedule(self.stage.optimizer, total_steps=self.updates)
@@ -116,12 +116,8 @@ class Training:
         self, groups: Sequence[Group], calls: float, resident: tuple[Any, ...] = ()
     ) -> Iterator[Program]:
         """Yield the first state, and the train step, called `calls` times on such a batch."""
-        session, name, mesh, config = (
-            self.session,
-            self.name,
-            self.session.mesh,
-            self.session.model_config,
-        )
+        session, name = self.session, self.name
+        config, _, mesh, _ = self._settings
         params, state, packed = policy_shapes(session), self.state, self.pack(groups, 0)
         trained, rest = lora.partition(params)
         held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
@@ -194,8 +190,8 @@ class Scorer:
         moved, parts = packed.count * _weights(session), {"parameters": device_bytes(params)}
         scored = packed.used * calls
         work = Work(calls, flops / session.mesh.size, moved, parts, scored=scored)
-        inputs = *abstract_batch(packed, session.mesh), abstract_number(session.mesh)
-        arguments = fixed(params, *inputs)
+        number = abstract_number(session.mesh)
+        arguments = fixed(params, *abstract_batch(packed, session.mesh), number)
         return Program(name, prefix + kind, self.run, arguments, work, {}, packed.count, resident)
 
 

@@ -357,10 +357,11 @@ def _origin(session: Session, name: str, policy: str) -> Any:
 def score(scorer: Scorer, params: Decoder, examples: list[Group], cost: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
     scored: list[np.ndarray] = []
-    for first in range(0, len(examples), SCORED_AT_ONCE):
+    size = scorer.rows.most_rows
+    for first in range(0, len(examples), size):
         processes.check_stop_together()
         processes.note_progress(f"scoring {len(examples)} examples from {first}")
-        logprobs = scorer(params, examples[first : first + SCORED_AT_ONCE], cost)
+        logprobs = scorer(params, examples[first : first + size], cost)
         sides = itertools.chain.from_iterable(logprobs)
         scored += [side.sum(dtype=np.float32) for side in sides]
     return np.array(scored, np.float32).reshape(-1, 2)

@@ -24,7 +24,9 @@ from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import StopRun
+from g2d_jax.session.training_programs import Scorer
 from g2d_jax.stages import collect, offline
 from g2d_jax.study import informativeness
 from g2d_jax.workdir import claim
@@ -573,7 +575,8 @@ def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(small, tm
 
     def score(some: list[Any]) -> tuple[np.ndarray, Cost]:
         examples = offline.batch(some, np.zeros((len(some), 2)))
-        return offline.reference_logprobs(session, "dpo", settings, examples, 64)
+        scorer = Scorer(session, RowShape(64, len(examples)))
+        return offline.reference_logprobs(scorer, "dpo", settings, examples)
 
     def files() -> int:
         return len(list((tmp_path / "02-dpo").glob("reference-*.json")))

@@ -17,7 +17,9 @@ from g2d_jax.runtime.tables import read_preferences, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_programs import Scorer
 from g2d_jax.stages import offline
 from g2d_jax.study import informativeness
 
@@ -99,7 +101,8 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
         for which in ("ref_", "")
     )
     for policy, found in (("init", before), ("dpo", after)):
-        scored = offline.score(session, load_policy(session, policy), examples, 64, Cost())
+        scorer = Scorer(session, RowShape(64, len(examples)))
+        scored = offline.score(scorer, load_policy(session, policy), examples, Cost())
         np.testing.assert_array_equal(found, scored, err_msg=policy)
     result = manifest["result"]
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)
