@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -162,39 +162,37 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
 def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
     """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is
     written down."""
-    for _, name in _ancestry(config, policy):
-        stage = own_stage(name)
+    for _ in range(len(config.stages) + 1):
+        stage = own_stage(policy)
         if stage not in config.stages:
-            break
+            return policy
         folder = folders.get(stage)
         if folder is not None and (folder / BASE).exists():
             base = str(storage.read_json(folder / BASE))
             if not places.missing(base, "policy"):
                 return base
             # It has moved with the work directory, whose settings name its new place.
-    return name
+        (policy,) = config.stages[stage].policies_read()
+    raise ValueError(
+        f"policy {policy!r} is made from itself: the stages read each other in a circle"
+    )
 
 
 def base_setting(config: Config, policy: str) -> str:
     """Name the input that is the model which a policy's adapters stand beside: "model.path",
     "stages.NAME.policy" for one of "hf:", "stages.NAME.policy.base" for that of another run's
     policy; without "stages.NAME." for the policy itself."""
-    *_, (setting, name) = _ancestry(config, policy)
-    origin = PolicyName.parse(name).origin
-    return {OF_RUN: f"{setting}.base", OF_MODEL: setting}.get(origin, "model.path")
-
-
-def _ancestry(config: Config, policy: str) -> Iterator[tuple[str, str]]:
-    """Yield a policy and those that it was trained from, each behind the setting that names it.
-    Raises ValueError for a policy that is made from itself."""
     setting = "policy"
     for _ in range(len(config.stages) + 1):
-        yield setting, policy
-        stage = own_stage(policy)
-        if stage not in config.stages:
-            return
-        setting = f"stages.{stage}.policy"
-        (policy,) = config.stages[stage].policies_read()
+        name = PolicyName.parse(policy)
+        if name.origin == OF_RUN:
+            return f"{setting}.base"
+        if name.origin == OF_MODEL:
+            return setting
+        if name.stage not in config.stages:
+            return "model.path"
+        (policy,) = config.stages[name.stage].policies_read()
+        setting = f"stages.{name.stage}.policy"
     raise ValueError(
         f"policy {policy!r} is made from itself: the stages read each other in a circle"
     )

@@ -37,7 +37,6 @@ class RunSampling:
     are read when they are needed; the latter gives the tokens of the prompt of every problem.
     """
 
-    config: Config
     devices: Devices
     workdir: epath.Path
     programs: Programs
@@ -45,6 +44,11 @@ class RunSampling:
     prompt_lengths: Callable[[], Sequence[int]]
     say: Say
     say_once: Say
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        return self.devices.config
 
     @cached_property
     def engine(self) -> Engine:

@@ -168,7 +168,6 @@ class Session:
     def sampling(self) -> RunSampling:
         """The engines that sample, and the devices as they use them."""
         return RunSampling(
-            self.config,
             Devices(self.config, self.model_config, self.mesh),
             self.workdir,
             self.programs,
