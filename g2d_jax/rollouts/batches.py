@@ -297,7 +297,10 @@ def _weighs(response: Response) -> bool:
 
 
 def fill(
-    stage: Online, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None
+    stage: Online,
+    groups: list[Group],
+    reference: np.ndarray | None = None,
+    trainer: np.ndarray | None = None,
 ) -> list[Group]:
     """Add the log-probabilities of the reference, and of the policy as it was when it sampled, by
     the trainer.

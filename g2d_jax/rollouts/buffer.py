@@ -54,6 +54,9 @@ from g2d_jax.session.training_programs import Scorer
 from g2d_jax.session.windows import SyncWindow
 
 MAX_BATCHES_IN_MEMORY = 64  # of a window; the others of a longer one are read back
+FIXED, PRESENT = "fixed", "present"
+"""The policies whose log-probabilities a loss may need: that which the stage began with, and that
+which sampled."""
 USAGE = ("calls", "prompts", "sampled_tokens", "sampling_seconds")
 """A shard's share in the figures of its call of the sampler."""
 
@@ -68,6 +71,17 @@ def trains_off_policy(stage: Online) -> bool:
     has GRPO with sync_every=1 alone).
     """
     return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
+
+
+def scored_under(stage: Online) -> dict[str, str]:
+    """Return the log-probabilities that a stage's loss needs besides those of the policy it trains,
+    "reference" and "trainer", each with the policy that gives them: `FIXED` or `PRESENT`."""
+    needed = {}
+    if stage.compares:
+        needed["reference"] = FIXED if stage.has_fixed_reference else PRESENT
+    if trains_off_policy(stage):
+        needed["trainer"] = PRESENT
+    return needed
 
 
 def scorer_of(session: Session, stage: Online, rows: RowShape) -> Scorer:
@@ -385,25 +399,23 @@ class RolloutBuffer:
     def _compute_logprobs(self, number: int) -> None:
         """Compute a batch's log-probabilities under the policies that the loss needs, unless they
         are on disk."""
-        policies = self._policies_needed()
+        needed = scored_under(self.stage)
         file = self._logprobs_file(number)
-        if not policies or on_disk(self.session, [file]):
+        if not needed or on_disk(self.session, [file]):
             return
-        if "reference" in policies and not self.stage.reference_sync:
-            self.reference = self.fixed_reference()
+        policies: dict[str, Decoder] = {}
+        if FIXED in needed.values():
+            self.reference = policies[FIXED] = self.fixed_reference()
+        policies[PRESENT] = self.trainer.policy
         logprobs: dict[str, np.ndarray] = {}
         cost = Cost()
         with self.session.track_cost(cost):
             groups = self._batch(*concat_rounds(self._rounds(number))).groups
-            if self.reference is not None:
-                logprobs["reference"] = self._logprobs_under(self.reference, groups, cost)
-            # The others are the present policy: the one that sampled, and with reference_sync the
-            # reference too.
-            others = [policy for policy in policies if policy not in logprobs]
-            if others:
-                logprobs |= dict.fromkeys(
-                    others, self._logprobs_under(self.trainer.policy, groups, cost)
-                )
+            for policy, params in policies.items():
+                names = [name for name, under in needed.items() if under == policy]
+                if names:
+                    scored = self._logprobs_under(params, groups, cost)
+                    logprobs |= dict.fromkeys(names, scored)
         part = cost.part()
         self.logprobs[number] = OtherLogprobs(**logprobs, cost=part)
         data = save(logprobs, {"cost": json.dumps(part)})
@@ -414,16 +426,10 @@ class RolloutBuffer:
         logprobs = self.scorer(params, groups, cost)
         return np.concatenate(list(itertools.chain.from_iterable(logprobs)))
 
-    def _policies_needed(self) -> list[str]:
-        """List the policies whose log-probabilities the loss needs, besides those of the policy it
-        trains."""
-        needs = {"reference": self.stage.compares, "trainer": trains_off_policy(self.stage)}
-        return [policy for policy, needed in needs.items() if needed]
-
     def _other_logprobs(self, number: int) -> OtherLogprobs:
         """Return the log-probabilities of a batch under other policies, where the loss needs
         any."""
-        if not self._policies_needed():
+        if not scored_under(self.stage):
             return OtherLogprobs()
         if number not in self.logprobs:
             file = self._logprobs_file(number)

@@ -17,7 +17,14 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
-from g2d_jax.rollouts.buffer import RolloutBuffer, TrainBatch, scorer_of, trains_off_policy
+from g2d_jax.rollouts.buffer import (
+    FIXED,
+    PRESENT,
+    RolloutBuffer,
+    TrainBatch,
+    scored_under,
+    scorer_of,
+)
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
 from g2d_jax.rollouts.generate import (
     Groups,
@@ -124,8 +131,9 @@ def programs(
     scorer = scorer_of(session, stage, training.rows)
     bare, filled = _longest_batch(session, stage)
     state = training.state
+    policies = scored_under(stage).values()
     reference: tuple[Any, ...] = ()
-    if stage.has_fixed_reference:  # all policies of a run share the frozen parameters
+    if FIXED in policies:  # all policies of a run share the frozen parameters
         reference = lora.partition(reference_shapes(session))[:1]
     workload = workload_of(session, name, stage, response)
     if stage.rollouts == "sample":
@@ -143,7 +151,7 @@ def programs(
     if reference:
         yield from reference_programs(session, name, (state,))
         yield scorer.program(name, bare, calls, (state,), reference=True)
-    if stage.reference_sync or trains_off_policy(stage):
+    if PRESENT in policies:
         yield scorer.program(name, bare, calls, (state.opt_state, *reference))
     yield from probes.programs(session, name, stage, stage.steps, response, state, reference)
     yield from training.programs(filled, stage.steps * share, reference)
@@ -191,9 +199,8 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
         session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}
     ).groups
     others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
-    reference = others if stage.compares else None
-    trainer = others if trains_off_policy(stage) else None
-    return groups, batches.fill(stage, groups, reference, trainer)
+    filled = batches.fill(stage, groups, **dict.fromkeys(scored_under(stage), others))
+    return groups, filled
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:
