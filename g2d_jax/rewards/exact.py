@@ -156,11 +156,11 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
     exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in
     place of rounded.
     """
-    number = _rational(exact) if isinstance(exact, Fraction) else _number(exact)
+    number = Rational(exact) if isinstance(exact, Fraction) else _number(exact)
     if number is None or (cut and number.is_Rational):
         return False
     unit = Rational(1, 10**places)
-    excess = number - _rational(decimal)
+    excess = number - Rational(decimal)
     if decimal <= 0:
         excess = -excess
     if not excess.is_Rational:
@@ -168,10 +168,6 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
     if not excess.is_real or excess < -unit / 2:
         return False
     return bool(excess < unit if cut else excess <= unit / 2)
-
-
-def _rational(fraction: Fraction) -> Rational:
-    return Rational(fraction.numerator, fraction.denominator)
 
 
 def _number(expr: Any) -> Expr | None:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
-_SYMBOLS = str.maketrans(
-    {
-        "\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\ufe63": "-",
-        "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u2219": r"\cdot ", "\u00f7": "/",
-        "\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ",
-        "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b0": r"^\circ ",
-        "\u00b1": r"\pm ", "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}", "\u03b1": r"\alpha ",
-        "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b8": r"\theta ", "\u03bb": r"\lambda ", "\u03c6": r"\phi ",
-        "\u3002": ".", "\u3001": ",", "\u2248": r"\approx ", "\u2032": "'", "\u2200": r"\forall ",
-        "\u2124": r"\mathbb{Z}", "\u2115": r"\mathbb{N}", "\u211a": r"\mathbb{Q}", "\u2223": r"\mid ",
-        "\u03be": r"\xi ", "\u03c9": r"\omega ", "\u03c1": r"\rho ", "\u03b4": r"\delta ", "\u03b5": r"\epsilon ",
-    }
-)  # fmt: skip
+_NAMED = """
+    times \u00d7 cdot \u00b7 cdot \u22c5 cdot \u2219 pi \u03c0 infty \u221e le \u2264
+    ge \u2265 ne \u2260 cup \u222a cap \u2229 in \u2208 pm \u00b1 emptyset \u2205 alpha \u03b1
+    beta \u03b2 gamma \u03b3 theta \u03b8 lambda \u03bb phi \u03c6 approx \u2248 forall \u2200
+    mid \u2223 xi \u03be omega \u03c9 rho \u03c1 delta \u03b4 epsilon \u03b5
+"""
+"""Commands, each before its character."""
+_SYMBOLS = {character: rf"\{name} " for name, character in re.findall(r"(\w+) (\S)", _NAMED)}
+_SYMBOLS |= dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63", "-")
+_SYMBOLS |= dict.fromkeys("\u00f7\u2044\u2215", "/")
+_SYMBOLS |= {
+    "\u00b0": r"^\circ ", "\u3002": ".", "\u3001": ",", "\u2032": "'", "\u211d": r"\mathbb{R}",
+    "\u2124": r"\mathbb{Z}", "\u2115": r"\mathbb{N}", "\u211a": r"\mathbb{Q}",
+}  # fmt: skip
+_LATEX = str.maketrans(_SYMBOLS)
 _THIN_SPACES = str.maketrans(
     dict.fromkeys("\u00a0\u2006\u2007\u2008\u2009\u200a\u202f\u205f", r"\,")
 )
@@ -85,15 +88,11 @@ _RARE = rules(
     (r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
 )
 _SPELLINGS = rules(
-    (
-        r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])",
-        r"^\\circ ",
-    ),
-    (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
-    (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
-    (r"\\(?:geq(?:slant)?|geqslant)(?![A-Za-z])", r"\\ge"),
-    (r"\\(?:leq(?:slant)?|leqslant)(?![A-Za-z])", r"\\le"),
-    (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),
+    (r"\^\s*\{\s*\\circ\s*\}|(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
+    (r"\\lbrace(?![A-Za-z])\s*", r"\\{"),
+    (r"\\rbrace(?![A-Za-z])\s*", r"\\}"),
+    (r"\\([gl]e)q(?:slant)?(?![A-Za-z])", r"\\\1"),
+    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
     (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
     (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
     (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
@@ -123,6 +122,8 @@ _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+COMMAND = re.compile(r"\\[A-Za-z]+")
+TEXT_OR_COMMAND = re.compile(rf"\\text\s*\{{[^{{}}]*\}}|{COMMAND.pattern}")
 _DIGIT_GAP = re.compile(r"(?<=\d) (?=\d)")
 _OF_ANGLES = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _MINUTES = re.compile(r"(\d{1,4})\^\\circ\s*(\d{1,2})'\s*(?:(\d{1,2})\s*'')?")
@@ -190,16 +191,14 @@ def plain_text(cleaned: str) -> str | None:
 
 def _from_unicode(text: str) -> str:
     text = text.translate(_THIN_SPACES)
-    text = _SUPERSCRIPT.sub(
-        lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text
-    )
-    text = _SUBSCRIPT.sub(
-        lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text
-    )
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{_compatible(match[0])}}}", text)
+    text = _SUBSCRIPT.sub(lambda match: f"_{{{_compatible(match[0])}}}", text)
     text = _VULGAR.sub(_vulgar_fraction, text)
-    text = unicodedata.normalize("NFKC", text)
-    text = "".join(map(_ascii_digit, text))
-    return _ROOT.sub(_square_root, text).translate(_SYMBOLS)
+    text = "".join(map(_ascii_digit, _compatible(text)))
+    return _ROOT.sub(_square_root, text).translate(_LATEX)
+
+
+_compatible = partial(unicodedata.normalize, "NFKC")
 
 
 def _ascii_digit(char: str) -> str:
@@ -208,32 +207,33 @@ def _ascii_digit(char: str) -> str:
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:
-    above, _, below = unicodedata.normalize("NFKC", match.group()).partition("\u2044")
+    above, _, below = _compatible(match[0]).partition("\u2044")
     return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _square_root(match: re.Match[str]) -> str:
-    inside = match.group(1) or match.group(2)
-    if not inside:
-        return r"\sqrt "
-    return rf"\sqrt{{{inside}}}"
+    inside = match[1] or match[2]
+    return rf"\sqrt{{{inside}}}" if inside else r"\sqrt "
 
 
 def _degrees(match: re.Match[str]) -> str:
     """Write degrees, minutes and seconds as a fraction of degrees."""
-    seconds = 3600 * int(match.group(1)) + 60 * int(match.group(2)) + int(match.group(3) or 0)
+    degrees, minutes, seconds = map(int, match.groups("0"))
+    seconds += 3600 * degrees + 60 * minutes
     return rf"\frac{{{seconds}}}{{3600}}^\circ "
 
 
 def _interval(match: re.Match[str]) -> str:
     """Write an interval with reversed brackets, `]0, 1[`, with parentheses."""
-    opening = "(" if match.group(1) == "]" else "["
-    closing = ")" if match.group(4) == "[" else "]"
-    return f"{opening}{match.group(2)},{match.group(3)}{closing}"
+    outer, low, high, last = match.groups()
+    opening = "(" if outer == "]" else "["
+    closing = ")" if last == "[" else "]"
+    return f"{opening}{low},{high}{closing}"
 
 
 def _repeating_fraction(match: re.Match[str]) -> str:
-    whole, fixed, repeating = match.group(1), match.group(2), match.group(3) or match.group(4)
+    whole, fixed = match[1], match[2]
+    repeating = match[3] or match[4]
     above = int(whole + fixed + repeating) - int(whole + fixed)
     below = 10 ** len(fixed) * (10 ** len(repeating) - 1)
     return rf"\frac{{{above}}}{{{below}}}"
@@ -263,7 +263,7 @@ def _wraps(text: str, start: int) -> bool:
     """Tell whether the brace opened just before `start` is the one closed by the last character."""
     depth = 1
     for token in re.finditer(r"\\.|[{}]", text[start:-1]):
-        depth += {"{": 1, "}": -1}.get(token.group(), 0)
+        depth += (token[0] == "{") - (token[0] == "}")
         if depth == 0:
             return False
     return depth == 1 and not text.endswith("\\}")

@@ -60,6 +60,10 @@ _UNIT_NAMES = {
 }  # fmt: skip
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def _with_plurals(names: Mapping[str, str]) -> dict[str, str]:
     """Return the unit by each of its names, and by their plurals but for those of one letter."""
     units = {}
@@ -72,18 +76,14 @@ def _with_plurals(names: Mapping[str, str]) -> dict[str, str]:
 
 
 _UNITS = _with_plurals(_UNIT_NAMES)
-_FOREIGN = frozenset([
-    *"个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м",
-    "厘米", "千米", "小时", "分钟", "公里", "公斤", "千克",
-    "平方米", "平方厘米", "руб", "см", "км",
-])  # fmt: skip
+_FOREIGN = _words("厘米 千米 小时 分钟 公里 公斤 千克 平方米 平方厘米 руб см км").union(
+    "个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м"
+)
+# What may stand for a unit without being a word; "" is no unit.
 _SIGNS = {
-    "": (1, "", False),
-    "^\\circ": (1, "degree", False),
-    "%": (1, "", True),
-    "\\%": (1, "", True),
-}
-_CURRENCIES = {
+    "": "",
+    "%": "",
+    "^\\circ": "degree",
     "£": "pound sterling",
     "€": "euro",
     "¥": "yen",
@@ -92,26 +92,27 @@ _CURRENCIES = {
     "$": "dollar",
 }
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
+NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
 # Words after a number that change it, doubt it or add another, and words that are mathematics where
 # they stand bare.
-HEDGES = frozenset({
-    "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than",
-    "more", "less", "fewer", "least", "most", "about", "approximately", "roughly", "around", "nearly", "almost",
-    "maybe", "perhaps", "possibly", "probably", "likely", "anything", "other", "else", "wrong", "incorrect", "false",
-    "guess", "instead", "except", "either", "neither", "nor", "plus", "minus", "times", "half", "twice", "double",
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "halves", "third", "thirds",
-    "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "factorial",
-    "thirty", "forty",
-    "fourth", "tenth", "eighth", "ninth", "thousands", "hundreds", "tens", "dozens", "millions", "gross", "lakh",
-    "crore", "reciprocal", "approx", "doubtful", "cannot", "rejected", "upwards", "below", "above", "over", "power",
-    "fifty", "sixty", "seventy", "eighty", "ninety",
-})  # fmt: skip
-_NOT_UNITS = frozenset({
-    "mod", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "gcd", "lcm", "max", "min", "times",
-    "plus", "minus", "over", "half", "pi", "choose", "to", "from", "base", "root", "per", "by", "of", "i", "e",
-    "x", "y", "z", "n", "k", "a", "b", "c", "d", "p", "q", "r", "t", "u", "v", "w",
-})  # fmt: skip
+HEDGES = _words(
+    f"""{NUMBER_WORDS}
+    and or not no never is isn't was are aren't be but if unless than more less fewer least
+    most about approximately roughly around nearly almost maybe perhaps possibly probably
+    likely anything other else wrong incorrect false guess instead except either neither nor
+    plus minus times half twice double twenty thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen halves third thirds fourths fifths sixths sevenths eighths ninths tenths
+    hundredths thousandths factorial thirty forty fourth tenth eighth ninth thousands hundreds
+    tens dozens millions gross lakh crore reciprocal approx doubtful cannot rejected upwards
+    below above over power fifty sixty seventy eighty ninety
+    """
+)
+_NOT_UNITS = _words(
+    """
+    mod sin cos tan cot sec csc log ln exp gcd lcm max min times plus minus over half pi
+    choose to from base root per by of i e x y z n k a b c d p q r t u v w
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +150,16 @@ def parse_quantity(cleaned: str) -> Quantity | None:
         return None
     scale, unit, percent = tail
     if match["currency"] and not percent:
-        unit = unit or _CURRENCIES.get(
-            match["currency"].replace("\\pound", "£")[:1].replace("\\", "$"), ""
-        )
+        sign = match["currency"].lstrip("\\").replace("pound", "£")[:1]
+        unit = unit or _SIGNS[sign]
     return Quantity(value * scale, unit, percent, _places(number))
 
 
 def _places(number: str) -> int:
     """Count the places of a plain decimal, and of one with a power of ten that is long by
     itself."""
-    if decimal := _DECIMAL.fullmatch(number):
+    decimal = _DECIMAL.fullmatch(number)
+    if decimal:
         return len(decimal[1] or "")
     scientific = _SCIENTIFIC.fullmatch(number)
     if scientific is None or len(scientific[1]) < APPROXIMATION_PLACES:
@@ -196,9 +197,10 @@ def based_number(cleaned: str) -> tuple[str, int] | None:
     if match is None or not 2 <= int(match[3]) <= 36:
         return None
     digits = match[2].upper().lstrip("0") or "0"
-    if any(int(digit, 36) >= int(match[3]) for digit in digits):
+    base = int(match[3])
+    if int(max(digits), 36) >= base:
         return None
-    return match[1] + digits, int(match[3])
+    return match[1] + digits, base
 
 
 def terminates(value: Fraction) -> bool:
@@ -226,17 +228,16 @@ def _unit(word: str) -> str:
 def unit_of(tail: str) -> str:
     r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not
     known."""
-    _, unit, _ = _tail(tail, spaced=True) or (1, "", False)
-    return unit
+    read = _tail(tail, spaced=True)
+    return read[1] if read else ""
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     """Read what follows the number: (scale, canonical unit, percent), or None when it is no
     harmless unit."""
-    if tail in _SIGNS:
-        return _SIGNS[tail]
-    if tail.lstrip("\\") in _CURRENCIES:
-        return 1, _CURRENCIES[tail.lstrip("\\")], False
+    sign = tail.lstrip("\\") or tail
+    if sign in _SIGNS:
+        return 1, _SIGNS[sign], sign == "%"
     match = _UNIT.fullmatch(tail)
     if match is None:
         return None

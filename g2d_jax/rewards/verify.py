@@ -187,10 +187,8 @@ def _same_based(gold: str, answer: str) -> bool | None:
 def _same_number(gold: str, answer: str) -> bool | None:
     """Compare plain numbers with harmless units."""
     a = parse_quantity(gold)
-    if a is None:
-        return None
-    b = parse_quantity(answer)
-    if b is None:
+    b = a and parse_quantity(answer)
+    if a is None or b is None:
         return None
     return same_quantity(a, b)
 
