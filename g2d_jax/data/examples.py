@@ -67,25 +67,23 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
             return named(values, fields[name])
         return find(values, name)
 
-    path, value = field("messages") if "prompt" not in fields else (None, None)
+    path, value = (None, None) if "prompt" in fields else field("messages")
     if path is not None:
         messages = as_messages(value, path)
         completion = _answer(messages, path)
         if len(messages) == 1:
             raise BrokenRow(f"{path!r} has no user message before the assistant's")
         prompt = as_prompt(messages[:-1], path)
-        return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
-    (prompt_path, prompt_value), (path, value) = field("prompt"), field("completion")
+        return Example(problem_id(prompt), prompt, completion)
+    prompt_path, prompt_value = field("prompt")
+    path, value = field("completion")
     if prompt_path is None or path is None:
         names = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(f"needs messages, or prompt and completion; the row has {names}"[:500])
     prompt = as_prompt(prompt_value, prompt_path)
-    completion = (
-        as_text(value, path)
-        if isinstance(value, str)
-        else _answer(as_messages(value, path), path, alone=True)
-    )
-    return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
+    if not isinstance(value, str):
+        value = _answer(as_messages(value, path), path, alone=True)
+    return Example(problem_id(prompt), prompt, as_text(value, path))
 
 
 def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) -> str:

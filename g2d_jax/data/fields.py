@@ -21,10 +21,9 @@ MAX_TEXT = 2**20  # characters of a text: more than any model here reads
 MAX_MESSAGES = 4096
 
 
-_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?""", re.DOTALL)
-_LIST = re.compile(
-    rf"\s*\[\s*(?:(?:{_ITEM.pattern})\s*(?:,\s*(?:{_ITEM.pattern})\s*)*,?\s*)?\]\s*", re.DOTALL
-)
+_ITEM = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?)""", re.DOTALL)
+_ITEMS = rf"{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*,?\s*"
+_LIST = re.compile(rf"\s*\[\s*(?:{_ITEMS})?\]\s*", re.DOTALL)
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\[\"'\\/bfnrt]")
 _SINGLE = re.compile(
     r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})"
@@ -58,9 +57,8 @@ def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[
     """
     for path in paths:
         value = _at(values, path)
-        if value is not None and not (
-            scalar and (isinstance(value, bool) or not isinstance(value, str | int | float))
-        ):
+        is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if value is not None and (is_scalar or not scalar):
             return path, value
     return None, None
 
@@ -171,7 +169,7 @@ def as_scalar(value: Any, path: str) -> str | None:
     if isinstance(value, str):
         return _clean(value, path).strip() or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
-        number = decimal.Decimal(repr(value) if isinstance(value, float) else value)
+        number = decimal.Decimal(str(value))
         if number.is_finite():
             text = format(number, "f")
             if "." in text:

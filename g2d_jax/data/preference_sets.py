@@ -99,19 +99,20 @@ def _reply(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, str 
         listed = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(
             f"no field {' or '.join(map(repr, names))}; the row has {listed}. A preference set "
-            "has prompt, chosen and "
-            "rejected, as texts or as lists of messages"[:600]
+            "has prompt, chosen and rejected, as texts or as lists of messages"[:600]
         )
     value = values[path]
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, Mapping):
+        value = [value]
+    if value is None or value in ([], ()) or _is_blank(value):
         return path, ""
     if isinstance(value, str):
         return path, as_text(value, path)
-    if isinstance(value, Mapping):
-        value = [value]
-    if isinstance(value, list | tuple) and not value:
-        return path, ""
     return path, as_messages(value, path)
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def _prompt(values: Mapping[str, Any]) -> Prompt | None:
@@ -122,12 +123,8 @@ def _prompt(values: Mapping[str, Any]) -> Prompt | None:
         return None
     prompt = as_prompt(value, path)
     extra = values.get("input")
-    if (
-        path == "instruction"
-        and isinstance(prompt, str)
-        and isinstance(extra, str)
-        and extra.strip()
-    ):
+    has_input = isinstance(extra, str) and extra.strip()
+    if path == "instruction" and isinstance(prompt, str) and has_input:
         prompt = f"{prompt}\n{as_text(extra, 'input')}"
     return prompt
 
@@ -157,14 +154,13 @@ def _of_messages(prompt: Prompt | None, chosen: Conversation, rejected: Conversa
     differ in their last."""
     length = _common(chosen, rejected)
     shared = chosen[:length]
-    if prompt is None:
-        if not shared:
-            raise BrokenRow(
-                "there is no 'prompt', and 'chosen' and 'rejected' have no message in common"
-            )
-        prompt = as_prompt(shared, "chosen")
-    elif shared:
+    if prompt is None and not shared:
+        raise BrokenRow(
+            "there is no 'prompt', and 'chosen' and 'rejected' have no message in common"
+        )
+    if prompt is not None and shared:
         _check_begins(prompt, shared)
+    if prompt is None or shared:
         prompt = as_prompt(shared, "chosen")
     return PairRow(prompt, _last(chosen[length:], "chosen"), _last(rejected[length:], "rejected"))
 
@@ -188,8 +184,8 @@ def _last(messages: Conversation, path: str) -> str:
         roles = ", ".join(message["role"] for message in messages) or "nothing"
         raise BrokenRow(
             f"{path!r} must be one assistant message behind what both conversations begin with, "
-            f"got {roles}: "
-            "chosen and rejected share their prompt, and differ in the last message alone"
+            f"got {roles}: chosen and rejected share their prompt, and differ in the last message "
+            "alone"
         )
     return messages[0]["content"]
 
@@ -197,7 +193,7 @@ def _last(messages: Conversation, path: str) -> str:
 def _with_system(prompt: Prompt, values: Mapping[str, Any]) -> Prompt:
     """Put the row's system text, if it has one, before its prompt, which then is a conversation."""
     path, value = find(values, *_SYSTEM)
-    if path is None or (isinstance(value, str) and not value.strip()):
+    if path is None or _is_blank(value):
         return prompt
     system: Message = {"role": "system", "content": as_text(value, path)}
     messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
@@ -212,8 +208,7 @@ def _ids(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     """Read the row's token ids, None unless it has all three."""
     if any(values.get(name) is None for name in _IDS):
         return None
-    prompt, chosen, rejected = (as_ids(name, values[name]) for name in _IDS)
-    assert prompt is not None and chosen is not None and rejected is not None
+    prompt, chosen, rejected = (as_ids(values[name], name) for name in _IDS)
     return prompt, chosen, rejected
 
 

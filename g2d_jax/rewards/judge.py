@@ -66,7 +66,9 @@ class JudgeScorer:
         Raises as `Chat.ask`, and ValueError for a missing answer that the rubric names, or where no
         reply is rated.
         """
-        replies = self._chat.ask([self._question(*pair) for pair in zip(problems, texts, strict=True)])
+        replies = self._chat.ask(
+            [self._question(*pair) for pair in zip(problems, texts, strict=True)]
+        )
         scores = list(map(self._score, replies))
         self.rated += sum(score.reward is not None for score in scores)
         unrated = [reply.text for reply in replies if not reply.failure]
