@@ -90,8 +90,7 @@ def collect(
         left_out = "".join(f", {count} {reason}" for reason, count in filtered.items())
         raise ValueError(
             f"{source.path} holds nothing usable: {counts['rows']} rows, {counts['broken']} of "
-            "them broken"
-            f"{left_out}{shown}"
+            f"them broken{left_out}{shown}"
         )
     report = LoadReport(
         source.path, kept=len(records), errors=tuple(errors), filtered=dict(filtered), **counts

@@ -64,11 +64,9 @@ _OPTION = re.compile(r"\(\s*[A-E]\s*\)|[A-E]\s*(?:[.:)．、：](?![A-Za-z])|$)"
 def filter_numinamath(problem: Problem) -> None:
     """Raise LeftOut for a problem that the module's rules leave out. The problem's subset is the
     row's source."""
-    text = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else "\n".join(m["content"] for m in problem.prompt)
-    )
+    text = problem.prompt
+    if not isinstance(text, str):
+        text = "\n".join(message["content"] for message in text)
     answer = problem.answer or ""
     if problem.subset in SYNTHETIC:
         raise LeftOut("synthetic")
@@ -103,10 +101,8 @@ def first_turn(values: Mapping[str, Any], path: str) -> Message:
     for flag in _FLAGS:
         if values.get(flag) is True or turn.get(flag) is True:
             raise LeftOut(flag)
-    return {
-        "role": "user",
-        "content": long_enough(as_text(turn.get("content"), f"{path}: content"), path),
-    }
+    content = as_text(turn.get("content"), f"{path}: content")
+    return {"role": "user", "content": long_enough(content, path)}
 
 
 def long_enough(text: str, path: str) -> str:

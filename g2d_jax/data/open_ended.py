@@ -52,13 +52,10 @@ def read_questions(path: str, form: Format) -> list[Question]:
     questions = [row.read(parse) for row in file_rows(path)]
     if not questions:
         raise ValueError(f"{path} holds no prompt")
-    twice = [
-        uid
-        for uid, count in Counter(question.id for question in questions if question.id).items()
-        if count > 1
-    ]
-    if twice:
-        raise ValueError(f"{path}: uid {twice[0]!r} stands there twice")
+    counts = Counter(question.id for question in questions if question.id)
+    for uid, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{path}: uid {uid!r} stands there twice")
     return questions
 
 
@@ -87,21 +84,19 @@ def arena_jsonl(
     now = time.time()
     lines = []
     for question, text, length in zip(questions, texts, lengths, strict=True):
-        messages = [
-            {"role": "user", "content": question.text},
-            {"role": "assistant", "content": {"answer": text}},
-        ]
         values = {
             "uid": question.id,
             "ans_id": storage.fingerprint([name, question.id, text]),
             "model": name,
-            "messages": messages,
+            "messages": [
+                {"role": "user", "content": question.text},
+                {"role": "assistant", "content": {"answer": text}},
+            ],
             "tstamp": now,
             "metadata": {"token_len": length, **markdown_counts(text)},
         }
-        lines.append(
-            json.dumps(values) + "\n"
-        )  # keys as they stand: show_result.py takes metadata by position
+        # Keys as they stand: show_result.py takes metadata by position.
+        lines.append(json.dumps(values) + "\n")
     return "".join(lines).encode("ascii")
 
 

@@ -65,10 +65,8 @@ class Mixture:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (
-            any(self.weights)
-            and all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
-        ):
+        are_shares = all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
+        if not any(self.weights) or not are_shares:
             raise ValueError(
                 "weights of tasks are finite and not negative, one above 0, got "
                 f"{list(self.weights)}"
@@ -94,19 +92,15 @@ class Mixture:
     def _tasks(self) -> list[tuple[int, Order, Fraction]]:
         """List the tasks that are drawn: (first index, order, share of what the tasks before it
         leave) of each."""
-        weights = [
-            Fraction(repr(float(weight))) for weight in self.weights
-        ]  # as written: 0.1 is a tenth
-        starts = [sum(self.counts[:number]) for number in range(len(weights))]
-        return [
-            (
-                starts[number],
-                Order(self.counts[number], self._seed(number)),
-                weight / sum(weights[number:]),
-            )
-            for number, weight in enumerate(weights)
-            if weight
-        ]
+        # As written: 0.1 is a tenth.
+        weights = [Fraction(repr(float(weight))) for weight in self.weights]
+        tasks = []
+        for number, weight in enumerate(weights):
+            if weight:
+                order = Order(self.counts[number], self._seed(number))
+                share = weight / sum(weights[number:])
+                tasks.append((sum(self.counts[:number]), order, share))
+        return tasks
 
     def _seed(self, number: int) -> int:
         """Tasks of equally many records must not be drawn in the same order."""

@@ -51,12 +51,11 @@ class RewardModel:
         ValueError when the numbers of prompts and responses differ, and when the chat template
         fails.
         """
-        pairs = list(zip(prompts, responses, strict=True))
-        encoded = [self._encode(prompt, response) for prompt, response in pairs]
-        rows = [row for row, ids in enumerate(encoded) if ids is not None]
-        values = self.scorer.score([ids for ids in encoded if ids is not None])
-        scores = [_UNSCORABLE] * len(pairs)
-        for row, value in zip(rows, values.tolist(), strict=True):
+        encoded = [self._encode(*pair) for pair in zip(prompts, responses, strict=True)]
+        read = {row: ids for row, ids in enumerate(encoded) if ids is not None}
+        values = self.scorer.score(list(read.values()))
+        scores = [_UNSCORABLE] * len(encoded)
+        for row, value in zip(read, values.tolist(), strict=True):
             if is_reward(value):
                 scores[row] = Score(value, Verdict.SCORED)
         return scores
@@ -90,11 +89,10 @@ def open_tokenizer(settings: Settings) -> PromptTokenizer:
 
     The template is taken as it is, its own system block included: the model was trained with it.
     """
-    source, revision = (
-        (settings.tokenizer, None) if settings.tokenizer else (settings.path, settings.revision)
-    )
     template = TemplateSettings(system=DEFAULT_SYSTEM)
-    return load_tokenizer(source, template, revision=revision, generates=False)
+    if settings.tokenizer:
+        return load_tokenizer(settings.tokenizer, template, generates=False)
+    return load_tokenizer(settings.path, template, revision=settings.revision, generates=False)
 
 
 def _check_fit(
@@ -108,9 +106,8 @@ def _check_fit(
     if cls_id is not None and tokenizer.pretrained.cls_token_id != cls_id:
         raise ValueError(
             f"the reward model is read at the CLS token {cls_id}, but its tokenizer's cls_token "
-            "has the id "
-            f"{tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the one it was "
-            "trained with"
+            f"has the id {tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the "
+            "one it was trained with"
         )
     if not 1 <= max_length <= config.positions:
         raise ValueError(
