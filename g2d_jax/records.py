@@ -20,7 +20,10 @@ import numpy as np
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "system" | "user" | "assistant", "content": text}."""
 
-Prompt: TypeAlias = str | tuple[Message, ...]
+Conversation: TypeAlias = tuple[Message, ...]
+"""The messages of a chat, in order."""
+
+Prompt: TypeAlias = str | Conversation
 """A bare problem statement, or a conversation that ends with a user message."""
 
 AnswerRule = Literal["boxed", "last_line", "hash", "tags"]

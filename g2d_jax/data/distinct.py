@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from g2d_jax.config import Source
-from g2d_jax.data.fields import BrokenRow, LeftOut
+from g2d_jax.data.fields import BrokenRow, LeftOut, Values
 from g2d_jax.data.rows import Row
 from g2d_jax.data.splits import HasId, split_of
 
@@ -43,7 +43,7 @@ class LoadReport:
 def collect(
     source: Source,
     rows: Iterable[Row],
-    convert: Callable[[dict[str, Any]], T],
+    convert: Callable[[Values], T],
     *,
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,

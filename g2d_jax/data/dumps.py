@@ -28,7 +28,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config.places import data_files
-from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text
+from g2d_jax.data.fields import BrokenRow, Values, as_answer, as_messages, as_prompt, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import MOST_REWARD, Prompt, is_reward
@@ -115,7 +115,7 @@ def by_step(rows: Iterable[R]) -> list[list[R]]:
     return [same for _, same in sorted(together.items(), key=lambda item: item[0][0])]
 
 
-def _read(where: str, step: int | None, reward: str | None, values: Mapping[str, Any]) -> DumpRow:
+def _read(where: str, step: int | None, reward: str | None, values: Values) -> DumpRow:
     """Recognise a row's format by its columns and read it. step: of its file's name. Raises
     BrokenRow."""
     columns = values.keys()
@@ -153,7 +153,7 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
 
 
 def _row(
-    where: str, values: Mapping[str, Any], names: Mapping[str, str], *, rendered: bool = False
+    where: str, values: Values, names: Mapping[str, str], *, rendered: bool = False
 ) -> DumpRow:
     """Make a row of checked values. names: the dump's name of a field, where it is another. Raises
     BrokenRow."""
@@ -267,7 +267,7 @@ def _reward(value: Any, path: str) -> float:
     return number
 
 
-def _trl_reward(values: Mapping[str, Any]) -> str:
+def _trl_reward(values: Values) -> str:
     """Find the one column of a reward function among TRL's; its other columns are texts that a
     function logged."""
     taken = ("step", "prompt", "completion", "advantage")

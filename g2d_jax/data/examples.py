@@ -9,14 +9,14 @@ are for problems: no example is left out by them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from g2d_jax.config import Source
 from g2d_jax.data import arithmetic
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import (
     BrokenRow,
     Fields,
+    Found,
+    Values,
     as_messages,
     as_prompt,
     as_text,
@@ -26,7 +26,7 @@ from g2d_jax.data.fields import (
 )
 from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import problem_id
-from g2d_jax.records import Example, Message
+from g2d_jax.records import Conversation, Example
 
 _NAMES = ("messages", "prompt", "completion")
 
@@ -59,10 +59,10 @@ def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadRep
     )
 
 
-def to_example(values: dict[str, Any], fields: Fields) -> Example:
+def to_example(values: Values, fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
 
-    def field(name: str) -> tuple[str | None, Any]:
+    def field(name: str) -> Found:
         if name in fields:
             return named(values, fields[name])
         return find(values, name)
@@ -86,7 +86,7 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
     return Example(problem_id(prompt), prompt, as_text(value, path))
 
 
-def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) -> str:
+def _answer(messages: Conversation, path: str, *, alone: bool = False) -> str:
     """Return the content of the last message, which must be the assistant's (and the only one)."""
     if messages[-1]["role"] != "assistant" or (alone and len(messages) > 1):
         what = "be one assistant message" if alone else "end with an assistant message"

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from g2d_jax.config.io import suggest
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Prompt
+
+Values: TypeAlias = Mapping[str, Any]
+"""What a row has, by the names of its fields."""
+
+Found: TypeAlias = tuple[str | None, Any]
+"""The path at which a row has a field, and the value there; (None, None) where it has none."""
 
 Fields: TypeAlias = Mapping[str, str]
 """Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into
@@ -49,7 +55,7 @@ def check_fields(fields: Fields, names: Iterable[str]) -> None:
             )
 
 
-def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[str | None, Any]:
+def find(values: Values, *paths: str, scalar: bool = False) -> Found:
     """Find (path, value) of the first path that the row has and that is not null; (None, None) if
     there is none.
 
@@ -63,7 +69,7 @@ def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[
     return None, None
 
 
-def named(values: Mapping[str, Any], *paths: str) -> tuple[str, Any]:
+def named(values: Values, *paths: str) -> tuple[str, Any]:
     """Look up (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or
     it is null."""
     path, value = find(values, *paths)
@@ -96,7 +102,7 @@ def as_prompt(value: Any, path: str) -> Prompt:
     return messages
 
 
-def as_messages(value: Any, path: str) -> tuple[Message, ...]:
+def as_messages(value: Any, path: str) -> Conversation:
     """Read at least one message with a role of system, user or assistant and a text; other keys are
     left out."""
     if not isinstance(value, list | tuple) or not value:
@@ -195,7 +201,7 @@ def _clean(value: str, path: str) -> str:
     return value
 
 
-def _at(values: Mapping[str, Any], path: str) -> Any:
+def _at(values: Values, path: str) -> Any:
     if path in values:
         return values[path]
     value: Any = values

@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from g2d_jax.data.fields import BrokenRow, LeftOut, as_text, find
+from g2d_jax.data.fields import BrokenRow, LeftOut, Values, as_text, find
 from g2d_jax.records import Message, Problem
 
 SYNTHETIC = ("orca_math", "synthetic_amc", "synthetic_math")
@@ -84,7 +83,7 @@ def has_options(text: str) -> bool:
     return any(_in_order(labels, plain) for labels in _LISTS)
 
 
-def first_turn(values: Mapping[str, Any], path: str) -> Message:
+def first_turn(values: Values, path: str) -> Message:
     """Return the user's first message of a WildChat row, whose conversation is the field `path`.
 
     Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or

@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from g2d_jax.data.fields import BrokenRow, as_text, named
+from g2d_jax.data.fields import BrokenRow, Values, as_text, named
 from g2d_jax.data.rows import file_rows
 from g2d_jax.runtime import storage
 
@@ -115,7 +115,7 @@ def markdown_counts(text: str) -> dict[str, dict[str, int]]:
     }
 
 
-def _alpaca_question(values: Mapping[str, Any]) -> Question:
+def _alpaca_question(values: Values) -> Question:
     if values.get("input"):
         raise BrokenRow("the field 'input' is not supported: write it into 'instruction'")
     dataset = values.get("dataset", "")
@@ -125,7 +125,7 @@ def _alpaca_question(values: Mapping[str, Any]) -> Question:
     return Question(as_text(text, name), dataset=dataset)
 
 
-def _arena_question(values: Mapping[str, Any]) -> Question:
+def _arena_question(values: Values) -> Question:
     name, uid = named(values, "uid", "question_id")
     uid = as_text(uid, name)
     name, text = named(values, "prompt", "turns")

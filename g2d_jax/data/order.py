@@ -15,6 +15,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
+
+Draw: TypeAlias = tuple[int, int]
+"""The index of a record, and the visit: how often it was drawn before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Order:
     count: int
     seed: int | None
 
-    def __getitem__(self, position: int) -> tuple[int, int]:
+    def __getitem__(self, position: int) -> Draw:
         """Return (index, visit) at a position from 0: the record's index and how often it was drawn
         before, the epoch.
 
@@ -77,7 +81,7 @@ class Mixture:
         """Count the records of all tasks together."""
         return sum(self.counts)
 
-    def __getitem__(self, position: int) -> tuple[int, int]:
+    def __getitem__(self, position: int) -> Draw:
         """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of
         the record's task."""
         for start, order, share in self._tasks:
@@ -115,7 +119,7 @@ def _taken(positions: int, share: Fraction) -> int:
     return (2 * positions * share.numerator + share.denominator) // (2 * share.denominator)
 
 
-def draw(order: Order | Mixture, start: int, count: int) -> list[tuple[int, int]]:
+def draw(order: Order | Mixture, start: int, count: int) -> list[Draw]:
     """Draw (index, visit) at positions start … start + count - 1. Process p of n takes its part of
     them by slicing."""
     return [order[position] for position in range(start, start + count)]

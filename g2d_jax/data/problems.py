@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from etils import epath
 
@@ -32,6 +31,8 @@ from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import (
     Fields,
+    Found,
+    Values,
     as_answer,
     as_prompt,
     as_scalar,
@@ -127,14 +128,14 @@ def _by_our_names(fields: Fields) -> Fields:
     return {"prompt" if name == "problem" else name: path for name, path in fields.items()}
 
 
-def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+def to_problem(values: Values, source: str, fields: Fields) -> Problem:
     r"""Read one row as a Problem. Raises BrokenRow.
 
     An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the
     answer. With a solution only, the answer is found in it the same way; a solution of one short
     line is taken to be the answer.
     """
-    used: dict[str, tuple[str | None, Any]] = {}
+    used: dict[str, Found] = {}
     for name, paths in _CANDIDATES.items():
         if name in fields:
             used[name] = named(values, fields[name])
@@ -159,7 +160,7 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     )
 
 
-def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+def _numinamath(values: Values, source: str, fields: Fields) -> Problem:
     r"""Read a row of NuminaMath-CoT: problem, solution, source; the answer is its own or the
     solution's last box.
 
@@ -177,7 +178,7 @@ def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     return problem
 
 
-def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+def _wildchat(values: Values, source: str, fields: Fields) -> Problem:
     """Read the first user turn of a row of WildChat-1M as a conversation of one message, without an
     answer.
 
@@ -192,7 +193,7 @@ def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     return to_problem({**columns, "problem": [turn]}, source, rest)
 
 
-_READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {
+_READ: dict[str, Callable[[Values, str, Fields], Problem]] = {
     "numinamath": _numinamath,
     "wildchat": _wildchat,
 }
@@ -294,9 +295,7 @@ def plain_answer(answer: str) -> str | None:
     return ", ".join(values) or None
 
 
-def _reference(
-    answer: tuple[str | None, Any], solution: tuple[str | None, Any]
-) -> tuple[str | None, str | None]:
+def _reference(answer: Found, solution: Found) -> tuple[str | None, str | None]:
     """Return (answer, solution) of a row from the (path, value) of its two fields."""
     worked = as_scalar(solution[1], solution[0]) if solution[0] is not None else None
     given = as_answer(answer[1], answer[0]) if answer[0] is not None else None

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax.data.fields import BrokenRow
+from g2d_jax.data.fields import BrokenRow, Values
 from g2d_jax.runtime import extras, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -45,10 +45,10 @@ class Row:
     None if they were."""
 
     where: str
-    values: dict[str, Any]
+    values: Values
     error: str | None = None
 
-    def read(self, convert: Callable[[dict[str, Any]], T]) -> T:
+    def read(self, convert: Callable[[Values], T]) -> T:
         """Convert the values. Raises BrokenRow with the place where they could not be read, or are
         not as they must."""
         try:

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax.data.rehearsal import rehearse
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -52,7 +52,7 @@ _OWN_TEMPLATE = (
     "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
 )
 
-Apply = Callable[[tuple[Message, ...], bool], str]
+Apply = Callable[[Conversation, bool], str]
 """A chat template: messages, and whether a response is to follow them -> text."""
 
 
@@ -166,13 +166,11 @@ class Template:
         if self.is_chat:
             self._pin()
 
-    def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
+    def conversation(self, prompt: Prompt) -> Conversation:
         """Return the messages of a prompt: with the prompt template and the system message of the
         settings, if any."""
         if isinstance(prompt, str):  # braces in it stay as they are
-            messages: tuple[Message, ...] = (
-                _user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),
-            )
+            messages: Conversation = (_user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),)
         elif prompt and prompt[-1]["role"] == "user":
             messages = tuple(prompt)
         else:
@@ -233,7 +231,7 @@ class Template:
             )
         return said or ["It writes one BOS, where the model's own writes two."]
 
-    def _is_same(self, messages: tuple[Message, ...]) -> bool:
+    def _is_same(self, messages: Conversation) -> bool:
         """Tell whether the pinned template renders a conversation as the tokenizer's own does,
         errors included."""
         texts = []
@@ -262,7 +260,7 @@ class Template:
         self.apply((*asked, _ANSWERED), generation=False)
         check_header(self._run, asked)
 
-    def apply(self, messages: tuple[Message, ...], *, generation: bool) -> str:
+    def apply(self, messages: Conversation, *, generation: bool) -> str:
         """Run the chat template on messages as they are, up to where a response begins if
         `generation`.
 
@@ -273,7 +271,7 @@ class Template:
         self._tried.add(_roles(messages))  # once is enough
         return self._with_one_bos(self._run(messages, generation))
 
-    def _check_texts(self, messages: tuple[Message, ...]) -> None:
+    def _check_texts(self, messages: Conversation) -> None:
         roles = _roles(messages)
         if roles not in self._tried:
             check_texts(self._run, roles)
@@ -285,9 +283,7 @@ class Template:
         self._check_texts(messages)
         return self._run(messages, generation=False)
 
-    def _run(
-        self, messages: tuple[Message, ...], generation: bool, source: str | None = None
-    ) -> str:
+    def _run(self, messages: Conversation, generation: bool, source: str | None = None) -> str:
         """Run the chat template as it is, whatever it leaves out and however many BOS it writes.
 
         source: another template, None for the pinned one.
@@ -477,7 +473,7 @@ def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
     )
 
 
-def check_header(apply: Apply, asked: tuple[Message, ...]) -> None:
+def check_header(apply: Apply, asked: Conversation) -> None:
     """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
 
     That is one that writes the same with add_generation_prompt as without, though it begins an

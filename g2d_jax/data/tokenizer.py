@@ -23,7 +23,7 @@ from etils import epath
 from g2d_jax.config import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import Fault, Template, TemplateSettings, hand_over, refuse, try_out
-from g2d_jax.records import Example, Message, Problem, Prompt
+from g2d_jax.records import Conversation, Example, Problem, Prompt
 from g2d_jax.runtime import storage
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class PromptTokenizer:
         does."""
         return self.template.render(_bare(prompt))
 
-    def conversation(self, prompt: Problem | Prompt) -> tuple[Message, ...]:
+    def conversation(self, prompt: Problem | Prompt) -> Conversation:
         """Return the prompt as chat messages, system message included, for other libraries'
         templating."""
         return self.template.conversation(_bare(prompt))

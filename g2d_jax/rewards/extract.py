@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from typing import TypeAlias
 
 from g2d_jax.records import AnswerRule
 from g2d_jax.rewards import boxes
@@ -107,6 +108,11 @@ _SECOND_THOUGHT = re.compile(
 _OR_BEFORE = re.compile(r"\bor\W*$", re.IGNORECASE)
 
 
+Found: TypeAlias = tuple[int, str]
+"""Where an answer stands in a text, and the answer; (-1, "") for none."""
+_NOTHING = (-1, "")
+
+
 def answer_text(text: str) -> str | None:
     """Return the part of a response in which an answer counts: what follows the last `</think>`.
 
@@ -159,14 +165,14 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return matches[0] if matches else None
 
 
-def _last_box(text: str) -> tuple[int, str]:
+def _last_box(text: str) -> Found:
     """Find the last balanced box that is not empty nor inside another balanced one, with those
     joined to it."""
     start, _, answer = boxes.answer_of(text, boxes.braced(text))
     return start, answer
 
 
-def _last_bare_box(text: str) -> tuple[int, str]:
+def _last_bare_box(text: str) -> Found:
     r"""Find the last `\boxed 5`, with those joined to it, unless it goes on as a list of values."""
     bare = boxes.bare(text)
     if not bare or len(_listed("0" + text[bare[-1].end : bare[-1].end + _FINAL_WINDOW])) > 1:
@@ -175,7 +181,7 @@ def _last_bare_box(text: str) -> tuple[int, str]:
     return start, answer
 
 
-def _last_final_answer(text: str) -> tuple[int, str]:
+def _last_final_answer(text: str) -> Found:
     """Find what the last "final answer is" is followed by, unless the sentence or the next line
     gives another value."""
     last = _last(_FINAL_ANSWER, text)
@@ -191,7 +197,7 @@ def _last_final_answer(text: str) -> tuple[int, str]:
     return last.start(), _without_empty_boxes(answer)
 
 
-def _last_answer_line(text: str) -> tuple[int, str]:
+def _last_answer_line(text: str) -> Found:
     """Find what the last "Answer:" or "The answer is" is followed by, unless another value or a
     second thought is."""
     cue = _last(_ANSWER_CUE, text)
@@ -228,7 +234,7 @@ def _without_marks(said: str) -> str:
     return said.removesuffix(".").rstrip(" *`")
 
 
-def _on_line(pattern: re.Pattern[str], text: str) -> tuple[int, str]:
+def _on_line(pattern: re.Pattern[str], text: str) -> Found:
     """Find what the last match of a pattern has as its group."""
     last = _last(pattern, text)
     if last is None:
@@ -240,7 +246,7 @@ def _without_empty_boxes(answer: str) -> str:
     return _EMPTY_BOX.sub("", answer).strip()
 
 
-def _in_tags(text: str) -> tuple[int, str]:
+def _in_tags(text: str) -> Found:
     """Find what is in the last tag if it is closed; of a box in it, with no other value beside it,
     the content."""
     start = text.rfind("<answer>")
@@ -256,16 +262,14 @@ def _in_tags(text: str) -> tuple[int, str]:
     return start, _without_empty_boxes(inside)
 
 
-_NOTHING = (-1, "")
 _BOXED = ((_last_box,), (_last_bare_box,))
-RULES: Mapping[AnswerRule, tuple[tuple[Callable[[str], tuple[int, str]], ...], ...]] = {
+RULES: Mapping[AnswerRule, Sequence[Sequence[Callable[[str], Found]]]] = {
     "boxed": (*_BOXED, (_last_final_answer, partial(_on_line, _NUMBER_LINE))),
     "last_line": (*_BOXED, (_last_answer_line,)),
     "hash": ((partial(_on_line, _HASHES),),),
     "tags": ((_in_tags,),),
 }
-"""By rule, ways to find an answer by precedence: (where it stands, answer) of a text, (-1, "") for
-none. In a row the last answer wins."""
+"""By rule, ways to find an answer by precedence. In a row the last answer wins."""
 FORMS: Mapping[AnswerRule, str] = {
     "boxed": "\\boxed{{{}}}",
     "last_line": "Answer: {}",

@@ -19,7 +19,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards import angles, exact, lists, names, sets, shapes, units
-from g2d_jax.rewards.normalise import TEXT_OR_COMMAND
+from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair
 from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, parse_quantity
 from g2d_jax.rewards.verify import can_be_read, may_be_rounded, quick_verdict
@@ -270,7 +270,7 @@ def _fraction(decimal: re.Match[str]) -> str:
     return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
 
 
-def _keep_case(gold: str, answer: str) -> tuple[str, str]:
+def _keep_case(gold: str, answer: str) -> Pair:
     """Rename capital variables whose small letter occurs too: math-verify reads R and r as one,
     R^2-r^2 as 0."""
     letters = set(TEXT_OR_COMMAND.sub(" ", f"{gold} {answer}"))

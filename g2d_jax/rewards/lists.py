@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from g2d_jax.rewards.names import assignment
-from g2d_jax.rewards.normalise import canonical
+from g2d_jax.rewards.normalise import Pair, canonical
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, same_quantity
 
 _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
@@ -59,7 +59,7 @@ def elements(cleaned: str) -> list[str] | None:
     return parts
 
 
-def in_order(gold: str, answer: str) -> tuple[str, str]:
+def in_order(gold: str, answer: str) -> Pair:
     r"""Return two cleaned answers, as tuples where one is a list of values with different names, as
     `x=1, y=2` is.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from g2d_jax.rewards.normalise import Pair
+
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|\w)|'")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)")
 _BARS = re.compile(
@@ -86,7 +88,7 @@ def _without_quantifiers(text: str) -> str:
     return text
 
 
-def alike(gold: str, answer: str) -> tuple[str, str]:
+def alike(gold: str, answer: str) -> Pair:
     r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of
     `n\pi, n \in \mathbb{Z}`."""
     gold, answer = _without_quantifiers(gold), _without_quantifiers(answer)
@@ -112,7 +114,7 @@ def _varies(text: str, name: str) -> bool:
     return name not in "ei" and name in _COMMAND_OR_LETTER.findall(text.partition("=")[2])
 
 
-def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
+def _without_parameter(gold: str, answer: str) -> Pair:
     r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
     (a, first, domain) = _apart_from_parameter(gold)
     (b, second, other) = _apart_from_parameter(answer)

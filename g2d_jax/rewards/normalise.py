@@ -35,6 +35,9 @@ _SUBSCRIPT = re.compile("[\u2080-\u2089\u208a\u208b]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[A-Za-z])|\\(([^()]*)\\))?")
 
+Pair: TypeAlias = tuple[str, str]
+"""A reference answer and an answer, each written with a view to the other."""
+
 Replacement: TypeAlias = str | Callable[[re.Match[str]], str]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from g2d_jax.rewards import lists, names, sets, shapes
-from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, clean
+from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair, clean
 
 Split: TypeAlias = Callable[[str], tuple[str, str] | None]
 """Splits what stands before a value from the value; None where there is nothing."""
@@ -22,7 +22,7 @@ _POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*\))")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 
-def paired_up(gold: str, answer: str) -> tuple[str, str]:
+def paired_up(gold: str, answer: str) -> Pair:
     """Clean both, and write them alike: sets as intervals, systems as lists, values without a name
     that one side lacks.
 
@@ -75,7 +75,7 @@ def _as_list(text: str) -> str:
     return ", ".join(equations)
 
 
-def _without(split: Split, gold: str, answer: str) -> tuple[str, str]:
+def _without(split: Split, gold: str, answer: str) -> Pair:
     """Take off what both say before a value, as a name, or one of them alone; not what differs."""
     mark, value = split(gold) or ("", gold)
     its_mark, its_value = split(answer) or ("", answer)

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, encode
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Message, Prompt
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
 
@@ -69,7 +69,7 @@ class Conversations:
             return None
         return np.asarray(self._with_one_bos(ids), np.int32)
 
-    def _hide(self, messages: tuple[Message, ...]) -> dict[str, str]:
+    def _hide(self, messages: Conversation) -> dict[str, str]:
         """Map names of special tokens in the messages to characters that occur nowhere in them."""
         text = "\n".join(message["content"] for message in messages)
         names = sorted(set(self._names.findall(text)), key=len, reverse=True)
