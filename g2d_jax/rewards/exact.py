@@ -102,12 +102,8 @@ def equations_equal(gold: Any, answer: Any) -> bool | None:
         a, b = (Poly(_exact(side.lhs - side.rhs).doit()) for side in (gold, answer))
     except (PolynomialError, GeneratorsNeeded):
         return None
-    if (
-        a.gens != b.gens
-        or a.is_zero
-        or b.is_zero
-        or not all(value.is_Rational for value in (*a.coeffs(), *b.coeffs()))
-    ):
+    are_rational = all(value.is_Rational for value in (*a.coeffs(), *b.coeffs()))
+    if a.gens != b.gens or a.is_zero or b.is_zero or not are_rational:
         return None
     return bool(a.monic() == b.monic()) or None
 

@@ -102,7 +102,8 @@ def _ends(union: str) -> list[complex]:
     found = values(_CUP.sub(",", union))
     if not found or any(value.imag for value in found) or _VARIABLE.search(COMMAND.sub("", union)):
         return []
-    return [complex(choose(value.real for value in found)) for choose in (min, max)]
+    rising = sorted(value.real for value in found)
+    return [rising[0], rising[-1]]
 
 
 def _some_alone(numbers: list[complex], others: list[complex]) -> bool:

@@ -8,7 +8,7 @@ number is None.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -49,30 +49,30 @@ SCALES = {
     "billion": 10**9,
     "trillion": 10**12,
 }
-_UNIT_NAMES = {
-    "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre", "m": "m meter metre",
-    "km": "km kilometer kilometre", "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
-    "sec": "s sec second", "ms": "ms millisecond",
-    "min": "min minute", "hour": "h hr hour", "day": "day", "week": "week", "month": "month",
-    "year": "yr year", "mg": "mg milligram", "g": "g gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce",
-    "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon", "mph": "mph", "degree": "deg degree",
-    "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit", "ohm": "ohm",
-}  # fmt: skip
+_UNIT_NAMES = """
+    mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre;
+    in inch inche; ft foot feet; yd yard; mi mile; sec s second; ms millisecond; min minute;
+    hour h hr; day; week; month; year yr; mg milligram; g gram; kg kilogram; lb pound; oz ounce;
+    ml milliliter millilitre; l liter litre; gal gallon; mph; degree deg; radian rad; dollar usd;
+    cent; euro; unit; ohm
+"""
+"""Units, and other names of each."""
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _with_plurals(names: Mapping[str, str]) -> dict[str, str]:
+def _with_plurals(units: str) -> dict[str, str]:
     """Return the unit by each of its names, and by their plurals but for those of one letter."""
-    units = {}
-    for unit, written in names.items():
-        for name in written.split():
-            units[name] = unit
+    by_name = {}
+    for written in units.split(";"):
+        names = written.split()
+        for name in names:
+            by_name[name] = names[0]
             if len(name) > 1:
-                units[f"{name}s"] = unit
-    return units
+                by_name[f"{name}s"] = names[0]
+    return by_name
 
 
 _UNITS = _with_plurals(_UNIT_NAMES)
