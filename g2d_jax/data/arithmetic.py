@@ -228,6 +228,7 @@ def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
     moves: list[Move] = []
     for draw in draws[2 : 2 + count]:
         choices = _choices(value, task.max_value, task.modulus)
+        # The operator goes by the low bits, the operand by the high ones: neither tells the other.
         operator, operands = choices[draw % len(choices)]
         moves.append((operator, operands[(draw >> 32) % len(operands)]))
         value = evaluate(value, moves[-1:], task.modulus)

@@ -79,6 +79,7 @@ def collect(
             counts["conflicts"] += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
+        # Only now: a problem that comes twice is a duplicate in whichever split it is.
         if source.split not in ("", split_of(record.id)):
             counts["other_split"] += 1
             continue

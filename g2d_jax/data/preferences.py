@@ -155,6 +155,7 @@ def select_pairs(
                 f"problem {problem_id} has no uncertainty to choose by: select all or random "
                 "pairs instead"
             )
+        # tie orders prompts of one rank, whose pairs stay together; at random each pair has its own.
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
         rank = 0.0
         if not at_random:

@@ -45,7 +45,8 @@ _WORDS = re.compile(r"\w\s+\w")
 # A backslash and an n as a shell hands them over; not the beginning of a command of LaTeX.
 _TYPED_BREAK = re.compile(r"\\n(?!(?:abla|e|eg|eq|ewline|i|mid|onumber|ot|otin|u)\b)")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-# Stand-ins whose place in a rendered conversation shows what the template put around them.
+# Stand-ins whose place in a rendered conversation shows what the template put around them; of
+# letters alone, which no template escapes, strips or splits.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _OWN_TEMPLATE = (

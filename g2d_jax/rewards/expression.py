@@ -181,6 +181,8 @@ def _number(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int(value)):
             return Fraction(value)
+        # A variable is a number that follows from its name, so that `x + 1` has the same value in
+        # two answers and another one than `y + 1`; between 1.1 and 3.1 powers stay small.
         case ast.Name(id=name):
             return _CONSTANTS.get(name, 1.1 + zlib.crc32(name.encode()) % 10_007 / 5_000)
         case ast.UnaryOp(op=ast.USub(), operand=operand):

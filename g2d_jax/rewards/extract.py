@@ -175,6 +175,7 @@ def _last_box(text: str) -> Found:
 def _last_bare_box(text: str) -> Found:
     r"""Find the last `\boxed 5`, with those joined to it, unless it goes on as a list of values."""
     bare = boxes.bare(text)
+    # A 0 stands for the box's value: what follows is looked at as the rest of a list.
     if not bare or len(_listed("0" + text[bare[-1].end : bare[-1].end + _FINAL_WINDOW])) > 1:
         return _NOTHING
     start, _, answer = boxes.answer_of(text, bare)

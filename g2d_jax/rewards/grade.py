@@ -277,6 +277,8 @@ def _keep_case(gold: str, answer: str) -> Pair:
     clashes = "".join(c for c in string.ascii_uppercase if letters.issuperset((c, c.lower())))
     if not clashes:
         return gold, answer
+    # An index makes another variable of it, and 99 is one that no answer has; what has an index
+    # already is told apart by it.
     variable = re.compile(
         rf"(?P<command>{TEXT_OR_COMMAND.pattern})|(?P<letter>[{clashes}])(?!\s*_)"
     )

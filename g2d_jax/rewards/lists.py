@@ -182,6 +182,8 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
         return True
     if max((a | b).values()) > 1:  # as sets they may be equal
         return None
+    # What is left over on either side are numbers, which may be roundings of each other: in rising
+    # order each is compared with one alone.
     by_value = operator.attrgetter("value")
     rest = [sorted(_numbers(gold, b), key=by_value), sorted(_numbers(answer, a), key=by_value)]
     if [len(a - b), len(b - a)] != list(map(len, rest)):

@@ -50,6 +50,7 @@ def primed(text: str) -> str:
 
 def _indexed(found: re.Match[str]) -> str:
     name, primes = found.groups()
+    # 97 and so on: indices that no answer has, and other ones than those of grade._keep_case.
     if name.isdigit():  # minutes of arc, feet
         name = f" {name}x"
     return f"{name}_{{97{len(primes)}}}"

@@ -205,6 +205,7 @@ def based_number(cleaned: str) -> tuple[str, int] | None:
 
 def terminates(value: Fraction) -> bool:
     """Tell whether a fraction has a finite decimal expansion."""
+    # A power of ten with as many twos and fives as the denominator can have is a multiple of it.
     return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 

@@ -147,6 +147,7 @@ def can_be_read(text: str) -> bool:
 
 def _read(text: str) -> _Set | None:
     """Read inequalities or a set-builder; None for anything else."""
+    # Most answers have no relation and end here; other scripts may have one as a single character.
     if len(text) > MAX_CHARS or (text.isascii() and not (_RELATION.search(text) or "|" in text)):
         return None
     cleaned = _without_name(clean(text, joined=False))
