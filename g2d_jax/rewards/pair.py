@@ -41,8 +41,7 @@ def paired_up(gold: str, answer: str) -> Pair:
     # A choice loses its letter before lists are read, and signs are written out before names come
     # off: each step finds what the ones before it have laid bare.
     a, b = names.alike(a, b)
-    if _have_texts(a, b):
-        a, b = _without(shapes.choice, a, b)
+    a, b = _without(shapes.choice, a, b)
     a, b = lists.in_order(a, b)
     a, b = lists.signed(a), lists.signed(b)
     a, b = _without(sets.member, a, b)
@@ -76,18 +75,14 @@ def _as_list(text: str) -> str:
 
 
 def _without(split: Split, gold: str, answer: str) -> Pair:
-    """Take off what both say before a value, as a name, or one of them alone; not what differs."""
+    """Take off what both say before a value, as a name, or one of them alone; not what differs,
+    and not the letter of a choice that has no text."""
     mark, value = split(gold) or ("", gold)
     its_mark, its_value = split(answer) or ("", answer)
-    if mark and its_mark and not names.same(mark, its_mark):
+    is_bare = (mark and not value) or (its_mark and not its_value)
+    if is_bare or (mark and its_mark and not names.same(mark, its_mark)):
         return gold, answer
     return value, its_value
-
-
-def _have_texts(*answers: str) -> bool:
-    """Tell whether those that are choices have a text behind the letter: `(D) 18`."""
-    read = filter(None, map(shapes.choice, answers))
-    return all(text for _, text in read)
 
 
 def _are_points(*answers: str) -> bool:
