@@ -142,7 +142,7 @@ def _programs(
             # What processes read is brought to its devices in the stored dtype; the rest each does
             # with its own part.
             theirs = jax.lax.with_sharding_constraint(theirs, staged)
-        weight = (theirs if row.flat is None else theirs.T).reshape(row.shape)
+        weight = (theirs.T if row.inputs else theirs).reshape(row.shape)
         value = quantise.encode(row, weight) if row.quantised else weight.astype(dtype)
         if not row.layers:
             return value
@@ -195,7 +195,9 @@ def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
     ours: NamedSharding = target.qvalue if row.quantised else target
     spec = (*ours.spec, *(None,) * len(row.axes))[len(row.stacked) :]
     parts = [part for axis, part in zip(row.axes, spec, strict=False) if axis != "head_dim"]
-    return NamedSharding(ours.mesh, PartitionSpec(*(parts if row.flat is None else parts[::-1])))
+    if row.inputs:
+        parts.reverse()
+    return NamedSharding(ours.mesh, PartitionSpec(*parts))
 
 
 def _check_tied(headers: Mapping[str, Stored]) -> None:
@@ -352,7 +354,10 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     def fetch(hf_name: str) -> np.ndarray:
         name, row, layer = table[hf_name]
         value = _parameter(model, name, layer).astype(dtype)
-        array = value if row.flat is None else value.reshape(row.flat).T
+        if row.inputs:
+            array = value.reshape(row.stored_shape[::-1]).T
+        else:
+            array = value.reshape(row.stored_shape)
         gathered = (
             array
             if array.is_fully_addressable

@@ -125,7 +125,7 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
         read_out = _read_out(read_json(place / CONFIG), heads[0], config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-    head = Param((config.hidden_size,), ("norm",), "normal", heads[0], (config.hidden_size, 1))
+    head = Param((config.hidden_size,), ("norm",), "normal", heads[0], 1)
     return (
         config,
         check_headers(place, headers, config, {head.hf: head.stored_shape}),

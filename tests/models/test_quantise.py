@@ -67,7 +67,7 @@ def logits(model: decoder.Decoder, remat: decoder.Remat = "none") -> jax.Array:
 
 def test_codes_by_hand() -> None:
     needs_qwix()
-    row = Param((4, 2), ("embed", "mlp"), "normal", "", (4, 2))
+    row = Param((4, 2), ("embed", "mlp"), "normal", "", inputs=1)
     weight = jnp.array([[1.0, 2.0], [0.25, 0.0], [0.0, -1.4], [-0.5, 0.5]])
     int8 = quantise.encode(dataclasses.replace(row, quantised="int8"), weight)
     # The scale is the greatest magnitude over 127.5, the edge of the last code's interval.
