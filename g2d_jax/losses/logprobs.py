@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -60,21 +59,6 @@ def transform_logits(logits: jax.Array, temperature: Number = 1.0) -> jax.Array:
     return logits.astype(jnp.float32) / temperature
 
 
-@overload
-def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: Number = ..., chunk: int = ..., with_entropy: Literal[True] = ...,
-) -> tuple[jax.Array, jax.Array]: ...  # fmt: skip
-@overload
-def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: Number = ..., chunk: int = ..., with_entropy: Literal[False],
-) -> tuple[jax.Array, None]: ...  # fmt: skip
-@overload
-def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: Number = ..., chunk: int = ..., with_entropy: bool,
-) -> tuple[jax.Array, jax.Array | None]: ...  # fmt: skip
 def token_logprobs(
     hidden: jax.Array,
     head: jax.Array,
@@ -174,14 +158,12 @@ def _forward(
     def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         at = chunks[number]
         logits = _logits(_take_rows(hidden, at), cast_head, temperature)
-        target_logits = jnp.sum(
-            jnp.where(_one_hot(_take_rows(targets, at), logits), logits, 0.0), axis=-1
-        )
+        is_target = _one_hot(_take_rows(targets, at), logits)
+        target_logits = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
-        exponentials = jnp.exp(
-            shifted
-        )  # Shared by both sums: most of the cost besides the product.
+        # Shared by both sums: most of the cost besides the product.
+        exponentials = jnp.exp(shifted)
         total = jnp.sum(exponentials, axis=-1)
         log_z = top + jnp.log(total)
         entropies = jnp.zeros_like(log_z)
@@ -194,16 +176,8 @@ def _forward(
     logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
     unknown = counted & ((targets < 0) | (targets >= cast_head.shape[1]))
     logprobs = jnp.where(unknown, jnp.nan, logprobs)
-    return (logprobs, entropies), (
-        hidden,
-        head,
-        cast_head,
-        targets,
-        counted,
-        temperature,
-        log_z,
-        entropies,
-    )
+    residuals = hidden, head, cast_head, targets, counted, temperature, log_z, entropies
+    return (logprobs, entropies), residuals
 
 
 def _backward(
@@ -236,12 +210,10 @@ def _backward(
 
     start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
     head_grad, hidden_grad = jax.lax.fori_loop(0, count, add, start)
-    for axis, dimension in reversed(
-        settings.parts
-    ):  # in float32, and each device gets its own part only
-        head_grad = sum_scattered(
-            head_grad, axis, dimension, blocks=8 if head_grad.size > LOGITS else 1
-        )
+    # In float32, and each device gets its own part only.
+    for axis, dimension in reversed(settings.parts):
+        blocks = 8 if head_grad.size > LOGITS else 1
+        head_grad = sum_scattered(head_grad, axis, dimension, blocks)
     # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole
     # head's gradient for it.
     head_grad = jax.lax.optimization_barrier(head_grad)
@@ -286,9 +258,8 @@ _chunked.defvjp(_forward, _backward)
 
 def _logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
     """Multiply [C, D] x [D, V] -> [C, V] float32, and divide by the temperature."""
-    return transform_logits(
-        jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature
-    )
+    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    return transform_logits(logits, temperature)
 
 
 def _one_hot(targets: jax.Array, logits: jax.Array) -> jax.Array:
@@ -339,9 +310,8 @@ def sharded_token_logprobs(
     """
     _check(hidden, head, targets, chunk)
     head_spec = spec(mesh, ("embed", "vocab"), head.shape)
-    settings = _Settings(
-        chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis)
-    )
+    parts = tuple((axis, dimension) for dimension, axis in enumerate(head_spec) if axis)
+    settings = _Settings(chunk, with_entropy, parts)
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
@@ -356,9 +326,10 @@ def sharded_token_logprobs(
         logprobs, entropies = _chunked(
             flat, head, targets.reshape(-1), counted.reshape(-1), temperature, settings
         )
-        return logprobs.reshape(targets.shape), entropies.reshape(
-            targets.shape
-        ) if with_entropy else None
+        logprobs = logprobs.reshape(targets.shape)
+        if not with_entropy:
+            return logprobs, None
+        return logprobs, entropies.reshape(targets.shape)
 
     # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's
     # transpose adds it up over the axes that do not split the head.

@@ -48,6 +48,11 @@ def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(weights != 0, values.astype(jnp.float32), 0.0)
 
 
+def constant(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Fill in inactive positions as `fill_inactive` does; no gradient flows into the values."""
+    return fill_inactive(jax.lax.stop_gradient(values), weights)
+
+
 def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0,
     whatever their value."""
@@ -67,9 +72,8 @@ def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
 def active_max(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Return the maximum of values over active positions, a float32 scalar without gradient; -inf
     if there are none."""
-    return jax.lax.stop_gradient(
-        jnp.max(jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf))
-    )
+    active = jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf)
+    return jax.lax.stop_gradient(jnp.max(active))
 
 
 def active_min(values: jax.Array, weights: jax.Array) -> jax.Array:

@@ -64,22 +64,17 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
         return jnp.asarray(freqs / np.float32(scaling.factor))
     if isinstance(scaling, YarnRope):
         kept = 1 - _yarn_ramp(config, scaling)
-        return jnp.asarray(
-            np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept
-        )
+        divided = np.float32(1) / (np.float32(scaling.factor) * powers)
+        return jnp.asarray(divided * (1 - kept) + freqs * kept)
     wavelengths = np.float32(2 * np.pi) / freqs
     length = np.float32(scaling.original_max_position_embeddings)
-    low, high, factor = map(
-        np.float32, (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor)
-    )
+    low = np.float32(scaling.low_freq_factor)
+    high = np.float32(scaling.high_freq_factor)
+    factor = np.float32(scaling.factor)
     smooth = (length / wavelengths - low) / (high - low)
     blended = (1 - smooth) * freqs / factor + smooth * freqs
-    scaled = np.where(
-        wavelengths > length / low,
-        freqs / factor,
-        np.where(wavelengths < length / high, freqs, blended),
-    )
-    return jnp.asarray(scaled)
+    kept = np.where(wavelengths < length / high, freqs, blended)
+    return jnp.asarray(np.where(wavelengths > length / low, freqs / factor, kept))
 
 
 def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
@@ -100,9 +95,8 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
 def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
-    size = (
-        config.rope_scaling.attention_factor if isinstance(config.rope_scaling, YarnRope) else 1.0
-    )
+    scaling = config.rope_scaling
+    size = scaling.attention_factor if isinstance(scaling, YarnRope) else 1.0
     return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
@@ -111,9 +105,8 @@ def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     float32."""
     cos, sin = (t[:, :, None, :] for t in table)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    ).astype(x.dtype)
+    halves = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(halves, axis=-1).astype(x.dtype)
 
 
 def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0) -> jax.Array:
@@ -129,9 +122,8 @@ def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0)
         return near & visible(query_ids.segment_ids, key_ids.segment_ids, offset)
     assert isinstance(key_ids, jax.Array)
     query, key = query_ids[:, :, None], key_ids[:, None, :]
-    same = (query == key) | (
-        (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
-    )
+    is_prefix = (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
+    same = (query == key) | is_prefix
     columns = offset + jnp.arange(query_ids.shape[1])
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
 
@@ -185,14 +177,14 @@ def attend_blocks(
 
     def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = (column // block - number) % total * block
+        # The layer and the block are read in one slice: XLA copies the layer out of the stack
+        # where it is sliced by itself.
         k = jax.lax.dynamic_slice(keys, (layer, 0, 0, 0, first), (1, *keys.shape[1:4], block))[0]
-        v = jax.lax.dynamic_slice(
-            values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim)
-        )[0]
+        size = (1, *values.shape[1:3], block, dim)
+        v = jax.lax.dynamic_slice(values, (layer, 0, 0, first, 0), size)[0]
         scores = _product("bkrd,bkds->bkrs", grouped, k) * dim**-0.5
-        mask = ((column - first - jnp.arange(block)) % width)[None] <= earlier[
-            :, None
-        ]  # [B, block]
+        ages = (column - first - jnp.arange(block)) % width
+        mask = ages[None] <= earlier[:, None]  # [B, block]
         return _softmax_step(carry, jnp.where(mask[:, None, None], scores, LOWEST), v)
 
     _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, _softmax_start(grouped.shape))
@@ -234,9 +226,8 @@ def _attended(
         i, j = pairs[number]
         # Where a query sees none of these keys its weights are 1, until a pair that it sees takes
         # them off by `decay`.
-        new = _softmax_step(
-            tuple(x[i] for x in carry), _scores(queries[i], keys[j], ids, i, j), values[j]
-        )
+        own = tuple(x[i] for x in carry)
+        new = _softmax_step(own, _scores(queries[i], keys[j], ids, i, j), values[j])
         return tuple(x.at[i].set(part) for x, part in zip(carry, new, strict=True))
 
     largest, mass, mixed = jax.lax.fori_loop(0, count, add, _softmax_start(queries.shape))
@@ -262,9 +253,8 @@ def _attended_backward(
         i, j = pairs[number]
         weights = jnp.exp(_scores(queries[i], keys[j], ids, i, j) - log_mass[i][..., None])
         to_weights = _product("bkqd,bksd->bkqs", gradients[i], values[j])
-        to_scores = (weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5).astype(
-            q.dtype
-        )
+        to_scores = weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5
+        to_scores = to_scores.astype(q.dtype)
         return (
             to_q.at[i].add(_product("bkqs,bksd->bkqd", to_scores, keys[j])),
             to_k.at[j].add(_product("bkqs,bkqd->bksd", to_scores, queries[i])),
@@ -272,10 +262,8 @@ def _attended_backward(
         )
 
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
-    sums = jax.lax.fori_loop(0, count, add, start)
-    return *(
-        _in_rows(x, like.shape).astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True)
-    ), None
+    sums = zip(jax.lax.fori_loop(0, count, add, start), (q, k, v), strict=True)
+    return *(_in_rows(x, like.shape).astype(like.dtype) for x, like in sums), None
 
 
 packed_attention.defvjp(_attended, _attended_backward)
@@ -291,9 +279,8 @@ def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
     count = -(-length // block)
     columns = -(-length // count // 8) * 8 if count > 1 else length
     x = jnp.pad(x, ((0, 0), (0, count * columns - length), (0, 0), (0, 0)))
-    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim).transpose(
-        1, 0, 3, 4, 2, 5
-    )
+    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim)
+    x = x.transpose(1, 0, 3, 4, 2, 5)
     return x.reshape(count, batch, kv_heads, -1, dim)
 
 

@@ -55,10 +55,10 @@ def attend_ring(
 def block_columns(width: int, column_bytes: int) -> int:
     """Return a block's columns, a divisor of the width. column_bytes: of a column of a device's
     keys in a layer."""
-    sizes = (
-        size for size in (1024, 512) if width % size == 0 and size * column_bytes <= BLOCK_BYTES
-    )
-    return next(sizes, min(COLUMN_BLOCK, width))
+    for size in (1024, 512):
+        if width % size == 0 and size * column_bytes <= BLOCK_BYTES:
+            return size
+    return min(COLUMN_BLOCK, width)
 
 
 def _attend(
@@ -94,9 +94,8 @@ def _attend(
         (None, None, kv_heads, block, dim), lambda i, *s: (s[0][0], s[3][i], 0, nth(i, *s), 0)
     )
     mixing = "krs,ksd->krd"
-    if (
-        dim % LANES
-    ):  # XLA stores such values with the columns last: as they are here, they would be copied
+    if dim % LANES:
+        # XLA stores such values with the columns last: as they are here, they would be copied.
         values, value, mixing = values.swapaxes(3, 4), key, "krs,kds->krd"
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=4,

@@ -38,6 +38,9 @@ from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
+Pair = tuple[jax.Array, jax.Array]
+"""Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
+
 
 class Parameters(nnx.Module):
     """Arrays, or what stands for them in a tree, as attributes: one a row of the table."""
@@ -73,9 +76,8 @@ def build(config: ModelConfig, make: Callable[[str, Param], Any]) -> Decoder:
     `make` may return arrays, shapes or shardings: the tree is the same.
     """
     outer = {name: make(name, row) for name, row in outer_params(config).items()}
-    return Decoder(
-        config, outer, Block({name: make(name, row) for name, row in block_params(config).items()})
-    )
+    blocks = {name: make(name, row) for name, row in block_params(config).items()}
+    return Decoder(config, outer, Block(blocks))
 
 
 def parameter(model: Decoder, name: str) -> Any:
@@ -190,9 +192,8 @@ def rms_norm(
     """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's
     dtype. unit_offset: multiply by 1 + weight, and round after it."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(
-        jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps
-    )
+    axes = tuple(range(-weight.ndim, 0))
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + eps)
     weight = jnp.expand_dims(weight, range(x.ndim - weight.ndim))
     if unit_offset:
         return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
@@ -215,9 +216,8 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) 
     on three-dimensional arrays 3 times slower; on other devices it makes no difference.
     """
     size = math.prod(weight.shape[:inputs])
-    product = jnp.matmul(
-        x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=dtype
-    )
+    rows = x.reshape(-1, size)
+    product = jnp.matmul(rows, weight.reshape(size, -1), preferred_element_type=dtype)
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
@@ -228,15 +228,11 @@ def wide_linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
     return linear(x, weight, inputs, jnp.float32)
 
 
-def _wide_forward(
-    x: jax.Array, weight: jax.Array, inputs: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Array, Pair]:
     return wide_linear(x, weight, inputs), (x, weight)
 
 
-def _wide_backward(
-    inputs: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _wide_backward(inputs: int, saved: Pair, gradient: jax.Array) -> Pair:
     _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *saved)
     return pull(gradient.astype(saved[0].dtype))  # type: ignore[return-value]
 
@@ -277,11 +273,12 @@ def project(
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
     product = wide_linear if adapted else linear
-    y = (quantised(product) if quantise.is_quantised(weight) else product)(x, weight, inputs)
+    if quantise.is_quantised(weight):
+        product = quantised(product)
+    y = product(x, weight, inputs)
     if c.lora and adapted:
-        low = linear(
-            x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs
-        )
+        kept = x if dropout is None else dropout(name, x)
+        low = linear(kept, getattr(block, f"{name}_a")[...], inputs)
         y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
     if hasattr(block, f"{name}_bias"):
         return y + getattr(block, f"{name}_bias")[...][None, None]
@@ -292,7 +289,7 @@ def project_qkv(
     c: ModelConfig,
     block: Block,
     x: jax.Array,
-    rope: tuple[jax.Array, jax.Array],
+    rope: Pair,
     dropout: Dropout | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
@@ -318,22 +315,17 @@ def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = No
     return x + norm(c, block, "mlp_post_norm", y)
 
 
-def rotary_tables(c: ModelConfig, positions: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+def rotary_tables(c: ModelConfig, positions: jax.Array) -> list[Pair]:
     """Return the rotary table of the layers, and that of sliding ones where they have a theta of
     their own."""
     tables = [rotary_table(c, positions)]
     if c.rope_local_base_freq and SLIDING in c.layer_types:
-        tables.append(
-            rotary_table(
-                replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None), positions
-            )
-        )
+        local = replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None)
+        tables.append(rotary_table(local, positions))
     return tables
 
 
-def layer_rope(
-    c: ModelConfig, tables: list[tuple[jax.Array, jax.Array]], number: Any
-) -> tuple[jax.Array, jax.Array]:
+def layer_rope(c: ModelConfig, tables: list[Pair], number: Any) -> Pair:
     """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the
     layer has none."""
     rope, *local = tables
@@ -350,19 +342,21 @@ def apply_block(
     c: ModelConfig,
     block: Block,
     x: jax.Array,
-    rope: tuple[jax.Array, jax.Array],
-    attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    rope: Pair,
+    attention: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]],
     dropout: Dropout | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Apply one layer; return x and this layer's new (keys, values)."""
+) -> tuple[jax.Array, Any]:
+    """Apply one layer. attention: of queries, keys and values; it returns its output, and what of
+    them is kept. Returns x, and the same."""
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
         block,
         is_leaf=quantise.is_quantised,
     )
-    q, k, v = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
-    y = project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
-    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), (k, v)
+    qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
+    mixed, kept = attention(*qkv)
+    y = project(c, block, "o", mixed, inputs=2, dropout=dropout)
+    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), kept
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -386,7 +380,7 @@ def forward(
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
     dropout: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+) -> tuple[jax.Array, Pair | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
@@ -396,36 +390,34 @@ def forward(
     devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
     in training; None: none is dropped.
     """
-    c, laid_out = model.config, partial(lay_out, mesh)
-    x = laid_out(embedded(model, tokens, dtype, mesh), "rows", None, None)
-    ropes, windows = rotary_tables(c, positions), c.windows(tokens.shape[1])
+    c = model.config
+    place = partial(lay_out, mesh)
+    x = place(embedded(model, tokens, dtype, mesh), "rows", None, None)
+    ropes = rotary_tables(c, positions)
+    windows = c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
 
-    def layer(
-        x: jax.Array, own: tuple[Block, Any]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    def layer(x: jax.Array, own: tuple[Block, Any]) -> tuple[jax.Array, Any]:
         block, number = own
         dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         ids: Segments = segment_ids
         if windows:
             ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
-        x, kv = apply_block(
-            c,
-            block,
-            x,
-            layer_rope(c, ropes, number),
-            lambda q, k, v: attention(q, k, v, ids),
-            dropped,
-        )
-        return laid_out(x, "rows", None, None), kv if keep_kv else None
 
-    layer, numbers = rematerialise(layer, remat), jnp.arange(c.num_hidden_layers)
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+            return attention(q, k, v, ids), (k, v) if keep_kv else None
+
+        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), attend, dropped)
+        return place(x, "rows", None, None), kv
+
+    layer = rematerialise(layer, remat)
+    numbers = jnp.arange(c.num_hidden_layers)
     if isinstance(model.blocks, Block):
         x, kv = jax.lax.scan(layer, x, (model.blocks, numbers))
     else:
         outputs = []
-        for block, number in zip(model.blocks, numbers, strict=True):
-            x, output = layer(x, (block, number))
+        for own in zip(model.blocks, numbers, strict=True):
+            x, output = layer(x, own)
             outputs.append(output)
         kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
     return norm(c, model, "final_norm", x), kv
@@ -475,93 +467,125 @@ def decode(
     A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
     attention alone has its rows split by it.
     """
-    c, laid_out = model.config, partial(lay_out, mesh)
-    x = embedded(model, laid_out(tokens, "rows")[:, None], dtype, mesh)
-    positions = laid_out(positions, "rows")
+    c = model.config
+    place = partial(lay_out, mesh)
+    x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
+    positions = place(positions, "rows")
     ropes = jax.tree.map(
-        lambda x: laid_out(x, "rows", None, None), rotary_tables(c, positions[:, None])
+        lambda table: place(table, "rows", None, None), rotary_tables(c, positions[:, None])
     )
-    longest, windows = jnp.max(positions), c.windows(cache.keys[0].shape[-1])
-    by_sums = mesh is None or platform_of(mesh) == "cpu"
+    reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
 
-    def stored(
-        keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array
-    ) -> Any:
-        """Return the cache of a layer with its new column; k, v [B, 1, K, D]."""
-        k, v = (laid_out(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
-        k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
-        keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
-        return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, cache.column, 0))
+    def layer(
+        x: jax.Array, block: Block, cached: Pair, number: Any, read: Callable
+    ) -> tuple[jax.Array, Pair]:
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+            # Written before it is read: a token sees itself.
+            kept = _write_column(place, cache.column, number, cached, k, v)
+            mixed = read(place(q, "rows", None, "heads", None), kept, number, reached(number))
+            return place(mixed, "replica_rows", None, "heads", None), kept
 
-    def apply(
-        x: jax.Array, block: Block, keys: Any, values: Any, number: Any, read: Callable
-    ) -> Any:
-        layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
-
-        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            nonlocal keys, values
-            keys, values = stored(keys, values, layer, k, v)
-            mixed = read(laid_out(q, "rows", None, "heads", None), keys, values, number)
-            return laid_out(mixed, "replica_rows", None, "heads", None)
-
-        x, _ = apply_block(c, block, x, layer_rope(c, ropes, number), attention)
-        return laid_out(x, "replica_rows", None, "embed"), keys, values
-
-    def reached(number: Any) -> tuple[jax.Array, jax.Array]:
-        """Return the tokens before the newest one that a layer reads: of each row, and of the
-        longest."""
-        if not windows:
-            return positions, longest
-        most = jnp.array(windows)[number] - 1
-        return jnp.minimum(positions, most), jnp.minimum(longest, most)
-
-    def read_blocks(
-        q: jax.Array, keys: jax.Array, values: jax.Array, number: jax.Array
-    ) -> jax.Array:
-        earlier, most = reached(number)
-        if kernel == "pallas":
-            from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
-
-            assert mesh is not None
-            return attend_ring(q, keys, values, number, cache.column, earlier, mesh=mesh)
-        return attend_blocks(q, keys, values, number, cache.column, earlier, most)
-
-    ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
-
-    def read_columns(q: jax.Array, keys: jax.Array, values: jax.Array, number: int) -> jax.Array:
-        mask = ages[None] <= reached(number)[0][:, None]  # [B, W]
-
-        def first(width: int) -> jax.Array:
-            return attend_cached(
-                q, keys[..., :width], values[..., :width, :], mask[:, :width], by_sums=by_sums
-            )
-
-        if len(widths) == 1:
-            return first(widths[0])
-        at = jnp.searchsorted(jnp.array(widths), cache.width)
-        return jax.lax.switch(at, [partial(first, width) for width in widths])
+        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend)
+        return place(x, "replica_rows", None, "embed"), kept
 
     if isinstance(model.blocks, Block):
+        read = partial(_read_ring, cache.column, mesh, kernel)
 
-        def layer(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
-            x, keys, values = carry
-            return apply(x, own[0], keys, values, own[1], read_blocks), None
+        def scanned(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
+            x, cached = carry
+            return layer(x, own[0], cached, own[1], read), None
 
+        start = x, (cache.keys[0], cache.values[0])
         numbers = jnp.arange(c.num_hidden_layers)
-        (x, key, value), _ = jax.lax.scan(
-            layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers)
-        )
-        keys, values = (key,), (value,)
+        (x, kept), _ = jax.lax.scan(scanned, start, (model.blocks, numbers))
+        layers = [kept]
     else:
+        ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
+        by_sums = mesh is None or platform_of(mesh) == "cpu"
+        read = partial(_read_columns, ages, cache.width, widths, by_sums)
         layers = []
-        for number, own in enumerate(zip(model.blocks, cache.keys, cache.values, strict=True)):
-            x, *both = apply(x, *own, number, read_columns)
-            layers.append(both)
-        keys, values = zip(*layers, strict=True)
+        for number, block in enumerate(model.blocks):
+            cached = cache.keys[number], cache.values[number]
+            x, kept = layer(x, block, cached, number, read)
+            layers.append(kept)
+    keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width
-    return norm(c, model, "final_norm", x)[:, 0], Cache(
-        tuple(keys), tuple(values), column, cache.width
-    )
+    return norm(c, model, "final_norm", x)[:, 0], Cache(keys, values, column, cache.width)
+
+
+def _write_column(
+    place: Callable[..., jax.Array],
+    column: jax.Array,
+    number: Any,
+    cached: Pair,
+    k: jax.Array,
+    v: jax.Array,
+) -> Pair:
+    """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
+    keys, values = cached
+    layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
+    k, v = (place(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
+    k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
+    keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, column))
+    return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, column, 0))
+
+
+def _reached(
+    windows: tuple[int, ...], positions: jax.Array, longest: jax.Array, number: Any
+) -> Pair:
+    """Return the tokens before the newest one that a layer reads: of each row, and of the
+    longest."""
+    if not windows:
+        return positions, longest
+    most = jnp.array(windows)[number] - 1
+    return jnp.minimum(positions, most), jnp.minimum(longest, most)
+
+
+def _read_ring(
+    column: jax.Array,
+    mesh: Mesh | None,
+    kernel: DecodeKernel,
+    q: jax.Array,
+    cached: Pair,
+    number: jax.Array,
+    reach: Pair,
+) -> jax.Array:
+    """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
+    longest does."""
+    if kernel == "xla":
+        return attend_blocks(q, *cached, number, column, *reach)
+    from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
+
+    assert mesh is not None
+    return attend_ring(q, *cached, number, column, reach[0], mesh=mesh)
+
+
+def _read_columns(
+    ages: jax.Array,
+    used: jax.Array,
+    widths: tuple[int, ...],
+    by_sums: bool,
+    q: jax.Array,
+    cached: Pair,
+    _: int,
+    reach: Pair,
+) -> jax.Array:
+    """Attend to the columns of a layer's cache that are `used`. ages: int32 [W], how many steps ago
+    each was written."""
+    keys, values = cached
+    mask = ages[None] <= reach[0][:, None]  # [B, W]
+
+    def first(size: int) -> jax.Array:
+        return attend_cached(
+            q, keys[..., :size], values[..., :size, :], mask[:, :size], by_sums=by_sums
+        )
+
+    if len(widths) == 1:
+        return first(widths[0])
+    # Sizes are static, and the width in use is known on the device only: of a branch for each width
+    # that is compiled in, the one in use is run.
+    at = jnp.searchsorted(jnp.array(widths), used)
+    return jax.lax.switch(at, [partial(first, size) for size in widths])
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]

@@ -159,9 +159,8 @@ def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
     if staged is None:
         return jnp.asarray(safetensors_file.read_rows(stored))
 
-    rows = functools.cache(
-        functools.partial(safetensors_file.read_rows, stored)
-    )  # devices that hold parts of them share one read
+    # Devices that hold parts of the same rows share one read.
+    rows = functools.cache(functools.partial(safetensors_file.read_rows, stored))
 
     def piece(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
@@ -209,14 +208,10 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
     embed, head = headers["model.embed_tokens.weight"], headers["lm_head.weight"]
 
     def same() -> bool:
+        read = safetensors_file.read_rows
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
         parts = itertools.pairwise(edges)
-        return all(
-            np.array_equal(
-                safetensors_file.read_rows(embed, *part), safetensors_file.read_rows(head, *part)
-            )
-            for part in parts
-        )
+        return all(np.array_equal(read(embed, *part), read(head, *part)) for part in parts)
 
     if not processes.on_leader(same):
         raise ValueError(
@@ -286,15 +281,11 @@ def save_adapters(
             "the policy has no adapters: all its parameters were trained, export it as a model"
         )
     processes.on_leader(lambda: _clear(place))
-    shapes = {
-        name: row.stored_shape
-        for name, (_, row, _) in tensors(policy.config).items()
-        if row.adapter
-    }
+    table = tensors(policy.config)
+    shapes = {name: row.stored_shape for name, (_, row, _) in table.items() if row.adapter}
     stored = jnp.dtype(dtype)
-    safetensors_file.write(
-        place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored)
-    )
+    file = place / "adapter_model.safetensors"
+    safetensors_file.write(file, shapes, stored, fetcher(policy, stored))
     if jax.process_index() == 0:
         adapter_config = {
             "peft_type": "LORA",
@@ -354,16 +345,11 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     def fetch(hf_name: str) -> np.ndarray:
         name, row, layer = table[hf_name]
         value = _parameter(model, name, layer).astype(dtype)
-        if row.inputs:
-            array = value.reshape(row.stored_shape[::-1]).T
-        else:
-            array = value.reshape(row.stored_shape)
-        gathered = (
-            array
-            if array.is_fully_addressable
-            else multihost_utils.process_allgather(array, tiled=True)
-        )
-        return np.ascontiguousarray(gathered)
+        stored = row.stored_shape
+        array = value.reshape(stored[::-1]).T if row.inputs else value.reshape(stored)
+        if not array.is_fully_addressable:
+            array = multihost_utils.process_allgather(array, tiled=True)
+        return np.ascontiguousarray(array)
 
     return fetch
 

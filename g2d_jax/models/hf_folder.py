@@ -31,9 +31,8 @@ GENERATION = "generation_config.json"
 ADAPTERS = "adapter_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
-_HARMLESS = re.compile(
-    r"(^|\.)rotary_emb\.inv_freq$"
-)  # derived from the config, written by old transformers
+# Derived from the config, written by old transformers.
+_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _NAMED = 5
 _SAMPLING = (
     "do_sample",
@@ -60,10 +59,9 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
         storage.check_driver(path_or_id)
         return epath.Path(path_or_id)
     text = os.fspath(path_or_id)
+    kind = "model" if isinstance(path_or_id, str) else "path"
     try:
-        name = places.decided(
-            text, "model" if isinstance(path_or_id, str) else "path", places.here()
-        )
+        name = places.decided(text, kind, places.here())
     except ValueError as error:
         raise ValueError(f"model {error}") from error
     if os.path.isabs(name):
@@ -207,23 +205,17 @@ def check_headers(
     _refuse(
         folder, "not part of the architecture", [name for name in headers if name not in allowed]
     )
-    wrong = [
-        (
-            f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected "
-            f"{list(allowed[name])}"
-        )
-        for name, stored in headers.items()
-        if stored.shape != allowed[name]
-    ]
-    _refuse(folder, "of another shape than config.json says", wrong)
-    wrong = [
-        f"{name}: {stored.dtype}" for name, stored in headers.items() if stored.dtype not in DTYPES
-    ]
-    _refuse(
-        folder,
-        f"of an unsupported dtype ({', '.join(DTYPES)} are read; quantised weights are not)",
-        wrong,
-    )
+    misshapen, unknown = [], []
+    for name, stored in headers.items():
+        if stored.shape != allowed[name]:
+            file = epath.Path(stored.file).name
+            shapes = f"{list(stored.shape)}, expected {list(allowed[name])}"
+            misshapen.append(f"{name} in {file}: {shapes}")
+        if stored.dtype not in DTYPES:
+            unknown.append(f"{name}: {stored.dtype}")
+    _refuse(folder, "of another shape than config.json says", misshapen)
+    read = f"{', '.join(DTYPES)} are read; quantised weights are not"
+    _refuse(folder, f"of an unsupported dtype ({read})", unknown)
     return headers
 
 

@@ -146,9 +146,8 @@ def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Att
         kernel = choose(
             setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout
         )
-        run: Attention = partial(
-            packed_attention, block=CPU_BLOCK if platform == "cpu" else XLA_BLOCK
-        )
+        block = CPU_BLOCK if platform == "cpu" else XLA_BLOCK
+        run: Attention = partial(packed_attention, block=block)
         if kernel == "splash":
             block = block_size(str(mesh.devices.flat[0].device_kind), length, layout)
             run = partial(splash_attention, layout=layout, block=block)
@@ -217,9 +216,8 @@ def splash_attention(
         masked: Any = splash.SplashAttentionKernel(*dynamic_infos, **kernel.kwargs)
         return jax.vmap(masked)(q, k, v)
 
-    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(
-        q.dtype
-    )  # the kernel has no scale of its own
+    # The kernel has no scale of its own.
+    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(q.dtype)
     q = scaled.transpose(0, 2, 1, 3).reshape(batch, -1, repeats, length, dim)
     mixed = jax.vmap(row)(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), segment_ids)
     return mixed.reshape(batch, heads, length, dim).transpose(0, 2, 1, 3)
@@ -243,9 +241,8 @@ def cudnn_attention(
     """
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
     if layout == "packed":
-        return checkpoint_name(
-            attend(q, k, v, mask=visible(segment_ids, segment_ids)[:, None]), SAVED
-        )
+        mask = visible(segment_ids, segment_ids)[:, None]
+        return checkpoint_name(attend(q, k, v, mask=mask), SAVED)
     assert isinstance(segment_ids, jax.Array)
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))

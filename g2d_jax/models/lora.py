@@ -4,9 +4,8 @@ NAME_b beside NAME.
     policy = combine(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = partition(policy)    only `trained` has gradients, moments and checkpoints
     combine(trained, rest)               the policy again; all policies of a run share one frozen tree
-    viewed, unstacked(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
-                                         bfloat16, or int8, is too coarse for W + scale A B while B
-                                         is small
+    to_sampler_params(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
+                                         bfloat16, or int8, is too coarse for W + scale A B while B is small
     merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
                                          a layer at a time
 
@@ -89,14 +88,14 @@ def merge(model: Decoder) -> Decoder:
 
 
 @partial(jax.jit, static_argnames=("dtype", "weights"))
-def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+def to_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
     config = model.config.with_quantisation(weights)
-    return build(config, lambda name, row: _viewed(row, parameter(model, name), dtype))
+    return build(config, lambda name, row: _converted(row, parameter(model, name), dtype))
 
 
-def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
-    """Give `viewed` with one Block a layer. To be traced under jit.
+def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+    """Convert as `to_sampler_params` does, with one Block a layer. To be traced under jit.
 
     Layer after layer where there are codes, so that beside the result no more than one layer exists
     in float32.
@@ -109,15 +108,18 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     layers: list[dict[str, jax.Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
-        if layers:  # not before the one before is done
+        if layers:
+            # XLA would decode all layers at once: a layer waits until the one before it is done.
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
-        views = {name: _viewed(rows[name], value, dtype) for name, value in layer.items()}
-        layers.append({name: jax.tree.map(lambda x: x[0], view) for name, view in views.items()})
+        converted = {name: _converted(rows[name], value, dtype) for name, value in layer.items()}
+        layers.append(
+            {name: jax.tree.map(lambda x: x[0], value) for name, value in converted.items()}
+        )
     outer = {name: parameter(model, name).astype(dtype) for name in outer_params(config)}
     return Decoder(config, outer, nnx.List(list(map(Block, layers))))
 
 
-def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
+def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is
     those already."""
     if quantise.is_quantised(value):

@@ -101,9 +101,8 @@ def load(
     config, headers, head, read_out = check(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
-    return ScalarModel(
-        trunk, hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out
-    )
+    array = hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32))
+    return ScalarModel(trunk, array, read_out)
 
 
 def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
@@ -126,12 +125,8 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = Param((config.hidden_size,), ("norm",), "normal", heads[0], 1)
-    return (
-        config,
-        check_headers(place, headers, config, {head.hf: head.stored_shape}),
-        head,
-        read_out,
-    )
+    checked = check_headers(place, headers, config, {head.hf: head.stored_shape})
+    return config, checked, head, read_out
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
@@ -155,9 +150,8 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
                 f"{config.family!r} with vocab_size {config.vocab_size}"
             )
         return ReadOut(cls_id=CLS_ID)
-    labels = raw.get(
-        "num_labels", len(raw["id2label"]) if isinstance(raw.get("id2label"), Mapping) else 1
-    )
+    names = raw.get("id2label")
+    labels = raw.get("num_labels", len(names) if isinstance(names, Mapping) else 1)
     if labels != 1:
         raise ValueError(
             f"config.json: num_labels is {labels!r}; a reward model has 1 ({SCORE} of shape [1, E])"
@@ -208,8 +202,5 @@ def score_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
     """
     tokens, positions = sum(lengths), sum(map(flops.attended, lengths))
     unused = 2.0 * config.vocab_size * config.hidden_size * tokens
-    return (
-        flops.forward_flops(config, tokens, positions)
-        - unused
-        + 2.0 * config.hidden_size * len(lengths)
-    )
+    head = 2.0 * config.hidden_size * len(lengths)
+    return flops.forward_flops(config, tokens, positions) - unused + head

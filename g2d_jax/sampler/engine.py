@@ -84,7 +84,11 @@ class Engine(Protocol):
 
     def to_sampler_params(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
-        self, view: Any, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+        self,
+        sampler_params: Any,
+        requests: Iterable[Request],
+        purpose: str,
+        shapes: Shapes | None = None,
     ) -> Iterator[Rollout]: ...
 
 
@@ -135,9 +139,8 @@ class Sampler:
             dtype=dtype,
             head_dim=config.head_dim,
             length=LANES,
-            layout="packed"
-            if config.layer_types
-            else "sequence",  # as of layers with a sliding window
+            # Layers with a sliding window are served as packed rows are.
+            layout="packed" if config.layer_types else "sequence",
         )
         self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)
@@ -226,11 +229,15 @@ class Sampler:
         return [(width,) for width in shapes.widths]
 
     def generate(
-        self, view: Decoder, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+        self,
+        sampler_params: Decoder,
+        requests: Iterable[Request],
+        purpose: str,
+        shapes: Shapes | None = None,
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
-        All processes make the call, with the same requests. view: see `to_sampler_params`. purpose:
+        All processes make the call, with the same requests. sampler_params: of `to_sampler_params`. purpose:
         names the randomness together with the seed, problem id, visit and sample index. shapes:
         what the programs are compiled for, which several calls share; without it the call's own
         requests decide. Raises ValueError, before anything is sampled, for an empty prompt, no
@@ -276,7 +283,7 @@ class Sampler:
             shapes = self.shapes(
                 len(pending), samples, [request.params for request in pending], lengths
             )
-        yield from _Session(self, view, pending, purpose, shapes).run()
+        yield from _Session(self, sampler_params, pending, purpose, shapes).run()
 
 
 class _Session:
@@ -286,19 +293,22 @@ class _Session:
     def __init__(
         self,
         sampler: Sampler,
-        view: Decoder,
+        sampler_params: Decoder,
         requests: Sequence[Request],
         purpose: str,
         shapes: Shapes,
     ) -> None:
-        self.sampler, self.view, self.purpose, self.shapes = sampler, view, purpose, shapes
+        self.sampler = sampler
+        self.sampler_params = sampler_params
+        self.purpose = purpose
+        self.shapes = shapes
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
         rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
-        self.tokens: dict[
-            int, list[tuple[np.ndarray, ...]]
-        ] = {}  # row -> tokens, log-probs, entropies of each chunk
-        self.watches: dict[int, Watch] = {}  # row -> what looks for stop strings in its sample
+        # By row: tokens, log-probs and entropies of each chunk.
+        self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}
+        # By row: what looks for stop strings in its sample.
+        self.watches: dict[int, Watch] = {}
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
@@ -319,15 +329,14 @@ class _Session:
             running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
-            self._widen(
-                max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running)
-            )
-            static = {
-                "filtered": self.shapes.filtered,
-                "widths": next(w for w in self.widths if self.width in w),
-            }
+            chunk = self.sampler.chunk
+            self._widen(max(sample.length + min(sample.remaining, chunk) for sample in running))
             self.state, emitted = self.sampler.programs["decode"](
-                self.view, self.state, self._stop_codes(), **static
+                self.sampler_params,
+                self.state,
+                self._stop_codes(),
+                filtered=self.shapes.filtered,
+                widths=next(widths for widths in self.widths if self.width in widths),
             )
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from self._hand_out(finished)
@@ -356,16 +365,15 @@ class _Session:
         longest = max(len(request.prompt_ids) for request in placed.values())
         columns = next(size for size in self.shapes.columns if size >= longest)
         tokens = np.zeros((self.shapes.prompts, columns), np.int32)
-        lengths = np.ones(
-            self.shapes.prompts, np.int32
-        )  # a place without a request is one token of padding
+        # A place without a request is one token of padding: no row of the softmax is empty.
+        lengths = np.ones(self.shapes.prompts, np.int32)
         fresh = np.zeros(self.shapes.prompts, np.bool_)
         for place, request in placed.items():
             lengths[place], fresh[place] = len(request.prompt_ids), True
             tokens[place, columns - lengths[place] :] = request.prompt_ids
             self.sampler.usage.prefilled += len(request.prompt_ids)
         inputs = map(self.put, (tokens, lengths, fresh))
-        self.prompts = self.sampler.programs["prefill"](self.view, self.prompts, *inputs)
+        self.prompts = self.sampler.programs["prefill"](self.sampler_params, self.prompts, *inputs)
 
     def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
         shapes = self.shapes
@@ -403,23 +411,19 @@ class _Session:
         width = next(size for size in self.shapes.widths if size >= longest)
         if width != self.width:
             self.width = width
-            self.state = dataclasses.replace(
-                self.state, cache=self._resized(self.state.cache, width)
-            )
+            self.state = dataclasses.replace(self.state, cache=self._resized(self.state.cache))
 
-    def _resized(self, cache: Cache, width: int) -> Cache:
-        """Move the cache to a ring of another width, one array after the other, each in its own
+    def _resized(self, cache: Cache) -> Cache:
+        """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
         resize = self.sampler.programs["resize"]
         everywhere = meshes.replicated(self.mesh)
         column = meshes.put(np.array(0, np.int32), everywhere)
-        columns_used = meshes.put(np.array(width, np.int32), everywhere)
+        width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
-        keys = tuple(resize(x, ring, columns_used, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(
-            resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values
-        )
-        return Cache(keys, values, column, columns_used)
+        keys = tuple(resize(x, ring, width, axis=programs.KEY_COLUMNS) for x in cache.keys)
+        values = tuple(resize(x, ring, width, axis=programs.VALUE_COLUMNS) for x in cache.values)
+        return Cache(keys, values, column, width)
 
     def _stop_codes(self) -> jax.Array:
         """Put this process's stop_code on its devices: see `processes.stop_code`."""
@@ -430,16 +434,15 @@ class _Session:
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
         complete."""
-        counts, stopped, stop_code = jax.device_get(
-            (emitted.counts, emitted.stopped, emitted.stop_code)
-        )
+        # The only wait for the device: what is on all devices is small, and says what to read.
+        counts, stopped, stop_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(stop_code))
         self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
-        for first, arrays in _own_rows(emitted.tokens, emitted.logprobs, emitted.entropies):
+        for first, arrays in _own_rows(*emitted[:3]):
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
                     continue
@@ -455,10 +458,12 @@ class _Session:
             self.sampler.usage.generated -= sample.generated + int(counts[row]) - end
             stopped[row] = True
         finished = self.schedule.collect_finished(counts.tolist(), stopped.tolist())
-        pairs = [(row, sample) for row in finished if (sample := running[row]) and self.tokens[row]]
-        return [
-            self._rollout(row, sample, bool(stopped[row]), ends.get(row)) for row, sample in pairs
-        ]
+        rollouts = []
+        for row in finished:
+            sample = running[row]
+            if sample and self.tokens[row]:  # the rows of other processes have none here
+                rollouts.append(self._rollout(row, sample, bool(stopped[row]), ends.get(row)))
+        return rollouts
 
     def _agree(self, mine: dict[int, int]) -> dict[int, int]:
         """Return the rows whose stop string any process has found, with their ends, and put them to
@@ -499,14 +504,15 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
 def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
     """Return the program of a sampler's `to_sampler_params`, of this config."""
     layout = decoder.unstacked_shardings
-    convert = lora.unstacked
+    convert = lora.to_unstacked_sampler_params
     if platform_of(mesh) == "tpu":
+        # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for
+        # all; elsewhere each layer's arrays are read where they lie.
         layout = decoder.shardings
-        convert = lora.viewed
+        convert = lora.to_sampler_params
 
-    def view(
-        model: Decoder,
-    ) -> Decoder:  # plans and records of compiling know the program by this name
+    # Plans, and records of compiling, know the program by this name.
+    def view(model: Decoder) -> Decoder:
         return convert(model, dtype, config.quantise)
 
     return Jitted(view, out_shardings=layout(config, mesh))

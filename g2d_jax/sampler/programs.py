@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.sampler.sampling import draw
+from g2d_jax.sampler.sampling import Draw, draw
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
@@ -163,9 +163,8 @@ def empty(
     def zeros(*shape: int) -> tuple[jax.Array, ...]:
         if stacked:
             return (jnp.zeros((layers, *shape), dtype),)
-        return tuple(
-            jnp.zeros(shape, dtype) for _ in range(layers)
-        )  # each its own buffer: they are donated
+        # Each its own buffer: they are donated.
+        return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
 
     cache = Cache(
         keys=zeros(shapes.rows, heads, dim, width),
@@ -180,8 +179,7 @@ def empty(
         values=zeros(shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
     )
-    place = partial(lay_out, mesh)
-    return lay_out_tree((state, prompts), place)
+    return lay_out_tree((state, prompts), partial(lay_out, mesh))
 
 
 def prefill(
@@ -219,11 +217,8 @@ def prefill(
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
-        return jnp.where(
-            fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)),
-            place(new, *logical_axes(new)),
-            old,
-        )
+        is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
+        return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
@@ -251,51 +246,49 @@ def insert(
     that begin, at their place.
     """
     rows = meshes.spec(mesh, ("rows",), order.shape)
-    split, replicated = PartitionSpec(*rows, None), PartitionSpec()
-    arrays, prefixes = (state.cache.keys, state.cache.values), (prompts.keys, prompts.values)
-    cache_specs, prefix_specs = jax.tree.map(
-        lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (arrays, prefixes)
+    specs: Any = jax.tree.map(
+        lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (state.cache, state.hidden, prompts)
     )
 
+    # A loop of as many rounds as a device has rows that begin: XLA could not split it by itself.
     def begin(
-        arrays: Any,
-        hidden: Any,
-        prefixes: Any,
-        last: Any,
-        order: Any,
-        places: Any,
-        counts: Any,
-        ring: Any,
+        cache: Cache,
+        hidden: jax.Array,
+        prompts: Prompts,
+        order: jax.Array,
+        places: jax.Array,
+        counts: jax.Array,
     ) -> Any:
         def begin_row(number: jax.Array, carry: Any) -> Any:
-            arrays, hidden, begun = carry
+            keys, values, hidden, begun = carry
             row = order[number]
             place = places[number]
-            write = partial(_write, row=row, place=place, ring=ring)
-            keys = tuple(map(partial(write, axis=KEY_COLUMNS), arrays[0], prefixes[0]))
-            values = tuple(map(partial(write, axis=VALUE_COLUMNS), arrays[1], prefixes[1]))
-            hidden = jax.lax.dynamic_update_index_in_dim(hidden, last[place], row, 0)
-            return (keys, values), hidden, begun.at[row].set(True)
+            write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
+            return (
+                tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
+                tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
+                jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
+                begun.at[row].set(True),
+            )
 
-        start = (arrays, hidden, jnp.zeros(order.shape, jnp.bool_))
+        start = cache.keys, cache.values, hidden, jnp.zeros(order.shape, jnp.bool_)
         return jax.lax.fori_loop(0, counts[0], begin_row, start)
 
-    inputs = cache_specs, split, prefix_specs, split, rows, rows, rows, replicated
-    begin = jax.shard_map(
-        begin, mesh=mesh, in_specs=inputs, out_specs=(cache_specs, split, rows), check_vma=False
+    run = jax.shard_map(
+        begin,
+        mesh=mesh,
+        in_specs=(*specs, rows, rows, rows),
+        out_specs=(specs[0].keys, specs[0].values, specs[1], rows),
+        check_vma=False,
     )
-    ring = state.cache.column, state.cache.width
-    (keys, values), hidden, begun = begin(
-        arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring
-    )
+    keys, values, hidden, begun = run(state.cache, state.hidden, prompts, order, places, counts)
 
     def changed(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-    cache = Cache(keys, values, *ring)
-    return lay_out_tree(
-        State(jax.tree.map(changed, fresh, state.rows), cache, hidden), partial(lay_out, mesh)
-    )
+    cache = dataclasses.replace(state.cache, keys=keys, values=values)
+    begun_state = State(jax.tree.map(changed, fresh, state.rows), cache, hidden)
+    return lay_out_tree(begun_state, partial(lay_out, mesh))
 
 
 def _write(
@@ -326,9 +319,8 @@ def _write(
     shape = list(array.shape)
     shape[ROWS] = 1
     shape[axis] += size
-    line = jax.lax.dynamic_update_slice_in_dim(
-        jnp.zeros(shape, array.dtype), prompt, start, axis=axis
-    )
+    zeros = jnp.zeros(shape, array.dtype)
+    line = jax.lax.dynamic_update_slice_in_dim(zeros, prompt, start, axis=axis)
     beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)
     line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
     head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
@@ -395,34 +387,10 @@ def decode_chunk(
         step, state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        # Each device multiplies its words, and draws for its rows from all words.
-        hidden = place(state.hidden, "replica_rows", "embed")
-        logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
-        logits = place(place(logits, "rows", "vocab"), "all_rows", None)
-        drawn = draw(
-            logits,
-            rows.keys,
-            rows.generated,
-            rows.temperature,
-            rows.top_k,
-            rows.top_p,
-            filtered=filtered,
-        )
+        drawn = _draw_next(state, head, place, filtered)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
-
-        def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(
-                buffer, place(value[:, None], "rows", None), step, axis=1
-            )
-
-        emitted = emitted._replace(
-            tokens=write(emitted.tokens, drawn.token),
-            logprobs=write(emitted.logprobs, drawn.logprob),
-            entropies=write(emitted.entropies, drawn.entropy),
-            counts=emitted.counts + increment,
-            stopped=emitted.stopped | stopped,
-        )
+        emitted = _add_column(emitted, drawn, step, increment, stopped, place)
         # A row at rest reads its own token alone, so that it does not count as a long one.
         position = jnp.where(active, rows.position, 0)
         hidden, cache = decode(
@@ -436,9 +404,11 @@ def decode_chunk(
             kernel=kernel,
         )
         remaining = jnp.where(stopped, 0, rows.remaining - increment)
-        position, generated = rows.position + increment, rows.generated + increment
         rows = dataclasses.replace(
-            rows, position=position, generated=generated, remaining=remaining
+            rows,
+            position=rows.position + increment,
+            generated=rows.generated + increment,
+            remaining=remaining,
         )
         return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
 
@@ -449,4 +419,40 @@ def decode_chunk(
         entropies=place(emitted.entropies, "rows", None),
         counts=place(emitted.counts, None),
         stopped=place(emitted.stopped, None),
+    )
+
+
+def _draw_next(
+    state: State, head: jax.Array, place: Callable[..., jax.Array], filtered: bool
+) -> Draw:
+    """Draw each row's next token from the hidden state of its last one."""
+    # Each device multiplies its words, and draws for its rows from all words.
+    hidden = place(state.hidden, "replica_rows", "embed")
+    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    logits = place(place(logits, "rows", "vocab"), "all_rows", None)
+    rows = state.rows
+    settings = rows.keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
+    return draw(logits, *settings, filtered=filtered)
+
+
+def _add_column(
+    emitted: Emitted,
+    drawn: Draw,
+    step: jax.Array,
+    increment: jax.Array,
+    stopped: jax.Array,
+    place: Callable[..., jax.Array],
+) -> Emitted:
+    """Write the tokens drawn in a step into its column, and count those of rows that were active."""
+
+    def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
+        column = place(value[:, None], "rows", None)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, column, step, axis=1)
+
+    return emitted._replace(
+        tokens=write(emitted.tokens, drawn.token),
+        logprobs=write(emitted.logprobs, drawn.logprob),
+        entropies=write(emitted.entropies, drawn.entropy),
+        counts=emitted.counts + increment,
+        stopped=emitted.stopped | stopped,
     )

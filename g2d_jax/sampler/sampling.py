@@ -58,13 +58,11 @@ def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Ar
         last = values.shape[-1] - 1
         places = jnp.broadcast_to(jnp.arange(last, -1, -1, dtype=jnp.uint32), values.shape)
         rest = target - jnp.sum(jnp.where(above, weights, 0.0), axis=-1)
-        return equal & (
-            places >= _threshold(places, jnp.where(equal, weights, 0.0), rest, last.bit_length())
-        )
+        tied = jnp.where(equal, weights, 0.0)
+        return equal & (places >= _threshold(places, tied, rest, last.bit_length()))
 
-    several = jnp.any(
-        jnp.sum(equal, axis=-1) > 1
-    )  # equal logits at the edge are rare in a large vocabulary
+    # Equal logits at the edge are rare in a large vocabulary: most steps read it once less.
+    several = jnp.any(jnp.sum(equal, axis=-1) > 1)
     return above | jax.lax.cond(several, cut, lambda equal: equal, equal)
 
 
@@ -85,11 +83,8 @@ def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: in
 
     def narrow(step: jax.Array, least: jax.Array) -> jax.Array:
         shift, greatest = 2 * (steps - 1 - step), least
-        for digit in (
-            1,
-            2,
-            3,
-        ):  # sums fall as t grows: the last that reaches the target is the greatest
+        # Sums fall as t grows: the last that reaches the target is the greatest.
+        for digit in (1, 2, 3):
             tried = least | (jnp.uint32(digit) << shift.astype(jnp.uint32))
             mass = jnp.sum(jnp.where(ranks >= tried, weights, 0.0), axis=-1, keepdims=True)
             greatest = jnp.where(mass >= target[:, None], tried, greatest)
@@ -117,9 +112,8 @@ def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
     order in which a matrix product adds may differ between its columns.
     """
     size = masses.shape[-1]
-    triangle = jnp.triu(
-        jnp.ones((size, size), masses.dtype)
-    )  # a product with it is the quickest exact running sum
+    # A product with a triangle of ones is the quickest exact running sum.
+    triangle = jnp.triu(jnp.ones((size, size), masses.dtype))
     sums = jnp.matmul(masses, triangle, precision=jax.lax.Precision.HIGHEST)
     reached = jnp.where(masses > 0, sums, 0.0)
     above = reached > (uniform * reached.max(axis=-1))[:, None]
@@ -169,8 +163,7 @@ def draw(
     token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, positions)))
     entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-    sure = greedy & ~jnp.isnan(
-        chosen
-    )  # logits that are not finite are to be seen in greedy rows too
+    # Logits that are not finite are to be seen in greedy rows too.
+    sure = greedy & ~jnp.isnan(chosen)
     logprob, entropy = (jnp.where(sure, 0.0, x) for x in (chosen, entropy))
     return Draw(token.astype(jnp.int32), logprob, entropy)
