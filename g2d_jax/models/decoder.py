@@ -107,7 +107,7 @@ def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 
     def place(_: str, row: Param) -> Any:
         axes = (*("layers" for _ in row.stacked), *row.axes)
-        return quantise.tree(row, lambda shape, _: meshes.sharding(mesh, axes, shape))
+        return quantise.make_parameter(row, lambda shape, _: meshes.sharding(mesh, axes, shape))
 
     return build(config, place)
 
@@ -124,7 +124,9 @@ def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  #
     float32."""
 
     def describe(_: str, row: Param) -> Any:
-        return quantise.tree(row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else dtype)
+        return quantise.make_parameter(
+            row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else dtype
+        )
 
     return build(config, describe)
 

@@ -122,10 +122,10 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     codes and scales.
     """
     staged = _stored_sharding(row, target)
-    make_zeros, fill = _programs(dataclasses.replace(row, hf=""), dtype, target, staged)
+    make_zeros, fill = _programs(dataclasses.replace(row, hf_name=""), dtype, target, staged)
     array = make_zeros() if row.layers else None
     for layer in range(row.layers or 1):
-        array = fill(array, _read(headers[row.hf.format(layer=layer)], staged), layer)
+        array = fill(array, _read(headers[row.hf_name.format(layer=layer)], staged), layer)
         jax.block_until_ready(array)  # or the host would read ahead and queue up layers
     return array
 
@@ -150,7 +150,7 @@ def _programs(
             lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, value
         )
 
-    zeros = jax.jit(lambda: quantise.tree(row, jnp.zeros, dtype), out_shardings=target)
+    zeros = jax.jit(lambda: quantise.make_parameter(row, jnp.zeros, dtype), out_shardings=target)
     return zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
@@ -356,7 +356,7 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
 
 def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
     """Return one parameter in our layout, of one layer if it belongs to the layers."""
-    value, adapter = lora.parts(model, name)
+    value, adapter = lora.weight_and_adapter(model, name)
     if adapter or quantise.is_quantised(value):
         assert model.config.lora is not None
         return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]

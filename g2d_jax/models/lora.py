@@ -84,7 +84,9 @@ def merge(model: Decoder) -> Decoder:
     lora = model.config.lora
     if lora is None:
         return model
-    return build(model.config.base, lambda name, _: merged(*parts(model, name), lora.scale))
+    return build(
+        model.config.base, lambda name, _: merged(*weight_and_adapter(model, name), lora.scale)
+    )
 
 
 @partial(jax.jit, static_argnames=("dtype", "weights"))
@@ -131,7 +133,7 @@ def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     return value.astype(dtype)
 
 
-def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
+def weight_and_adapter(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
     """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all
     layers."""
     sides = "ab" if model.config.adapted(name) else ""

@@ -73,7 +73,9 @@ def scale_shape(row: Param) -> tuple[int, ...]:
     return (*row.shape[:last], tiles, *row.shape[last + 1 :])
 
 
-def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None) -> Any:
+def make_parameter(
+    row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None
+) -> Any:
     """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and
     scales."""
     if not row.quantised:

@@ -125,7 +125,7 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = Param((config.hidden_size,), ("norm",), "normal", heads[0], 1)
-    checked = check_headers(place, headers, config, {head.hf: head.stored_shape})
+    checked = check_headers(place, headers, config, {head.hf_name: head.stored_shape})
     return config, checked, head, read_out
 
 

@@ -19,17 +19,17 @@ _PEFT = "base_model.model."  # in front of the names in PEFT's files
 class Param:
     """One row of the table.
 
-    shape and axes are of one layer. hf: Hugging Face's tensor name, {layer} where there is one per
-    layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0: it is
-    no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes that
-    stand for it, see quantise.py; empty: none. layers: how many are stacked in one array, which
-    begins with that dimension; 0: it is in no layer.
+    shape and axes are of one layer. hf_name: Hugging Face's tensor name, {layer} where there is
+    one per layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0:
+    it is no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes
+    that stand for it, see quantise.py; empty: none. layers: how many are stacked in one array,
+    which begins with that dimension; 0: it is in no layer.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     init: Init
-    hf: str
+    hf_name: str
     inputs: int = 0
     adapter: bool = False
     quantised: str = ""
@@ -76,8 +76,8 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
         ("down", ("mlp",), ("embed",)),
     ):
         part = attn if name in "qkvo" else mlp
-        hf = f"{part}.{name}_proj.weight"
-        row = _row(c, (*inputs, *outputs), "normal", hf, len(inputs))
+        hf_name = f"{part}.{name}_proj.weight"
+        row = _row(c, (*inputs, *outputs), "normal", hf_name, len(inputs))
         table[name] = replace(row, quantised=c.quantise)
     if c.traits.qkv_bias or c.attention_bias:
         for name, axes in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
@@ -96,7 +96,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
     return {name: replace(row, layers=c.num_hidden_layers) for name, row in table.items()}
 
 
-def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf: str, inputs: int = 0) -> Param:
+def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: int = 0) -> Param:
     """Return the row of a parameter with these axes, whose sizes the config states."""
     sizes = {
         "vocab": c.vocab_size,
@@ -107,13 +107,13 @@ def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf: str, inputs: int =
         "head_dim": c.head_dim,
         "mlp": c.intermediate_size,
     }
-    return Param(tuple(sizes[axis] for axis in axes), tuple(axes), init, hf, inputs)
+    return Param(tuple(sizes[axis] for axis in axes), tuple(axes), init, hf_name, inputs)
 
 
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     """Return NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
     n = row.inputs
-    stem = _PEFT + row.hf.removesuffix(".weight")
+    stem = _PEFT + row.hf_name.removesuffix(".weight")
     to_rank = (*row.shape[:n], rank), (*row.axes[:n], "rank")
     from_rank = (rank, *row.shape[n:]), ("rank", *row.axes[n:])
     return {
@@ -147,10 +147,10 @@ def params(c: ModelConfig) -> dict[str, Param]:
 def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
     """Map Hugging Face's names to (our name, row, layer or None), in Hugging Face's order."""
     table: dict[str, tuple[str, Param, int | None]] = {}
-    table |= {row.hf: (name, row, None) for name, row in outer_params(c).items()}
+    table |= {row.hf_name: (name, row, None) for name, row in outer_params(c).items()}
     rows = block_params(c).items()
     for layer in range(c.num_hidden_layers):
-        table |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
+        table |= {row.hf_name.format(layer=layer): (name, row, layer) for name, row in rows}
     return table
 
 

@@ -169,9 +169,8 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             ),
         }
         if path := config.model.path:
-            attributes["model_config"] = dataclasses.replace(
-                shape_of(path), **init_params.adapters(config.lora)
-            )
+            adapters = init_params.adapters(config.lora)
+            attributes["model_config"] = dataclasses.replace(shape_of(path), **adapters)
         if not reads_locally(config):
             held_out = {split: problems(config, split) for split in ("dev", "test")}
             attributes["prompt_lengths"] = (config.data.max_prompt_length,)

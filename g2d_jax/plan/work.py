@@ -63,11 +63,10 @@ def reads_locally(config: Config) -> bool:
     can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
     if tokenizer and not tokenizer.startswith("procedural:"):
-        files = [
-            epath.Path(tokenizer).expanduser() / name
-            for name in ("tokenizer.json", "tokenizer_config.json")
-        ]
-        if not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
+        folder = epath.Path(tokenizer).expanduser()
+        names = ("tokenizer.json", "tokenizer_config.json")
+        is_local = storage.is_local(tokenizer)
+        if not is_local or not any((folder / name).exists() for name in names):
             return False
     sources = []
     for task in config.all_tasks.values():
@@ -90,9 +89,9 @@ def _is_local_file(source: str) -> bool:
 def problems(config: Config, split: str) -> int:
     """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an
     assumed number."""
-    sources: list[Source] = [
-        getattr(task, split) for task in config.all_tasks.values() if getattr(task, split).path
-    ]
-    return sum(
-        source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources
-    )
+    total = 0
+    for task in config.all_tasks.values():
+        source: Source = getattr(task, split)
+        if source.path:
+            total += source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED)
+    return total

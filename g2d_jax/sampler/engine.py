@@ -194,10 +194,8 @@ class Sampler:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
         else:
-            narrow = {
-                round_up(max(widest // part, columns[-1] + self.chunk, MIN_CACHE_WIDTH), 16)
-                for part in (16, 4)
-            }
+            least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
+            narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
             share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
@@ -214,9 +212,7 @@ class Sampler:
         for every array."""
 
         def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape)
-            )
+            return x.update(sharding=meshes.sharding(self.mesh, axes, x.shape))
 
         make = partial(programs.empty, self.config, shapes, stacked=self.stacked, dtype=self.dtype)
         return programs.lay_out_tree(jax.eval_shape(make), place)
@@ -246,44 +242,31 @@ class Sampler:
         """
         pending = list(requests)
         for request in pending:
-            if len(request.prompt_ids) == 0 or request.num_samples < 1:
-                raise ValueError(
-                    f"problem {request.problem_id}: a request needs a prompt and at least one "
-                    "sample"
-                )
-            if (
-                not 0
-                <= request.prompt_ids.min()
-                <= request.prompt_ids.max()
-                < self.config.vocab_size
-            ):
-                raise ValueError(
-                    f"problem {request.problem_id}: prompt ids must lie in [0, "
-                    f"{self.config.vocab_size})"
-                )
-            if request.params.stop and self.decode is None:
-                raise ValueError(
-                    f"problem {request.problem_id}: stop strings need a sampler that is given "
-                    "decode"
-                )
-            needed = (
-                len(request.prompt_ids),
-                len(request.prompt_ids) + request.params.max_new_tokens,
-            )
-            if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
-                raise ValueError(
-                    f"problem {request.problem_id} needs more columns than the sampler is "
-                    "compiled for"
-                )
+            if wrong := self._wrong(request, shapes):
+                raise ValueError(f"problem {request.problem_id}{wrong}")
         if not pending:
             return
         if shapes is None:
             samples = sum(request.num_samples for request in pending)
             lengths = [len(request.prompt_ids) for request in pending]
-            shapes = self.shapes(
-                len(pending), samples, [request.params for request in pending], lengths
-            )
+            params = [request.params for request in pending]
+            shapes = self.shapes(len(pending), samples, params, lengths)
         yield from _Session(self, sampler_params, pending, purpose, shapes).run()
+
+    def _wrong(self, request: Request, shapes: Shapes | None) -> str:
+        """Say why a request cannot be sampled; "" if it can."""
+        ids, params = request.prompt_ids, request.params
+        vocab_size = self.config.vocab_size
+        if not len(ids) or request.num_samples < 1:
+            return ": a request needs a prompt and at least one sample"
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            return f": prompt ids must lie in [0, {vocab_size})"
+        if params.stop and self.decode is None:
+            return ": stop strings need a sampler that is given decode"
+        width = len(ids) + params.max_new_tokens
+        if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
+            return " needs more columns than the sampler is compiled for"
+        return ""
 
 
 class _Session:

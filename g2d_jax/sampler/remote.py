@@ -82,7 +82,7 @@ class Served(NamedTuple):
     version: str = ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Remote:
     """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies
     are written for it.
@@ -166,10 +166,10 @@ class Remote:
         """Yield rollouts as they finish, in no particular order: this process's share of the
         requests.
 
-        All processes make the call, with the same requests. sampler_params: of `to_sampler_params`. purpose:
-        names the randomness as in `Sampler.generate`; the shapes are the sampler's. entropies are
-        NaN, as are log-probabilities where the server's are not those of the distribution that was
-        drawn from; greedy ones are 0. Raises EngineError.
+        All processes make the call, with the same requests. sampler_params: of
+        `to_sampler_params`. purpose: names the randomness as in `Sampler.generate`; the shapes are
+        the sampler's. entropies are NaN, as are log-probabilities where the server's are not those
+        of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))
@@ -178,17 +178,17 @@ class Remote:
             self._check_held(sampler_params)
             stopped = threading.Event()
             pool = ThreadPoolExecutor(self.settings.concurrency)
-            submit = functools.partial(pool.submit, self._draw, sampler_params, purpose, stopped)
+            draw = functools.partial(self._draw, sampler_params, purpose, stopped)
             # As many again as are asked at once: a thread that is done finds its next request here.
             first = itertools.islice(jobs, 2 * self.settings.concurrency)
-            waiting = {submit(*job) for job in first}
+            waiting = {pool.submit(draw, *job) for job in first}
             try:
                 while waiting:
                     future = next(processes.completed_interruptible(waiting))
                     waiting.remove(future)
                     self.ready = sum(other.done() for other in waiting)
                     yield self._rollout(*future.result())
-                    waiting |= {submit(*job) for job in itertools.islice(jobs, 1)}
+                    waiting |= {pool.submit(draw, *job) for job in itertools.islice(jobs, 1)}
             finally:
                 # After an error what is under way ends, and no more is sent.
                 stopped.set()

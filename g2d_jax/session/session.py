@@ -52,7 +52,7 @@ from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.windows import window_at
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.step import make_scorer, put_batch, put_number
+from g2d_jax.training.step import make_scorer, put_batch, put_numbers
 from g2d_jax.workdir import absolute
 
 SAMPLINGS = ("sampling", "probe_sampling")
@@ -473,7 +473,7 @@ class Session:
         with self.clock.doing("logprobs"):
             score = self.programs.get_or_make(make_scorer, self.compute)
             logprobs, _ = score(
-                params, *put_batch(packed, self.mesh), put_number(temperature, self.mesh)
+                params, *put_batch(packed, self.mesh), put_numbers(temperature, self.mesh)
             )
             self.clock.settle()
             return np.asarray(logprobs)

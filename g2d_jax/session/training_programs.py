@@ -22,7 +22,6 @@ from g2d_jax.training.step import (
     StepNumbers,
     TrainState,
     abstract_batch,
-    abstract_number,
     abstract_numbers,
     abstract_state,
     make_cast,
@@ -154,7 +153,7 @@ def logprobs(
     inputs = abstract_batch(packed, session.mesh)
     program = session.programs.get_or_make(make_scorer, session.compute)
     kind = "reference log-probs" if reference else "log-probs"
-    arguments = fixed(params, *inputs, abstract_number(session.mesh))
+    arguments = fixed(params, *inputs, abstract_numbers(1.0, session.mesh))
     return Program(name, kind, program, arguments, work, {}, packed.count, resident)
 
 
