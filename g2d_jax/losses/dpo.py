@@ -20,6 +20,7 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from g2d_jax.config import OnlineDPO
 from g2d_jax.losses.reduction import (
@@ -55,7 +56,7 @@ def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
     )
 
 
-def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array:
+def sigmoid_loss(margins: Array, label_smoothing: Number = 0.0) -> Array:
     """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels
     taken as flipped.
 
@@ -65,7 +66,7 @@ def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array
     return -(1.0 - label_smoothing) * as_labelled - label_smoothing * flipped
 
 
-def ipo_loss(gaps: jax.Array, beta: Number) -> jax.Array:
+def ipo_loss(gaps: Array, beta: Number) -> Array:
     """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always
     asks for more.
 
@@ -75,17 +76,17 @@ def ipo_loss(gaps: jax.Array, beta: Number) -> jax.Array:
 
 
 def dpo_loss(
-    policy_chosen: jax.Array,
-    policy_rejected: jax.Array,
-    ref_chosen: jax.Array | None,
-    ref_rejected: jax.Array | None,
-    weights: jax.Array,
+    policy_chosen: Array,
+    policy_rejected: Array,
+    ref_chosen: Array | None,
+    ref_rejected: Array | None,
+    weights: Array,
     settings: OnlineDPO,
     *,
     numbers: Mapping[str, Number] = MappingProxyType({}),
-    chosen_lengths: jax.Array | None = None,
-    rejected_lengths: jax.Array | None = None,
-) -> tuple[jax.Array, Sums]:
+    chosen_lengths: Array | None = None,
+    rejected_lengths: Array | None = None,
+) -> tuple[Array, Sums]:
     """Compute sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
     policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference;
@@ -193,6 +194,6 @@ def dpo_loss(
     return weighted_sum(pair_loss, weights), sums | {"pairs": active_count(weights)}
 
 
-def _per_token(total: jax.Array, lengths: jax.Array | None) -> jax.Array:
+def _per_token(total: Array, lengths: Array | None) -> Array:
     assert lengths is not None
     return total / jnp.maximum(lengths.astype(jnp.float32), 1.0)

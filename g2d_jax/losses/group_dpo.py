@@ -16,9 +16,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike
 
 from g2d_jax.config import OnlineDPO
@@ -48,7 +48,7 @@ def group_dpo_weights(
     return np.where(pairs > 0, 1.0 / (prompts * np.maximum(pairs, 1)), 0.0).astype(np.float32)
 
 
-def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax.Array:
+def pair_weights(sides: Array, groups: Array, weights: Array) -> Array:
     """Spread weights [R, M] to [R, M, M] float32: of chosen place i with rejected place j, 0 where
     they are no pair.
 
@@ -63,16 +63,16 @@ def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax
 
 
 def group_dpo_loss(
-    policy: jax.Array,
-    reference: jax.Array | None,
-    sides: jax.Array,
-    groups: jax.Array,
-    weights: jax.Array,
+    policy: Array,
+    reference: Array | None,
+    sides: Array,
+    groups: Array,
+    weights: Array,
     settings: OnlineDPO,
     *,
     numbers: Mapping[str, Number] = MappingProxyType({}),
-    lengths: jax.Array | None = None,
-) -> tuple[jax.Array, Sums]:
+    lengths: Array | None = None,
+) -> tuple[Array, Sums]:
     """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row
     and one group.
 
@@ -102,7 +102,7 @@ def group_dpo_loss(
 
     # Each response was forwarded once. Its number is read in the row of every pair in which it is
     # chosen, and in the column of every pair in which it is rejected.
-    def spread(x: jax.Array | None, axis: int) -> Any:
+    def spread(x: Array | None, axis: int) -> Any:
         if x is None:
             return None
         return jnp.broadcast_to(jnp.expand_dims(x, axis), pairs.shape)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike
 
 from g2d_jax.config import GRPOLossType, ScaleRewards
@@ -182,7 +183,7 @@ def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np
     return (0.0 - np.clip(over / buffer, 0.0, 1.0)).astype(np.float32)
 
 
-def k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
+def k3(logprobs: Array, ref_logprobs: Array) -> Array:
     """Compute the k3 estimate of KL(policy || reference) per sampled token: r - 1 - log r with r = reference / policy.
 
     Any equal shapes, float32 nats, never negative. Log r is bounded above by MAX_LOG_RATIO.
@@ -192,20 +193,20 @@ def k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
 
 
 def grpo_loss(
-    logprobs: jax.Array,
-    old_logprobs: jax.Array | None,
-    ref_logprobs: jax.Array | None,
-    advantages: jax.Array,
-    weights: jax.Array,
+    logprobs: Array,
+    old_logprobs: Array | None,
+    ref_logprobs: Array | None,
+    advantages: Array,
+    weights: Array,
     *,
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
     beta: Number = 0.0,
     cispo: bool = False,
-    sampler_logprobs: jax.Array | None = None,
+    sampler_logprobs: Array | None = None,
     importance_cap: Number = 0.0,
-    sequence_ids: jax.Array | None = None,
-) -> tuple[jax.Array, Sums]:
+    sequence_ids: Array | None = None,
+) -> tuple[Array, Sums]:
     """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) *
     importance + beta * k3)).
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
@@ -39,16 +40,16 @@ class Windowed(NamedTuple):
     sees.
     """
 
-    segment_ids: jax.Array
-    positions: jax.Array
-    oldest: jax.Array
+    segment_ids: Array
+    positions: Array
+    oldest: Array
 
 
-Segments = jax.Array | Windowed
+Segments = Array | Windowed
 """Segment ids int32 [B, T], with the window of a layer that has one."""
 
 
-def inverse_frequencies(config: ModelConfig) -> jax.Array:
+def inverse_frequencies(config: ModelConfig) -> Array:
     """Compute rotary inverse frequencies, float32 [D/2], with the scaling that is configured.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the
@@ -92,7 +93,7 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
     return np.clip((numbers - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
 
 
-def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, Array]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
     scaling = config.rope_scaling
@@ -100,7 +101,7 @@ def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, 
     return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
-def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: Array, table: tuple[Array, Array]) -> Array:
     """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in
     float32."""
     cos, sin = (t[:, :, None, :] for t in table)
@@ -109,7 +110,7 @@ def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate(halves, axis=-1).astype(x.dtype)
 
 
-def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0) -> jax.Array:
+def visible(query_ids: Segments, key_ids: Segments, offset: Array | int = 0) -> Array:
     """Return the causal visibility inside packed segments, bool [B, T, S].
 
     query_ids [B, T], key_ids [B, S]; query t sits in column offset + t. A token sees earlier
@@ -120,17 +121,15 @@ def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0)
         assert isinstance(key_ids, Windowed)
         near = key_ids.positions[:, None, :] >= query_ids.oldest[:, :, None]
         return near & visible(query_ids.segment_ids, key_ids.segment_ids, offset)
-    assert isinstance(key_ids, jax.Array)
+    assert isinstance(key_ids, Array)
     query, key = query_ids[:, :, None], key_ids[:, None, :]
-    is_prefix = (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
-    same = (query == key) | is_prefix
+    same = query == key
+    same |= (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
     columns = offset + jnp.arange(query_ids.shape[1])
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
 
 
-def attend_cached(
-    q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool
-) -> jax.Array:
+def attend_cached(q: Array, keys: Array, values: Array, mask: Array, *, by_sums: bool) -> Array:
     """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask
     bool [B, S].
 
@@ -152,14 +151,14 @@ def attend_cached(
 
 
 def attend_blocks(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
-    most: jax.Array,
-) -> jax.Array:
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    column: Array,
+    earlier: Array,
+    most: Array,
+) -> Array:
     """Attend with one query a row to a ring of columns, a block at a time from the newest one back.
 
     q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is
@@ -175,7 +174,7 @@ def attend_blocks(
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
     reached = blocks_back(most, column, block, total)
 
-    def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add_block(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (column // block - number) % total * block
         # The layer and the block are read in one slice: XLA copies the layer out of the stack
         # where it is sliced by itself.
@@ -191,7 +190,7 @@ def attend_blocks(
     return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
 
 
-def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -> jax.Array:
+def blocks_back(earlier: Array, column: Array, block: int, total: int) -> Array:
     """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and
     `earlier` before it."""
     return jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
@@ -199,8 +198,8 @@ def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def packed_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int = CPU_BLOCK
-) -> jax.Array:
+    q: Array, k: Array, v: Array, segment_ids: Segments, block: int = CPU_BLOCK
+) -> Array:
     """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D],
     softmax in float32.
 
@@ -214,15 +213,15 @@ def packed_attention(
 
 
 def _attended(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int
-) -> tuple[jax.Array, tuple[Any, ...]]:
+    q: Array, k: Array, v: Array, segment_ids: Segments, block: int
+) -> tuple[Array, tuple[Any, ...]]:
     """Return the output, and what the backward pass reads: the inputs, the output and its
     log-sum-exp."""
     ids = _ids_in_blocks(segment_ids, block)
     queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
     pairs, count = _visible_pairs(ids)
 
-    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, j = pairs[number]
         # Where a query sees none of these keys its weights are 1, until a pair that it sees takes
         # them off by `decay`.
@@ -235,9 +234,7 @@ def _attended(
     return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
 
 
-def _attended_backward(
-    block: int, residuals: tuple[Any, ...], gradient: jax.Array
-) -> tuple[Any, ...]:
+def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
     """Return the gradients. With p the weights and g the gradient of the output: d score = p * (g .
     v - g . output)."""
     q, k, v, segment_ids, out, log_mass = residuals
@@ -248,7 +245,7 @@ def _attended_backward(
     pairs, count = _visible_pairs(ids)
     along = jnp.sum(gradients.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1)
 
-    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         to_q, to_k, to_v = carry
         i, j = pairs[number]
         weights = jnp.exp(_scores(queries[i], keys[j], ids, i, j) - log_mass[i][..., None])
@@ -269,7 +266,7 @@ def _attended_backward(
 packed_attention.defvjp(_attended, _attended_backward)
 
 
-def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
+def _in_blocks(x: Array, block: int, kv_heads: int) -> Array:
     """Reshape [B, T, heads, D] to [blocks, B, K, R * columns, D], with zeros after the end.
 
     The R query heads of a key head become further queries: plain batched products, which a CPU
@@ -291,14 +288,14 @@ def _ids_in_blocks(segment_ids: Segments, block: int) -> Segments:
     )
 
 
-def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _in_rows(x: Array, shape: tuple[int, ...]) -> Array:
     """Undo `_in_blocks` of an array of this shape."""
     batch, length, heads, dim = shape
     x = x.reshape(*x.shape[:3], heads // x.shape[2], -1, dim).transpose(1, 0, 4, 2, 3, 5)
     return x.reshape(batch, -1, heads, dim)[:, :length]
 
 
-def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
+def _visible_pairs(ids: Segments) -> tuple[Array, Array]:
     """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2],
     and their number.
 
@@ -310,9 +307,7 @@ def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
     return jnp.stack(jnp.nonzero(sees, size=blocks * (blocks + 1) // 2), axis=1), sees.sum()
 
 
-def _scores(
-    queries: jax.Array, keys: jax.Array, ids: Segments, i: jax.Array, j: jax.Array
-) -> jax.Array:
+def _scores(queries: Array, keys: Array, ids: Segments, i: Array, j: Array) -> Array:
     """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R *
     columns, columns], LOWEST where a query does not see the key."""
     scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
@@ -323,15 +318,13 @@ def _scores(
     return jnp.where(mask[:, None, None], grouped, LOWEST).reshape(scores.shape)
 
 
-def _softmax_start(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _softmax_start(shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
     """Return the greatest score, the sum of weights and that of weighted values over no keys, of
     queries [..., D]."""
     return jnp.full(shape[:-1], LOWEST), jnp.zeros(shape[:-1]), jnp.zeros(shape, jnp.float32)
 
 
-def _softmax_step(
-    carry: tuple[jax.Array, ...], scores: jax.Array, values: jax.Array
-) -> tuple[jax.Array, ...]:
+def _softmax_step(carry: tuple[Array, ...], scores: Array, values: Array) -> tuple[Array, ...]:
     """Add a block of keys to `_softmax_start`: scores float32 [B, K, Q, S], values [B, K, S, D]."""
     largest, mass, mixed = carry
     now = jnp.maximum(largest, scores.max(axis=-1))

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
@@ -35,14 +36,14 @@ step to begin."""
 
 
 def attend_ring(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    column: Array,
+    earlier: Array,
     mesh: Mesh,
-) -> jax.Array:
+) -> Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads."""
     query = meshes.spec(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
@@ -63,13 +64,13 @@ def block_columns(width: int, column_bytes: int) -> int:
 
 
 def _attend(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
-) -> jax.Array:
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    column: Array,
+    earlier: Array,
+) -> Array:
     """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape
     kv_heads, width = values.shape[2:4]

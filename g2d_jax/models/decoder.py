@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
@@ -38,14 +39,14 @@ from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
-Pair = tuple[jax.Array, jax.Array]
+Pair = tuple[Array, Array]
 """Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
 
 
 class Parameters(nnx.Module):
     """Arrays, or what stands for them in a tree, as attributes: one a row of the table."""
 
-    def __init__(self, values: Mapping[str, jax.Array]):
+    def __init__(self, values: Mapping[str, Array]):
         for name, value in values.items():
             setattr(self, name, nnx.Param(value))
 
@@ -62,9 +63,7 @@ class Decoder(Parameters):
     """The parameters of a model. blocks: one stacked Block (training), or one Block a layer
     (`unstack`, decode)."""
 
-    def __init__(
-        self, config: ModelConfig, outer: Mapping[str, jax.Array], blocks: Block | nnx.List
-    ):
+    def __init__(self, config: ModelConfig, outer: Mapping[str, Array], blocks: Block | nnx.List):
         super().__init__(outer)
         self.config = config
         self.blocks = blocks
@@ -85,12 +84,12 @@ def parameter(model: Decoder, name: str) -> Any:
     return getattr(model if name in outer_params(model.config) else model.blocks, name).get_value()
 
 
-def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
+def init(config: ModelConfig, key: Array, std: float = 0.02) -> Decoder:
     """Draw random float32 parameters: see `fresh`."""
     return build(config, lambda name, row: fresh(name, row, key, std))
 
 
-def fresh(name: str, row: Param, key: jax.Array, std: float) -> jax.Array:
+def fresh(name: str, row: Param, key: Array, std: float) -> Array:
     """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their
     A as PEFT has it, uniform within 1 / sqrt(inputs). Each array's key is its name's."""
     shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
@@ -182,15 +181,13 @@ class Cache:
     where the next token is written. width: int32 scalar, the columns in use, no more than W.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    column: jax.Array
-    width: jax.Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    column: Array
+    width: Array
 
 
-def rms_norm(
-    x: jax.Array, weight: jax.Array, eps: float, *, unit_offset: bool = False
-) -> jax.Array:
+def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
     """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's
     dtype. unit_offset: multiply by 1 + weight, and round after it."""
     wide = x.astype(jnp.float32)
@@ -202,7 +199,7 @@ def rms_norm(
     return (wide * scale).astype(x.dtype) * weight
 
 
-def norm(c: ModelConfig, parameters: Parameters, name: str, x: jax.Array) -> jax.Array:
+def norm(c: ModelConfig, parameters: Parameters, name: str, x: Array) -> Array:
     """Apply the norm `name` where the family has it; elsewhere x stays as it is."""
     if not hasattr(parameters, name):
         return x
@@ -210,7 +207,7 @@ def norm(c: ModelConfig, parameters: Parameters, name: str, x: jax.Array) -> jax
     return rms_norm(x, weight, c.rms_norm_eps, unit_offset=c.traits.unit_offset)
 
 
-def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
+def linear(x: Array, weight: Array, inputs: int = 1, dtype: Any = None) -> Array:
     """Multiply x [B, T, *in] with weight [*in, *out] to [B, T, *out]; `inputs` input dimensions, in
     dtype, or x's.
 
@@ -224,17 +221,17 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) 
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def wide_linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
+def wide_linear(x: Array, weight: Array, inputs: int = 1) -> Array:
     """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's
     type."""
     return linear(x, weight, inputs, jnp.float32)
 
 
-def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Array, Pair]:
+def _wide_forward(x: Array, weight: Array, inputs: int) -> tuple[Array, Pair]:
     return wide_linear(x, weight, inputs), (x, weight)
 
 
-def _wide_backward(inputs: int, saved: Pair, gradient: jax.Array) -> Pair:
+def _wide_backward(inputs: int, saved: Pair, gradient: Array) -> Pair:
     _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *saved)
     return pull(gradient.astype(saved[0].dtype))  # type: ignore[return-value]
 
@@ -242,13 +239,13 @@ def _wide_backward(inputs: int, saved: Pair, gradient: jax.Array) -> Pair:
 wide_linear.defvjp(_wide_forward, _wide_backward)
 
 
-def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def quantised(product: Callable[..., Array]) -> Callable[..., Array]:
     """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight
     again from its
     codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a
     time."""
 
-    def decoding(x: jax.Array, weight: Any, inputs: int) -> jax.Array:
+    def decoding(x: Array, weight: Any, inputs: int) -> Array:
         if weight.qtype != "int8":
             return product(x, quantise.decode(weight, x.dtype), inputs)
         # One scale an output is one of the product, and codes are exact in x's type: a GPU's
@@ -263,10 +260,10 @@ def project(
     c: ModelConfig,
     block: Block,
     name: str,
-    x: jax.Array,
+    x: Array,
     inputs: int = 1,
     dropout: Dropout | None = None,
-) -> jax.Array:
+) -> Array:
     """Apply the linear layer `name`, with its adapter and its bias if it has them.
 
     The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would
@@ -290,10 +287,10 @@ def project(
 def project_qkv(
     c: ModelConfig,
     block: Block,
-    x: jax.Array,
+    x: Array,
     rope: Pair,
     dropout: Dropout | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
     rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
@@ -305,7 +302,7 @@ def project_qkv(
     return rotate(q, rope), rotate(k, rope), v
 
 
-def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+def mlp(c: ModelConfig, block: Block, x: Array, dropout: Dropout | None = None) -> Array:
     """Apply the gated feed-forward layer and add its residual."""
     y = norm(c, block, "mlp_norm", x)
     gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(
@@ -317,7 +314,7 @@ def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = No
     return x + norm(c, block, "mlp_post_norm", y)
 
 
-def rotary_tables(c: ModelConfig, positions: jax.Array) -> list[Pair]:
+def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
     """Return the rotary table of the layers, and that of sliding ones where they have a theta of
     their own."""
     tables = [rotary_table(c, positions)]
@@ -343,11 +340,11 @@ def layer_rope(c: ModelConfig, tables: list[Pair], number: Any) -> Pair:
 def apply_block(
     c: ModelConfig,
     block: Block,
-    x: jax.Array,
+    x: Array,
     rope: Pair,
-    attention: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]],
+    attention: Callable[[Array, Array, Array], tuple[Array, Any]],
     dropout: Dropout | None = None,
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """Apply one layer. attention: of queries, keys and values; it returns its output, and what of
     them is kept. Returns x, and the same."""
     block = jax.tree.map(
@@ -372,17 +369,17 @@ def rematerialise(fn: Callable, remat: Remat) -> Callable:
 
 def forward(
     model: Decoder,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
+    tokens: Array,
+    positions: Array,
+    segment_ids: Array,
     *,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     remat: Remat = "none",
     keep_kv: bool = False,
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
-    dropout: jax.Array | None = None,
-) -> tuple[jax.Array, Pair | None]:
+    dropout: Array | None = None,
+) -> tuple[Array, Pair | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
@@ -399,14 +396,14 @@ def forward(
     windows = c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
 
-    def layer(x: jax.Array, own: tuple[Block, Any]) -> tuple[jax.Array, Any]:
+    def layer(x: Array, own: tuple[Block, Any]) -> tuple[Array, Any]:
         block, number = own
         dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         ids: Segments = segment_ids
         if windows:
             ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             return attention(q, k, v, ids), (k, v) if keep_kv else None
 
         x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), attend, dropped)
@@ -425,14 +422,14 @@ def forward(
     return norm(c, model, "final_norm", x), kv
 
 
-def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
+def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
     """Split x over the mesh by its logical axes; without a mesh it stays as it is."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
 
 
-def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:
+def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None) -> Array:
     """Look tokens up, each device in its part of the width: the table is not gathered. [B, T, E] in
     dtype.
 
@@ -447,15 +444,15 @@ def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | N
 
 def decode(
     model: Decoder,
-    tokens: jax.Array,
-    positions: jax.Array,
+    tokens: Array,
+    positions: Array,
     cache: Cache,
     *,
     widths: tuple[int, ...],
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
     kernel: DecodeKernel = "xla",
-) -> tuple[jax.Array, Cache]:
+) -> tuple[Array, Cache]:
     """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the
     advanced cache.
 
@@ -479,9 +476,9 @@ def decode(
     reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
 
     def layer(
-        x: jax.Array, block: Block, cached: Pair, number: Any, read: Callable
-    ) -> tuple[jax.Array, Pair]:
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+        x: Array, block: Block, cached: Pair, number: Any, read: Callable
+    ) -> tuple[Array, Pair]:
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             # Written before it is read: a token sees itself.
             kept = _write_column(place, cache.column, number, cached, k, v)
             mixed = read(place(q, "rows", None, "heads", None), kept, number, reached(number))
@@ -493,7 +490,7 @@ def decode(
     if isinstance(model.blocks, Block):
         read = partial(_read_ring, cache.column, mesh, kernel)
 
-        def scanned(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
+        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
             x, cached = carry
             return layer(x, own[0], cached, own[1], read), None
 
@@ -516,12 +513,12 @@ def decode(
 
 
 def _write_column(
-    place: Callable[..., jax.Array],
-    column: jax.Array,
+    place: Callable[..., Array],
+    column: Array,
     number: Any,
     cached: Pair,
-    k: jax.Array,
-    v: jax.Array,
+    k: Array,
+    v: Array,
 ) -> Pair:
     """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
     keys, values = cached
@@ -532,9 +529,7 @@ def _write_column(
     return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, column, 0))
 
 
-def _reached(
-    windows: tuple[int, ...], positions: jax.Array, longest: jax.Array, number: Any
-) -> Pair:
+def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
     """Return the tokens before the newest one that a layer reads: of each row, and of the
     longest."""
     if not windows:
@@ -544,14 +539,14 @@ def _reached(
 
 
 def _read_ring(
-    column: jax.Array,
+    column: Array,
     mesh: Mesh | None,
     kernel: DecodeKernel,
-    q: jax.Array,
+    q: Array,
     cached: Pair,
-    number: jax.Array,
+    number: Array,
     reach: Pair,
-) -> jax.Array:
+) -> Array:
     """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
     longest does."""
     if kernel == "xla":
@@ -563,21 +558,21 @@ def _read_ring(
 
 
 def _read_columns(
-    ages: jax.Array,
-    used: jax.Array,
+    ages: Array,
+    used: Array,
     widths: tuple[int, ...],
     by_sums: bool,
-    q: jax.Array,
+    q: Array,
     cached: Pair,
     _: int,
     reach: Pair,
-) -> jax.Array:
+) -> Array:
     """Attend to the columns of a layer's cache that are `used`. ages: int32 [W], how many steps ago
     each was written."""
     keys, values = cached
     mask = ages[None] <= reach[0][:, None]  # [B, W]
 
-    def first(size: int) -> jax.Array:
+    def first(size: int) -> Array:
         return attend_cached(
             q, keys[..., :size], values[..., :size, :], mask[:, :size], by_sums=by_sums
         )
@@ -590,7 +585,7 @@ def _read_columns(
     return jax.lax.switch(at, [partial(first, size) for size in widths])
 
 
-def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]
+def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> Array:  # type: ignore[assignment]
     """Return the output projection [E, V]."""
     weight = model.embed[...].T if model.config.tie_word_embeddings else model.head[...]
     return weight.astype(dtype)

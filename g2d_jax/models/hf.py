@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
+from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -133,11 +134,11 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
 def _programs(
     row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
-) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
+) -> tuple[Callable[[], Any], Callable[[Any, Array, int], Any]]:
     """Return two jitted programs: make an empty stack; write one stored layer into a (donated)
     stack, or convert what is in no layer."""
 
-    def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
+    def fill(stack: Any, theirs: Array, layer: int) -> Any:
         if staged is not None:
             # What processes read is brought to its devices in the stored dtype; the rest each does
             # with its own part.
@@ -154,7 +155,7 @@ def _programs(
     return zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
-def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
+def _read(stored: Stored, staged: NamedSharding | None) -> Array:
     """Read a tensor in its stored layout and dtype, each device given its part."""
     if staged is None:
         return jnp.asarray(safetensors_file.read_rows(stored))
@@ -354,7 +355,7 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     return fetch
 
 
-def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
+def _parameter(model: Decoder, name: str, layer: int | None) -> Array:
     """Return one parameter in our layout, of one layer if it belongs to the layers."""
     value, adapter = lora.weight_and_adapter(model, name)
     if adapter or quantise.is_quantised(value):
@@ -366,9 +367,7 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="scale")
-def _merged_layer(
-    stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale: float
-) -> jax.Array:
+def _merged_layer(stack: Any, adapter: tuple[Array, ...], layer: int, scale: float) -> Array:
     """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
     value, own_adapter = jax.tree.map(
         lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter)

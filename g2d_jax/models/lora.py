@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
@@ -27,7 +28,7 @@ from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, parameter
 from g2d_jax.models.table import Param, block_params, outer_params
 
 
-def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
+def adapters(config: ModelConfig, key: Array) -> Decoder:
     """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's
     key is its name's."""
     return build(config, lambda name, row: fresh(name, row, key, 0.0) if row.adapter else None)
@@ -107,7 +108,7 @@ def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str =
         return unstack(cast(model, dtype))
     rows = block_params(config)
     stacks = {name: parameter(model, name) for name in rows}
-    layers: list[dict[str, jax.Array]] = []
+    layers: list[dict[str, Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
         if layers:
@@ -133,14 +134,14 @@ def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     return value.astype(dtype)
 
 
-def weight_and_adapter(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
+def weight_and_adapter(model: Decoder, name: str) -> tuple[Any, tuple[Array, ...]]:
     """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all
     layers."""
     sides = "ab" if model.config.adapted(name) else ""
     return parameter(model, name), tuple(parameter(model, f"{name}_{side}") for side in sides)
 
 
-def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
+def merged(value: Any, adapter: tuple[Array, ...], scale: float) -> Array:
     """Compute W + scale * A B, float32, of the layers of a parameter: [L, *in, *out], [L, *in,
     rank], [L, rank, *out].
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
@@ -79,7 +80,7 @@ class ScalarModel:
     [E]."""
 
     trunk: Decoder
-    head: jax.Array
+    head: Array
     read_out: ReadOut
 
     @property
@@ -170,12 +171,12 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
 
 def read_scores(
     model: ScalarModel,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    tokens: Array,
+    lengths: Array,
     *,
     mesh: Mesh,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
-) -> jax.Array:
+) -> Array:
     """Compute scores, float32 [B], read at the last of each row's tokens, by the platform's
     attention if it can serve.
 

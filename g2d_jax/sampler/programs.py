@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
@@ -30,7 +31,7 @@ from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.sampler.sampling import Draw, draw
 
-Array = TypeVar("Array", jax.Array, np.ndarray)
+Held = TypeVar("Held", Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
 
 Tree = TypeVar("Tree")
@@ -38,7 +39,7 @@ Tree = TypeVar("Tree")
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Rows(Generic[Array]):
+class Rows(Generic[Held]):
     """The sampler's record of each row, besides its cache: numpy arrays where the host fills them
     in.
 
@@ -49,14 +50,14 @@ class Rows(Generic[Array]):
     temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
     """
 
-    keys: Array
-    position: Array
-    remaining: Array
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    stop_ids: Array
-    generated: Array
+    keys: Held
+    position: Held
+    remaining: Held
+    temperature: Held
+    top_k: Held
+    top_p: Held
+    stop_ids: Held
+    generated: Held
 
     @classmethod
     def at_rest(cls, rows: int, stops: int) -> Rows[np.ndarray]:
@@ -73,9 +74,9 @@ class State:
     """The device state between chunks. hidden: [S, E], from which each row's next token is
     drawn."""
 
-    rows: Rows[jax.Array]
+    rows: Rows[Array]
     cache: Cache
-    hidden: jax.Array
+    hidden: Array
 
 
 @jax.tree_util.register_dataclass
@@ -87,9 +88,9 @@ class Prompts:
     hidden: [N, E], of the last token.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    hidden: jax.Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    hidden: Array
 
 
 class Emitted(NamedTuple):
@@ -100,12 +101,12 @@ class Emitted(NamedTuple):
     processes'. The last three are on every device.
     """
 
-    tokens: jax.Array
-    logprobs: jax.Array
-    entropies: jax.Array
-    counts: jax.Array
-    stopped: jax.Array
-    stop_code: jax.Array
+    tokens: Array
+    logprobs: Array
+    entropies: Array
+    counts: Array
+    stopped: Array
+    stop_code: Array
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def empty(
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
 
-    def zeros(*shape: int) -> tuple[jax.Array, ...]:
+    def zeros(*shape: int) -> tuple[Array, ...]:
         if stacked:
             return (jnp.zeros((layers, *shape), dtype),)
         # Each its own buffer: they are donated.
@@ -185,9 +186,9 @@ def empty(
 def prefill(
     params: Decoder,
     prompts: Prompts,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    fresh: jax.Array,
+    tokens: Array,
+    lengths: Array,
+    fresh: Array,
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
@@ -212,7 +213,7 @@ def prefill(
     assert kv is not None
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
-    def put(order: tuple[int, ...], axis: int, old: jax.Array, new: jax.Array) -> jax.Array:
+    def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
         new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
@@ -231,10 +232,10 @@ def prefill(
 def insert(
     state: State,
     prompts: Prompts,
-    fresh: Rows[jax.Array],
-    order: jax.Array,
-    places: jax.Array,
-    counts: jax.Array,
+    fresh: Rows[Array],
+    order: Array,
+    places: Array,
+    counts: Array,
     *,
     mesh: Mesh,
 ) -> State:
@@ -253,13 +254,13 @@ def insert(
     # A loop of as many rounds as a device has rows that begin: XLA could not split it by itself.
     def begin(
         cache: Cache,
-        hidden: jax.Array,
+        hidden: Array,
         prompts: Prompts,
-        order: jax.Array,
-        places: jax.Array,
-        counts: jax.Array,
+        order: Array,
+        places: Array,
+        counts: Array,
     ) -> Any:
-        def begin_row(number: jax.Array, carry: Any) -> Any:
+        def begin_row(number: Array, carry: Any) -> Any:
             keys, values, hidden, begun = carry
             row = order[number]
             place = places[number]
@@ -283,7 +284,7 @@ def insert(
     )
     keys, values, hidden, begun = run(state.cache, state.hidden, prompts, order, places, counts)
 
-    def changed(new: jax.Array, old: jax.Array) -> jax.Array:
+    def changed(new: Array, old: Array) -> Array:
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
     cache = dataclasses.replace(state.cache, keys=keys, values=values)
@@ -292,13 +293,13 @@ def insert(
 
 
 def _write(
-    array: jax.Array,
-    source: jax.Array,
-    row: jax.Array,
-    place: jax.Array,
-    ring: tuple[jax.Array, jax.Array],
+    array: Array,
+    source: Array,
+    row: Array,
+    place: Array,
+    ring: tuple[Array, Array],
     axis: int,
-) -> jax.Array:
+) -> Array:
     """Fill a row of keys or values with the prompt at `place`, its last token in the column before
     the next.
 
@@ -328,9 +329,7 @@ def _write(
     return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
 
 
-def resize(
-    array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array, *, axis: int
-) -> jax.Array:
+def resize(array: Array, ring: tuple[Array, Array], width: Array, *, axis: int) -> Array:
     """Move the newest columns to where a ring of another width has them, the newest of all in its
     last column.
 
@@ -347,7 +346,7 @@ def resize(
     return jnp.take(array, columns, axis=axis, mode="clip")
 
 
-def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
+def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
     """Put rows to rest. ended: bool [S], those whose response the host has found to be at its
     end."""
     rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
@@ -357,7 +356,7 @@ def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
 def decode_chunk(
     params: Decoder,
     state: State,
-    stop_codes: jax.Array,
+    stop_codes: Array,
     *,
     chunk: int,
     filtered: bool,
@@ -379,11 +378,11 @@ def decode_chunk(
         floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes)
     )
 
-    def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
+    def running(carry: tuple[Array, State, Emitted]) -> Array:
         step, state, _ = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[jax.Array, State, Emitted]) -> tuple[jax.Array, State, Emitted]:
+    def advance(carry: tuple[Array, State, Emitted]) -> tuple[Array, State, Emitted]:
         step, state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
@@ -422,9 +421,7 @@ def decode_chunk(
     )
 
 
-def _draw_next(
-    state: State, head: jax.Array, place: Callable[..., jax.Array], filtered: bool
-) -> Draw:
+def _draw_next(state: State, head: Array, place: Callable[..., Array], filtered: bool) -> Draw:
     """Draw each row's next token from the hidden state of its last one."""
     # Each device multiplies its words, and draws for its rows from all words.
     hidden = place(state.hidden, "replica_rows", "embed")
@@ -438,14 +435,14 @@ def _draw_next(
 def _add_column(
     emitted: Emitted,
     drawn: Draw,
-    step: jax.Array,
-    increment: jax.Array,
-    stopped: jax.Array,
-    place: Callable[..., jax.Array],
+    step: Array,
+    increment: Array,
+    stopped: Array,
+    place: Callable[..., Array],
 ) -> Emitted:
     """Write the tokens drawn in a step into its column, and count those of rows that were active."""
 
-    def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
+    def write(buffer: Array, value: Array) -> Array:
         column = place(value[:, None], "rows", None)
         return jax.lax.dynamic_update_slice_in_dim(buffer, column, step, axis=1)
 

@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from g2d_jax import keys
 
 
 def scale_by_adam_bfloat16(
-    *, b1: float, b2: float, eps: float | jax.Array
+    *, b1: float, b2: float, eps: float | Array
 ) -> optax.GradientTransformation:
     """Return `optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` in bfloat16
     between updates.
@@ -58,7 +59,7 @@ def scale_by_adam_bfloat16(
     return optax.GradientTransformation(init, update)
 
 
-def _rounded(tree: Any, count: jax.Array) -> Any:
+def _rounded(tree: Any, count: Array) -> Any:
     """Round the tree to bfloat16 at random."""
     key = jax.random.fold_in(keys.key(0, "second moment"), count)
     leaves, structure = jax.tree.flatten(tree)
@@ -66,7 +67,7 @@ def _rounded(tree: Any, count: jax.Array) -> Any:
     return jax.tree.unflatten(structure, map(stochastic_round, leaves, keys_of_leaves))
 
 
-def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
+def stochastic_round(x: Array, key: Array) -> Array:
     """Round float32 numbers to one of their two neighbours in bfloat16, with x as the mean;
     bfloat16 numbers stay.
 

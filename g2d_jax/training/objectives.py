@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import losses
@@ -31,8 +31,8 @@ from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
-MicroBatch = Mapping[str, jax.Array]
-Result = tuple[jax.Array, dict[str, jax.Array]]
+MicroBatch = Mapping[str, Array]
+Result = tuple[Array, dict[str, Array]]
 Objective = Callable[[Decoder, MicroBatch], Result]
 LossNumbers = Mapping[str, losses.Number]
 """The numbers of a loss by name."""
@@ -87,7 +87,7 @@ def response_logprobs(
     micro: MicroBatch,
     temperature: losses.Number = 1.0,
     with_entropy: bool = False,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Array, Array | None]:
     """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts
     and padding."""
     hidden, _ = forward(
@@ -295,7 +295,7 @@ def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
     return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
 
-def sum_per_response(values: jax.Array, micro: MicroBatch) -> jax.Array:
+def sum_per_response(values: Array, micro: MicroBatch) -> Array:
     """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's
     weights."""
     rows, places = micro["pair_weight" if "pair_weight" in micro else "weight"].shape
@@ -303,7 +303,7 @@ def sum_per_response(values: jax.Array, micro: MicroBatch) -> jax.Array:
     return losses.sequence_sums(values, ids, rows * places).reshape(rows, places)
 
 
-def _global_response_ids(response_index: jax.Array, places: int) -> jax.Array:
+def _global_response_ids(response_index: Array, places: int) -> Array:
     """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones
     stay."""
     first = places * jnp.arange(response_index.shape[0])[:, None]
@@ -311,7 +311,7 @@ def _global_response_ids(response_index: jax.Array, places: int) -> jax.Array:
 
 
 def _policy_term(
-    logprobs: jax.Array,
+    logprobs: Array,
     micro: MicroBatch,
     level: ImportanceLevel,
     cispo: bool,
@@ -338,7 +338,7 @@ def _policy_term(
 
 
 def _with_entropy(
-    result: Result, entropies: jax.Array | None, micro: MicroBatch, numbers: LossNumbers
+    result: Result, entropies: Array | None, micro: MicroBatch, numbers: LossNumbers
 ) -> Result:
     if entropies is None:
         return result

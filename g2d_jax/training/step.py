@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
@@ -28,11 +29,11 @@ from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
-Arrays = Mapping[str, jax.Array]
+Arrays = Mapping[str, Array]
 StepNumbers = Mapping[str, Mapping[str, Any]]
 """The numbers of a train step: "optimizer" -> `OptimizerNumbers`, "loss" -> `LossNumbers` (see
 `objectives.split`)."""
-Totals = tuple[Decoder, jax.Array, dict[str, jax.Array]]
+Totals = tuple[Decoder, Array, dict[str, Array]]
 """Gradient, loss and sums of micro-batches."""
 
 
@@ -102,7 +103,7 @@ def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
     return Jitted(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
 
 
-def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
+def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, Array], Array]:
     """Put packed rows on the mesh, split over data and fsdp, and the number of micro-batches."""
     arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
     return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
@@ -161,10 +162,10 @@ def make_train_step(
     def train_step(
         state: TrainState,
         arrays: Arrays,
-        count: jax.Array,
+        count: Array,
         numbers: StepNumbers,
         rest: Decoder | None = None,
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
+    ) -> tuple[TrainState, dict[str, Array]]:
         whole = join(objective, numbers["loss"])
         grads, loss, sums = accumulate(whole, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
@@ -183,7 +184,7 @@ def make_train_step(
         skipped = (~sound).astype(jnp.float32)
         return state, {**sums, "loss": loss, "grad_norm": norm, "skipped": skipped}
 
-    def updated(state: TrainState, grads: Decoder, numbers: Mapping[str, jax.Array]) -> TrainState:
+    def updated(state: TrainState, grads: Decoder, numbers: Mapping[str, Array]) -> TrainState:
         opt_state = jax.device_put(state.opt_state, near.opt_state) if offload else state.opt_state
         updates, opt_state = optimizer.update(grads, opt_state, state.params, numbers=numbers)
         if offload:
@@ -197,7 +198,7 @@ def accumulate(
     objective: Objective,
     params: Decoder,
     arrays: Arrays,
-    count: jax.Array,
+    count: Array,
     rest: Decoder | None = None,
 ) -> Totals:
     """Compute gradient in params, loss and sums over the first `count` micro-batches, float32.
@@ -206,7 +207,7 @@ def accumulate(
         lambda p, micro: objective(lora.combine(p, rest), micro), has_aux=True
     )
 
-    def add(index: jax.Array, total: Totals) -> Totals:
+    def add(index: Array, total: Totals) -> Totals:
         grads, loss, sums = total
         (more_loss, more_sums), more_grads = value_and_grad(params, _micro_batch(arrays, index))
         return jax.tree.map(jnp.add, grads, more_grads), loss + more_loss, add_sums(sums, more_sums)
@@ -219,7 +220,7 @@ def accumulate(
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 
 
-def _micro_batch(arrays: Arrays, index: jax.Array | int) -> dict[str, jax.Array]:
+def _micro_batch(arrays: Arrays, index: Array | int) -> dict[str, Array]:
     """Take one micro-batch of a batch."""
     return {
         name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()
@@ -232,11 +233,11 @@ def make_scorer(compute: Compute) -> Jitted:
     all."""
 
     def score_logprobs(
-        params: Decoder, arrays: Arrays, count: jax.Array, temperature: Number = 1.0
+        params: Decoder, arrays: Arrays, count: Array, temperature: Number = 1.0
     ) -> Any:
         blank = jnp.zeros(arrays["tokens"].shape, jnp.float32)
 
-        def score_micro(index: jax.Array, total: Any) -> Any:
+        def score_micro(index: Array, total: Any) -> Any:
             micro = _micro_batch(arrays, index)
             logprobs, entropies = response_logprobs(
                 compute, params, micro, temperature, with_entropy=True
