@@ -121,16 +121,7 @@ def dpo_loss(
     )
     loss_type = settings.loss_type
     has_nll = not is_off(nll_coef)
-    if loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
-        raise ValueError(
-            f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and "
-            "rejected_lengths"
-        )
-    if has_nll and settings.nll_length_normalization and chosen_lengths is None:
-        raise ValueError(
-            "the NLL term is a mean over tokens: pass chosen_lengths, or "
-            "nll_length_normalization=False"
-        )
+    _check_lengths(settings, has_nll, chosen_lengths, rejected_lengths)
     if not settings.compares:
         ref_chosen, ref_rejected = jnp.zeros_like(policy_chosen), jnp.zeros_like(policy_rejected)
     elif ref_chosen is None or ref_rejected is None:
@@ -192,6 +183,24 @@ def dpo_loss(
         metrics["nll_loss"] = nll
     sums = {name: active_sum(x, weights) for name, x in metrics.items()}
     return weighted_sum(pair_loss, weights), sums | {"pairs": active_count(weights)}
+
+
+def _check_lengths(
+    settings: OnlineDPO,
+    has_nll: bool,
+    chosen_lengths: Array | None,
+    rejected_lengths: Array | None,
+) -> None:
+    if settings.loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
+        raise ValueError(
+            f"loss_type {settings.loss_type!r} averages log-probabilities: pass chosen_lengths and "
+            "rejected_lengths"
+        )
+    if has_nll and settings.nll_length_normalization and chosen_lengths is None:
+        raise ValueError(
+            "the NLL term is a mean over tokens: pass chosen_lengths, or "
+            "nll_length_normalization=False"
+        )
 
 
 def _per_token(total: Array, lengths: Array | None) -> Array:

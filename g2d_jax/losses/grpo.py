@@ -302,27 +302,36 @@ def grpo_loss(
     extremes: Sums = {}
     if sampler_logprobs is not None:
         log_importance = old_logprobs - constant(sampler_logprobs, weights)
-        # The cap bounds the logarithm, before exp: nothing grows to infinity, whose gradient or
-        # product with 0 would be NaN.
-        capped = not is_off(importance_cap)
-        cap = jnp.log(importance_cap) if capped else MAX_LOG_RATIO
-        importance = jnp.exp(jnp.minimum(log_importance, cap))
-        if capped:
+        importance, more, extremes = _importance(log_importance, weights, importance_cap)
+        metrics |= more
+        if not is_off(importance_cap):
             token_loss = token_loss * importance
-        difference = jnp.abs(log_importance)
-        metrics |= {
-            "rollout_corr/kl": -log_importance,
-            "sampling/sampling_logp_difference/mean": difference,
-            "sampling/importance_sampling_ratio/mean": importance,
-        }
-        extremes = {
-            "sampling/sampling_logp_difference/max": active_max(difference, weights),
-            "sampling/importance_sampling_ratio/max": active_max(importance, weights),
-            "sampling/importance_sampling_ratio/min": active_min(importance, weights),
-        }
     if ref_logprobs is not None:
         kl = k3(logprobs, constant(ref_logprobs, weights))
         token_loss = token_loss + beta * kl
         metrics["kl"] = kl
     sums = {name: active_sum(x, weights) for name, x in metrics.items()}
     return weighted_sum(token_loss, weights), sums | extremes | {"tokens": active_count(weights)}
+
+
+def _importance(
+    log_importance: Array, weights: Array, cap: Number
+) -> tuple[Array, dict[str, Array], Sums]:
+    """Return old / sampler's probability, at most the cap if that is not 0; its metrics, and
+    extremes."""
+    # The bound is of the logarithm, before exp: nothing grows to infinity, whose product with an
+    # advantage of 0 would be NaN.
+    most = MAX_LOG_RATIO if is_off(cap) else jnp.log(cap)
+    importance = jnp.exp(jnp.minimum(log_importance, most))
+    difference = jnp.abs(log_importance)
+    metrics = {
+        "rollout_corr/kl": -log_importance,
+        "sampling/sampling_logp_difference/mean": difference,
+        "sampling/importance_sampling_ratio/mean": importance,
+    }
+    extremes = {
+        "sampling/sampling_logp_difference/max": active_max(difference, weights),
+        "sampling/importance_sampling_ratio/max": active_max(importance, weights),
+        "sampling/importance_sampling_ratio/min": active_min(importance, weights),
+    }
+    return importance, metrics, extremes
