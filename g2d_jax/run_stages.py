@@ -17,7 +17,7 @@ from etils import epath
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Reward, places, prefix_of, setting_of
-from g2d_jax.config.graph import Plan, check_inputs, check_names, dependents_of_final, plan
+from g2d_jax.config.graph import Plan, checked_plan, dependents_of_final
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
@@ -56,13 +56,7 @@ def check(config: Config, until: str | None = None) -> Plan:
     until: the stage to stop after, None for all. Raises ValueError naming the field or the stage.
     Looks at settings and at whether files exist; loads nothing.
     """
-    check_names(config)
-    order = plan(config)
-    if until is not None and until not in order.order:
-        raise ValueError(
-            f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}"
-        )
-    check_inputs(config, order)
+    order = checked_plan(config, until)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
         remote.check(config.engine)

@@ -4,6 +4,7 @@ what is computed."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -88,22 +89,21 @@ class Logging(Section):
 
     @property
     def window(self) -> Window | None:
-        """The updates to profile. Raises FieldError for text that names none."""
-        if self.profile is None:
-            return None
-        match = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", self.profile)
+        """The updates to profile, None where no text names any."""
+        match = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", self.profile or "")
         if not match or not 1 <= int(match[2]) <= int(match[3]):
-            raise FieldError(
+            return None
+        return Window(match[1], int(match[2]), int(match[3]))
+
+    def conflicts(self) -> Iterator[ValueError]:
+        """Refuse a window that cannot be read."""
+        if self.profile is not None and self.window is None:
+            yield FieldError(
                 "profile",
                 f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and "
                 "the last update to "
                 "trace, as in warmup:3-5; the first update of a stage is 1",
             )
-        return Window(match[1], int(match[2]), int(match[3]))
-
-    def check(self) -> None:
-        """Refuse a window that cannot be read."""
-        _ = self.window
 
 
 class Checkpoint(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -24,10 +24,10 @@ class Evaluate(Stage):
     pass_at: tuple[int, ...] = (1, 2, 4)
     greedy: bool = True
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse an evaluation of nothing."""
         if not self.policies:
-            raise FieldError("policies", "is empty: name at least one policy")
+            yield FieldError("policies", "is empty: name at least one policy")
 
     @property
     def told_at(self) -> tuple[int, ...]:
@@ -61,17 +61,17 @@ class Evaluate(Stage):
         """Return the policies that it compares."""
         return {*self.policies}
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for a pass@k of fewer than one answer, or of more than are sampled.
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse a pass@k of fewer than one answer, or of more than are sampled.
 
         The default is nobody's wish: of it those are told that can be.
         """
         few = [k for k in self.pass_at if k < 1]
         if few:
-            raise ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
+            yield ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
-            raise ValueError(
+            yield ValueError(
                 f"pass_at has {many[0]}, and num_generations is {self.num_generations}: "
                 f"pass@{many[0]} takes at least "
                 f"{many[0]} answers to a problem. Set pass_at to {self.told_at}, or "

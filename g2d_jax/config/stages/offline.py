@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
@@ -76,11 +77,11 @@ class Offline(DPOLoss, TrainingStage):
             return successive(name)
         return set()
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for pairs of a stage that collects none."""
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse the pairs of a stage that collects none."""
         source = stages.get(self.preferences)
         if source is not None and source.kind != "collect":
-            raise ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
+            yield ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
 
 
 offline = stage_of(Offline)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from g2d_jax.config.choices import Policy
-from g2d_jax.config.section import Section
+from g2d_jax.config.section import FieldError, Section
 from g2d_jax.config.sections.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
@@ -96,26 +96,25 @@ class Stage(Section):
         one."""
         return []
 
-    def check_step(self, reader: str, policy: str, step: str) -> None:
-        """Raise ValueError where another stage cannot read its policy at a step. reader: that
-        stage's setting."""
+    def step_fault(self, step: str) -> str:
+        """Say why other stages cannot read its policy at a step, "" where they can."""
         steps = self.kept_steps()
-        if not step.isdecimal() or int(step) not in steps:
-            listed = ", ".join(map(str, steps)) or "of their end alone"
-            raise ValueError(
-                f"{reader} reads {policy!r}, but that stage keeps steps {listed}: add it to its "
-                "keep"
-            )
+        if step.isdecimal() and int(step) in steps:
+            return ""
+        listed = ", ".join(map(str, steps)) or "of their end alone"
+        return f"that stage keeps steps {listed}: add it to its keep"
 
     # What does not go together
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError where it does not fit the settings of others. name: the stage's own."""
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Yield an error for each way in which it does not fit the settings of others. name: its
+        own."""
+        yield from ()
 
-    def check_served(self) -> None:
-        """Raise ValueError where it needs more of sampling than a server gives."""
+    def conflicts_served(self) -> Iterator[ValueError]:
+        """Yield an error for each thing that its sampling needs and a server does not give."""
         if getattr(self, "sampling_weights", ""):
-            raise ValueError(
+            yield ValueError(
                 "sampling_weights must be empty: the server says in what form it holds weights"
             )
 
@@ -136,6 +135,18 @@ class TrainingStage(Stage):
     def with_policies(self, rename: Callable[[str], str]) -> TrainingStage:
         """Return it with another name for the policy that it starts from."""
         return replace(self, policy=rename(self.policy))
+
+    def conflicts(self) -> Iterator[ValueError]:
+        """Refuse a learning rate that would only rise, where settings say how many updates come."""
+        yield from super().conflicts()
+        steps = getattr(self, "steps", 0)
+        warmup = self.optimizer.warmup_steps
+        if steps and warmup >= steps:
+            yield FieldError(
+                "optimizer.warmup_steps",
+                f"({warmup}) must be less than the number of updates ({steps}): "
+                "lower it or train longer",
+            )
 
 
 def successive(name: str) -> set[str]:
