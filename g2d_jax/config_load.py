@@ -73,20 +73,13 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         apply(config, override)
     for section in (config, *config.tasks.values()):
         reward = section.reward
-        if reward.folder is None and beside(reward.function, path.parent):
+        if reward.folder is None and places.module_file(reward.function, path.parent):
             reward.folder = str(path.parent)
     return config
 
 
 def _is_shipped(path: Path) -> bool:
     return path in shipped().values()
-
-
-def beside(function: str, folder: Path) -> Path | None:
-    """Return the file in a folder that holds a reward "module:function", None without one."""
-    module = function.partition(":")[0]
-    file = folder / f"{module}.py"
-    return file if module.isidentifier() and file.is_file() else None
 
 
 def choices(arg: str, **defaults: Any) -> SimpleNamespace:

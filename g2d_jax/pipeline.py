@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax.config import Config, places
 from g2d_jax.config.io import to_dict
-from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import (
     Objectives,
@@ -34,6 +33,9 @@ from g2d_jax.run_stages import (
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.workdir import absolute
+
+if TYPE_CHECKING:
+    from g2d_jax.report.result import Result
 
 
 def run(
@@ -71,6 +73,8 @@ def run(
         manifests = {name: run_stage(session, name, order) for name in names}
         if until is None:
             processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
+        from g2d_jax.report.result import Result  # here: stages run without reports
+
         return Result(session.workdir)
 
 

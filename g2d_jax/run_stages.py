@@ -23,14 +23,11 @@ from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
-from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import flags, memory, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
-from g2d_jax.sampler import remote
-from g2d_jax.scoring import reward_model
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.policies import check_elsewhere
 from g2d_jax.session.problems import table
@@ -59,6 +56,8 @@ def check(config: Config, until: str | None = None) -> Plan:
     order = checked_plan(config, until)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
+        from g2d_jax.sampler import remote  # here, as judges and reward models: few runs have one
+
         remote.check(config.engine)
     for name, task in config.all_tasks.items():
         check_training(task.train.path, f"{setting_of(name, 'train')}.path")
@@ -89,6 +88,8 @@ def _check_reward(reward: Reward) -> None:
     if reward.function == "model" and (reason := places.missing(reward.model.path, "model")):
         raise ValueError(f"reward.model.path: {reason}")
     if reward.function == "judge":
+        from g2d_jax.rewards.judge import check_judge
+
         check_judge(reward.judge)
     if reward.function not in ("verify", "model", "judge"):
         load_reward(reward.function, reward.folder)
@@ -151,6 +152,8 @@ def check_models(session: Session) -> None:
     for name, task in session.tasks.items():
         is_own = name == "main" and session.reward is not None
         if task.reward.function == "model" and not is_own:
+            from g2d_jax.scoring import reward_model
+
             reward_model.check(task.reward.model)
 
 

@@ -10,12 +10,11 @@ from typing import Any, Literal, ParamSpec
 from ml_collections import ConfigDict
 
 from g2d_jax.config.gone import find
+from g2d_jax.config.rewards import Reward, Source
 from g2d_jax.config.section import Section, editable
-from g2d_jax.config.sections.problems import Source
-from g2d_jax.config.sections.rewards import Reward
-from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
 from g2d_jax.config.settings import Config
 from g2d_jax.config.stages.stage import Stage
+from g2d_jax.config.training import Optimizer, Probe, Sampling
 
 P = ParamSpec("P")
 

@@ -300,6 +300,13 @@ def _exists(path: str) -> bool:
     return os.path.exists(place)
 
 
+def module_file(function: str, folder: Path) -> Path | None:
+    """Return the file in a folder that holds a reward "module:function", None without one."""
+    module = function.partition(":")[0]
+    file = folder / f"{module}.py"
+    return file if module.isidentifier() and file.is_file() else None
+
+
 # For others to read
 
 

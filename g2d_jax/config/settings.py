@@ -8,14 +8,11 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config.choices import Dtype
 from g2d_jax.config.gone import refuse
-from g2d_jax.config.section import FieldError, Section, record
-from g2d_jax.config.sections.engine import Engine
-from g2d_jax.config.sections.machine import Checkpoint, Compute, Faults, Logging, Mesh
-from g2d_jax.config.sections.model import Lora, Model, Tokenizer
-from g2d_jax.config.sections.problems import Data
-from g2d_jax.config.sections.rewards import Reward, Task
+from g2d_jax.config.machine import Checkpoint, Compute, Engine, Faults, Logging, Mesh
+from g2d_jax.config.model import Lora, Model, Tokenizer
+from g2d_jax.config.rewards import Data, Reward, Task
+from g2d_jax.config.section import Dtype, FieldError, Section, record
 from g2d_jax.config.stages.stage import STAGES, Stage
 
 StageT = TypeVar("StageT", bound=Stage)

@@ -14,6 +14,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+KEYS = "dropout"
+"""The name of the array of keys in a batch."""
+
 Dropout = Callable[[str, jax.Array], jax.Array]
 """(name of the linear layer, its input x [B, T, *in]) -> what its adapter reads, of x's shape and
 dtype."""

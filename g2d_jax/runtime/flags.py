@@ -12,7 +12,7 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 
 ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """See `order_collectives`."""
@@ -49,7 +49,7 @@ def check_devices() -> None:
         raise ValueError(
             f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it "
             "or make it cpu; for a "
-            f"GPU {extras.install('cuda')}, for a TPU the extra tpu"
+            f"GPU {failures.install_command('cuda')}, for a TPU the extra tpu"
         ) from error
 
 

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import (
     Appender,
@@ -362,7 +362,7 @@ def check_services(services: Iterable[str]) -> None:
         # started.
         if found is None or found.origin is None:
             label = {"wandb": "Weights & Biases"}.get(service, service)
-            raise extras.missing(
+            raise failures.missing_extra(
                 f"logging to {label} (logging.{service}) needs the package {service}", service
             )
 

@@ -34,6 +34,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import endpoint, processes
+from g2d_jax.sampler import COUNTS
 from g2d_jax.sampler.programs import Shapes
 
 PAUSE = 0.5
@@ -54,11 +55,6 @@ T = TypeVar("T")
 
 PREFIX = "g2d-"
 """The first part of the names of policies that are written for a server."""
-
-
-COUNTS = ("responses", "without_logprobs", "tokenised_again", "other_ids")
-"""Counts of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the
-ids are not those of the text, or not as many as the server says that it drew."""
 
 
 class EngineError(ValueError):

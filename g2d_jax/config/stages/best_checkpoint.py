@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy, Split
-from g2d_jax.config.section import Positive
-from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.section import Policy, Positive, Split
 from g2d_jax.config.stages.online import Online
 from g2d_jax.config.stages.stage import Stage, Stages, successive
+from g2d_jax.config.training import Sampling
 
 
 class BestCheckpoint(Stage):

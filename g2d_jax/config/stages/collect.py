@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy, Rollouts, SamplingWeights
 from g2d_jax.config.policy_name import PolicyName, own_stage
-from g2d_jax.config.section import Positive
-from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.section import Policy, Positive, Rollouts, SamplingWeights
 from g2d_jax.config.stages.online import Online, dump, reward_column_conflicts
 from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
+from g2d_jax.config.training import Sampling
 
 
 class Collect(Stage):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from g2d_jax.config.choices import NotNegativeFloat
-from g2d_jax.config.section import Bounds, FieldError, Section
+from g2d_jax.config.section import Bounds, FieldError, NotNegativeFloat, Section
 
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
 DPONormalizer = Literal["pairs", "prompts"]

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policies, Split
-from g2d_jax.config.section import FieldError, Positive
-from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.section import FieldError, Policies, Positive, Split
 from g2d_jax.config.stages.stage import Stage, Stages
+from g2d_jax.config.training import Sampling
 
 
 class Evaluate(Stage):

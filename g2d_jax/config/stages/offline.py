@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy, Preferences
-from g2d_jax.config.section import Positive
-from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
+from g2d_jax.config.section import Policy, Positive, Preferences
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
+from g2d_jax.config.training import Optimizer, Probe, Sampling
 
 
 class Offline(DPOLoss, TrainingStage):

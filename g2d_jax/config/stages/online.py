@@ -6,11 +6,22 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Measure, NotNegativeFloat, Policy, Rollouts, SamplingWeights
-from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
-from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
+from g2d_jax.config.section import (
+    Bounds,
+    FieldError,
+    Fraction,
+    Measure,
+    NonNegative,
+    NotNegativeFloat,
+    Policy,
+    Positive,
+    Rollouts,
+    SamplingWeights,
+    Section,
+)
 from g2d_jax.config.stages.dpo import OnlineDPO
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
+from g2d_jax.config.training import Optimizer, Probe, Sampling
 
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from g2d_jax.config.choices import Policy
-from g2d_jax.config.section import FieldError, Section
-from g2d_jax.config.sections.training import Optimizer, Sampling
+from g2d_jax.config.section import FieldError, Policy, Section
+from g2d_jax.config.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
 """The kinds of stages, by name."""

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated
 
-from g2d_jax.config.choices import Dtype, ModelPath
-from g2d_jax.config.section import Bounds, FieldError, NonNegative, Section
+from g2d_jax.config.section import Bounds, Dtype, FieldError, ModelPath, NonNegative, Section
 
 
 class Model(Section):

@@ -1,24 +1,53 @@
-"""The scoring of responses, and the tasks of a mixed run, each with its own."""
+"""Tasks: the sources of problems, and the scoring of responses to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Annotated, Literal
 
-from g2d_jax.config.choices import (
+from g2d_jax.config.section import (
+    Bounds,
     Concurrency,
     Dtype,
+    FieldError,
     FilePath,
     ModelPath,
     NotNegativeFloat,
+    Positive,
+    ProblemsPath,
     Retries,
+    Section,
     Timeout,
 )
-from g2d_jax.config.section import Bounds, FieldError, Positive, Section
-from g2d_jax.config.sections.problems import Source
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
 Unreadable = Literal["leave_out", "equal_text"]
+
+
+class Source(Section):
+    """A source of problems. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
+
+    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
+    """
+
+    path: ProblemsPath = ""
+    revision: str | None = None  # pins data of the hub: a commit, branch or tag
+    split: Literal["", "train", "dev", "test"] = ""
+    limit: Positive | None = None  # the first so many
+    fields: Mapping[str, str] = field(default_factory=dict)
+    on_error: Literal["raise", "skip"] = "raise"
+
+
+class Data(Section):
+    """The problems of the task "main". A split without a path has no problems."""
+
+    train: Source = Source()
+    dev: Source = Source()
+    test: Source = Source()
+    seed: int = 0
+    max_prompt_length: Positive = 256
+    weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
 
 
 class RewardModel(Section):

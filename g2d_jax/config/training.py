@@ -7,8 +7,16 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from g2d_jax.config.choices import Dtype, NotNegativeFloat
-from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
+from g2d_jax.config.section import (
+    Bounds,
+    Dtype,
+    FieldError,
+    Fraction,
+    NonNegative,
+    NotNegativeFloat,
+    Positive,
+    Section,
+)
 from g2d_jax.records import SamplingParams, stop_fault
 
 
