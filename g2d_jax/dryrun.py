@@ -35,7 +35,7 @@ from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session, stop_strings
 from g2d_jax.stages import alerts
-from g2d_jax.workdir import absolute, check_claim, stage_folders
+from g2d_jax.workdir import absolute, stage_folders, stages_to_extend
 
 SHOWN = 2  # problems that are shown in full
 _NOT_TRIED = {
@@ -66,8 +66,8 @@ def show(
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                check_claim(settings, place, {}, dependents_of_final(settings, order))
-            _check(session)
+                stages_to_extend(settings, place, {}, dependents_of_final(settings, order))
+            _look_ahead(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
                 begun = place.exists() and bool(stage_folders(place))
@@ -84,7 +84,7 @@ def show(
                 for problem in problems[:SHOWN]:
                     _show_problem(session, problem)
                 _try_reward(session, task, problems)
-                _check_stops(session, task, problems)
+                _warn_of_stops(session, task, problems)
 
 
 def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> None:
@@ -97,7 +97,7 @@ def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> N
     )
 
 
-def _check(session: Session) -> None:
+def _look_ahead(session: Session) -> None:
     """Raise ValueError for errors that the run would find after its settings: devices, weights,
     data, lengths."""
     _ = session.sampling_mesh
@@ -180,7 +180,7 @@ def _show_problem(session: Session, problem: Problem) -> None:
     )
 
 
-def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
+def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Warn of stop strings that would end a right response before its answer."""
     rule = session.tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]

@@ -144,21 +144,6 @@ def recipe(name: str, arg: str) -> ConfigDict:
         length=RESPONSE,
         moments=("float32", "bfloat16"),
     )
-    _check(chosen)
-    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
-    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
-    config.name = "-".join(
-        [name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])]
-    )
-    config.tokenizer.update(model.tokenizer)
-    if chosen.lora:
-        # Frozen parameters are only read: in bfloat16, as the published weights are.
-        config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
-    (_g2d if chosen.method == "g2d" else _grpo)(config, chosen)
-    return config
-
-
-def _check(chosen: SimpleNamespace) -> None:
     for choice, least in (("k", 0), ("steps", 0), ("lora", 0), ("length", 1)):
         if getattr(chosen, choice) < least:
             raise ValueError(
@@ -170,6 +155,17 @@ def _check(chosen: SimpleNamespace) -> None:
         raise ValueError(
             f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N"
         )
+    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
+    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
+    config.name = "-".join(
+        [name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])]
+    )
+    config.tokenizer.update(model.tokenizer)
+    if chosen.lora:
+        # Frozen parameters are only read: in bfloat16, as the published weights are.
+        config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
+    (_g2d if chosen.method == "g2d" else _grpo)(config, chosen)
+    return config
 
 
 def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:

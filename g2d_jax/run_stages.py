@@ -16,8 +16,8 @@ from etils import epath
 
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, Reward, places, prefix_of, setting_of
-from g2d_jax.config.graph import Plan, checked_plan, dependents_of_final
+from g2d_jax.config import Config, places, prefix_of, setting_of
+from g2d_jax.config.graph import Plan, dependents_of_final, valid_plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
@@ -35,11 +35,11 @@ from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,
-    check_claim,
     check_token,
     claim,
     mark_start,
     packages,
+    stages_to_extend,
     without_secrets,
 )
 
@@ -53,16 +53,30 @@ def check(config: Config, until: str | None = None) -> Plan:
     until: the stage to stop after, None for all. Raises ValueError naming the field or the stage.
     Looks at settings and at whether files exist; loads nothing.
     """
-    order = checked_plan(config, until)
+    order = valid_plan(config, until)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
-        from g2d_jax.sampler import remote  # here, as judges and reward models: few runs have one
+        from g2d_jax.runtime import endpoint  # here, as judges and reward models: few runs have one
 
-        remote.check(config.engine)
-    for name, task in config.all_tasks.items():
-        check_training(task.train.path, f"{setting_of(name, 'train')}.path")
         try:
-            _check_reward(task.reward)
+            endpoint.check_url(config.engine.url)
+            endpoint.api_key(config.engine.url, config.engine.api_key_env)
+        except ValueError as error:
+            raise ValueError(f"engine: {error}") from error
+    for name, task in config.all_tasks.items():
+        reward = task.reward
+        check_training(task.train.path, f"{setting_of(name, 'train')}.path")
+        # Files are looked for; reward models and judges are sent nothing.
+        try:
+            if reward.function == "model":
+                if reason := places.missing(reward.model.path, "model"):
+                    raise ValueError(f"reward.model.path: {reason}")
+            elif reward.function == "judge":
+                from g2d_jax.rewards.judge import check_judge
+
+                check_judge(reward.judge)
+            elif reward.function != "verify":
+                load_reward(reward.function, reward.folder)
         except ValueError as error:
             raise ValueError(f"{prefix_of(name)}{error}") from error
     for name in order.order:
@@ -80,19 +94,6 @@ def check_packages(config: Config) -> None:
     """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and
     that is missing."""
     check_services(config.logging.services())
-
-
-def _check_reward(reward: Reward) -> None:
-    """Raise ValueError for a reward whose files do not exist; reward models and judges are sent
-    nothing."""
-    if reward.function == "model" and (reason := places.missing(reward.model.path, "model")):
-        raise ValueError(f"reward.model.path: {reason}")
-    if reward.function == "judge":
-        from g2d_jax.rewards.judge import check_judge
-
-        check_judge(reward.judge)
-    if reward.function not in ("verify", "model", "judge"):
-        load_reward(reward.function, reward.folder)
 
 
 @contextlib.contextmanager
@@ -154,7 +155,7 @@ def check_models(session: Session) -> None:
         if task.reward.function == "model" and not is_own:
             from g2d_jax.scoring import reward_model
 
-            reward_model.check(task.reward.model)
+            reward_model.conversations_of(task.reward.model)
 
 
 def _take(
@@ -166,7 +167,7 @@ def _take(
     """
     if not (folder / "config.json").exists():
         return claim(config, folder, own, ends)
-    check_claim(config, folder, own, ends)
+    stages_to_extend(config, folder, own, ends)
     return mark_start(folder)
 
 

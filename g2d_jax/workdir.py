@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -159,7 +159,7 @@ def claim(
     `with_longer` lets go on may have more steps, unless a stage that is made from its end has
     begun.
     """
-    for folder in check_claim(config, workdir, own, ends):
+    for folder in stages_to_extend(config, workdir, own, ends):
         storage.unfinish(folder)
     write_settings(config, workdir, own)
     return mark_start(workdir)
@@ -185,7 +185,7 @@ def mark_start(workdir: epath.Path) -> str:
     return token
 
 
-def check_claim(
+def stages_to_extend(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
@@ -209,33 +209,36 @@ def check_claim(
             raise ValueError(
                 f"{file} does not hold this version's settings: {error}. Choose another --workdir"
             ) from error
-        content = {**content, "config": before}
-        _check_unchanged(
-            content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends}
-        )
-        longer = with_longer(*_identities(before, config, workdir))[1]
+        ended = {name: sorted(begun.keys() & set(others)) for name, others in ends.items()}
+        functions = own_differences(content.get("own") or {}, own)
+        then, now = _identities(before, config, workdir)
+        if changed := _changes(workdir, then, now, functions, ended):
+            raise ValueError(changed)
+        longer = with_longer(then, now)[1]
         return [begun[name] for name in longer if name in begun]
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
     return []
 
 
-def _check_unchanged(
-    content: Mapping[str, Any],
-    config: Config,
+def _changes(
     workdir: epath.Path,
-    own: Mapping[str, str],
-    ends: Mapping[str, Collection[str]],
-) -> None:
-    """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those
-    that have begun."""
-    functions = own_differences(content.get("own") or {}, own)
-    before, now = _identities(content["config"], config, workdir)
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    functions: Sequence[str],
+    ended: Mapping[str, Sequence[str]],
+) -> str:
+    """Say how a run that has begun would not go on as this config's, and what to do; "" if it
+    would.
+
+    before, now: identities. functions: the differences of functions from Python. ended: stage ->
+    the begun stages that are made from the policy it ends with.
+    """
     longer, names = with_longer(before, now)
-    stale = {name: sorted(ends[name]) for name in names if ends.get(name)}
     others = [*differences(longer, now, places=True), *functions]
+    stale = [name for name in names if ended.get(name)]
     if not (stale or others):
-        return
+        return ""
     changed = differences(before, now, places=True)
     parts = [
         f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
@@ -243,14 +246,14 @@ def _check_unchanged(
         "may change: mesh, "
         "compute, logging, checkpoint …, and the steps of an online stage that can go on may be "
         "raised",
-        *(
-            f"Stage {name} could go on, but {', '.join(made)} began with the policy that it "
+    ]
+    if not others:
+        parts += [
+            f"Stage {name} could go on, but {', '.join(ended[name])} began with the policy that it "
             "ended with: move their "
             "folders away and it does"
-            for name, made in stale.items()
-            if not others
-        ),
-    ]
+            for name in stale
+        ]
     trained = [
         line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)
     ]
@@ -260,7 +263,7 @@ def _check_unchanged(
         "what g2d export wrote: "
         "its optimiser starts anew"
     )
-    raise ValueError("\n".join(parts))
+    return "\n".join(parts)
 
 
 def _identities(

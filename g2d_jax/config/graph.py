@@ -88,7 +88,7 @@ def dependents_of_final(config: Config, order: Plan) -> dict[str, list[str]]:
 _SOURCES = ", a file or hub:owner/name; in a config file with settings.source(…)"
 
 
-def checked_plan(config: Config, until: str | None = None) -> Plan:
+def valid_plan(config: Config, until: str | None = None) -> Plan:
     """Return the plan of stages whose settings fit each other, and whose files are there.
 
     until: the stage to stop after, None for all. Raises ValueError for the first fault, naming the

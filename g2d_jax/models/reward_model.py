@@ -30,7 +30,13 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
-from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json
+from g2d_jax.models.hf_folder import (
+    CONFIG,
+    architecture_headers,
+    read_config,
+    read_headers,
+    read_json,
+)
 from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
@@ -98,7 +104,7 @@ def load(
     folder with neither or both of the two heads, and for an architecture whose read-out is not
     known. A language model's lm_head.weight in the file is not read, as in transformers.
     """
-    config, headers, head, read_out = check(folder)
+    config, headers, head, read_out = read_layout(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
     return ScalarModel(
@@ -106,7 +112,7 @@ def load(
     )
 
 
-def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
+def read_layout(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
     """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the
     headers alone.
 
@@ -126,12 +132,8 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = Param((config.hidden_size,), ("norm",), "normal", heads[0], (config.hidden_size, 1))
-    return (
-        config,
-        check_headers(place, headers, config, {head.hf: head.stored_shape}),
-        head,
-        read_out,
-    )
+    headers = architecture_headers(place, headers, config, {head.hf: head.stored_shape})
+    return config, headers, head, read_out
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:

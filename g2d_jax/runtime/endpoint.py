@@ -117,7 +117,7 @@ def exchange(
     if key:
         headers["Authorization"] = f"Bearer {key}"
     connection = _connection(parts, timeout)
-    with contextlib.closing(connection), _deadline(connection, timeout) as check:
+    with contextlib.closing(connection), _deadline(connection, timeout) as raise_if_late:
         connection.connect()
         if parts.scheme == "https":
             context = ssl.create_default_context()
@@ -126,9 +126,9 @@ def exchange(
             connection.sock = context.wrap_socket(
                 connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False
             )
-            check()
+            raise_if_late()
             connection.sock.do_handshake()
-        check()
+        raise_if_late()
         connection.request(
             method, parts.path or "/", None if body is None else json.dumps(body), headers
         )
@@ -201,16 +201,16 @@ def _deadline(
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
             done.wait(0.1)
 
-    def check() -> None:
+    def raise_if_late() -> None:
         if late.is_set():
             raise TimeoutError(f"the answer was not complete after {seconds:g} s")
 
     threading.Thread(target=watch, name="g2d-deadline", daemon=True).start()
     try:
-        yield check
+        yield raise_if_late
     except (OSError, http.client.HTTPException):
-        check()
+        raise_if_late()
         raise
     finally:
         done.set()
-    check()  # also where the cut looks like the answer's end
+    raise_if_late()  # also where the cut looks like the answer's end

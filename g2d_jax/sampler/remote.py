@@ -350,7 +350,7 @@ class Remote:
         tokens = (
             self._tokenised(choice, params, answer.get("usage"))
             if ids is None
-            else self._checked(ids, params)
+            else self._received_ids(ids, params)
         )
         drawn = len(tokens)
         end = self._end(tokens, params)
@@ -384,7 +384,7 @@ class Remote:
             return None
         return Watch(self.tokenizer.decode, params.stop).add(tokens)
 
-    def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
+    def _received_ids(self, ids: Any, params: SamplingParams) -> np.ndarray:
         """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have
         drawn."""
         if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
@@ -563,16 +563,6 @@ class Remote:
             "start again: "
             "rollouts on disk are kept"
         )
-
-
-def check(settings: Settings) -> None:
-    """Raise ValueError for an endpoint that cannot work, a key that is not set included. Sends
-    nothing."""
-    try:
-        endpoint.check_url(settings.url)
-        endpoint.api_key(settings.url, settings.api_key_env)
-    except ValueError as error:
-        raise ValueError(f"engine: {error}") from error
 
 
 def _advice(status: int, url: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from g2d_jax.config.build import stage_of
@@ -31,9 +31,9 @@ class BestCheckpoint(Stage):
     split: ClassVar[Split] = "dev"
     greedy: ClassVar[bool] = False
 
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policy whose checkpoints it compares."""
-        return (self.policy,)
+    def with_policies(self, rename: Callable[[str], str]) -> BestCheckpoint:
+        """Return it as it is: it chooses among the steps of a stage that is known by its name."""
+        return self
 
     def policy_count(self, stages: Stages) -> int:
         """Count the policies that it compares, 1 where their steps are not known yet."""
@@ -42,10 +42,6 @@ class BestCheckpoint(Stage):
     def splits_read(self) -> tuple[str, ...]:
         """Return dev."""
         return ("dev",)
-
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of the answers that it compares by."""
-        return (self.sampling,)
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy's checkpoints."""

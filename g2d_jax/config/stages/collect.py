@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
@@ -64,14 +63,6 @@ class Collect(Stage):
                 "within 0 to 1"
             )
 
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policy whose rollouts it has."""
-        return (self.policy,)
-
-    def with_policies(self, rename: Callable[[str], str]) -> Collect:
-        """Return it with another name for the policy whose rollouts it has."""
-        return replace(self, policy=rename(self.policy))
-
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
         other = self.rollout_source(stages)
@@ -95,10 +86,6 @@ class Collect(Stage):
         if self.rollouts in ("sample", "archive", *stages):
             return ()
         return (dump(self.rollouts, "sample, archive, a collect stage"),)
-
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of its rollouts."""
-        return (self.sampling,)
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policy that it draws from."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
@@ -36,14 +35,6 @@ class Evaluate(Stage):
 
     comes_last = True
 
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policies that it compares."""
-        return self.policies
-
-    def with_policies(self, rename: Callable[[str], str]) -> Evaluate:
-        """Return it with other names for the policies that it compares, each once."""
-        return replace(self, policies=tuple(dict.fromkeys(map(rename, self.policies))))
-
     def policy_count(self, stages: Stages) -> int:
         """Count the policies that it compares."""
         return len(self.policies)
@@ -51,10 +42,6 @@ class Evaluate(Stage):
     def splits_read(self) -> tuple[str, ...]:
         """Return the split whose problems are answered."""
         return (self.split,)
-
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of its answers."""
-        return (self.sampling,)
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policies that it compares."""

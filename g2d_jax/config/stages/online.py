@@ -280,10 +280,6 @@ class Online(TrainingStage):
             return ()
         return (dump(self.rollouts, "sample"),)
 
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of its rollouts."""
-        return (self.sampling,)
-
     @property
     def probes_compare(self) -> bool:
         """True if its probes are compared with a reference."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
-from g2d_jax.config.section import FieldError, Policy, Section
+from g2d_jax.config.section import FieldError, Place, Policy, Section
 from g2d_jax.config.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
@@ -43,13 +44,27 @@ class Stage(Section):
     # What it reads
 
     def policies_read(self) -> tuple[str, ...]:
-        """Return the names of the policies that it reads."""
-        return ()
+        """Return the names of the policies that it reads: what its fields of the types Policy and
+        Policies hold."""
+        return tuple(itertools.chain.from_iterable(self._policies().values()))
 
-    def with_policies(self, rename: Callable[[str], str]) -> Stage:
-        """Return it with other names for the policies that it reads, where they may be another's of
-        the same run."""
-        return self
+    def with_policies(self, rename: Callable[[str], str]) -> Self:
+        """Return it with other names for the policies that it reads, each once, where they may be
+        another's of the same run."""
+        renamed: dict[str, Any] = {}
+        for name, policies in self._policies().items():
+            others = tuple(dict.fromkeys(map(rename, policies)))
+            renamed[name] = others[0] if self.hints()[name].kind is str else others
+        return replace(self, **renamed)
+
+    def _policies(self) -> dict[str, tuple[str, ...]]:
+        """Return the policies by field."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, hint in self.hints().items():
+            if hint.place == Place("policy"):
+                value = getattr(self, name)
+                found[name] = (value,) if hint.kind is str else value
+        return found
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the stages that it reads, beside those of its policies."""
@@ -71,7 +86,8 @@ class Stage(Section):
 
     def samplings(self) -> tuple[Sampling, ...]:
         """Return the settings with which it draws responses."""
-        return ()
+        sampling = getattr(self, "sampling", None)
+        return () if sampling is None else (sampling,)
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policies that a server would have to hold for it, in words. name: the stage's
@@ -126,14 +142,6 @@ class TrainingStage(Stage):
 
     trains = True
     is_policy = True
-
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policy that it starts from."""
-        return (self.policy,)
-
-    def with_policies(self, rename: Callable[[str], str]) -> TrainingStage:
-        """Return it with another name for the policy that it starts from."""
-        return replace(self, policy=rename(self.policy))
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse a learning rate that would only rise, where settings say how many updates come."""
