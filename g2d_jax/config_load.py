@@ -63,8 +63,10 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         config = from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    # What the file names is decided before overrides come, whose paths start elsewhere. A shipped
+    # config names nothing beside itself: its paths are of its choices, which were typed.
     base = places.here()
-    if not _is_shipped(path):
+    if path not in shipped().values():
         base = places.Base(path.parent, f"the folder of {path.name}")
         if "sweep" in config:
             config.sweep.folder = str(path.parent)
@@ -76,10 +78,6 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         if reward.folder is None and places.module_file(reward.function, path.parent):
             reward.folder = str(path.parent)
     return config
-
-
-def _is_shipped(path: Path) -> bool:
-    return path in shipped().values()
 
 
 def choices(arg: str, **defaults: Any) -> SimpleNamespace:
@@ -178,16 +176,17 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
             raise ValueError(f"its get_config takes no choices: leave out {':' + arg!r}")
         config = get_config(arg) if takes_choices else get_config()
     except (Exception, SystemExit) as error:
+        # The innermost line of the file itself: what it called is of other files. A file that
+        # cannot be parsed has no frame.
         place = str(path)
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == place
-        ]
+        line = None
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == place:
+                line = frame.lineno
         if isinstance(error, SyntaxError) and error.filename == place:
-            lines = [error.lineno]
-        if lines:
-            place += f", line {lines[-1]}"
+            line = error.lineno
+        if line is not None:
+            place += f", line {line}"
         raise ValueError(f"{place}: {_text(error)}") from error
     if not isinstance(config, ConfigDict):
         raise ValueError(
@@ -362,9 +361,8 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
     value = typed(_parse(text, field, path), field, path)
-    if (
-        key == "kind" and len(parents) == 2 and value != field
-    ):  # a stage's kind; an optimiser's may be changed
+    # A stage's kind decides its fields; an optimiser's, three names down, may be changed.
+    if key == "kind" and len(parents) == 2 and value != field:
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
     places.decide(config, base or places.here(), only=path)

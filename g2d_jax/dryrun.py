@@ -60,6 +60,7 @@ def show(
     places.require(config)
     flags.check_devices()
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+        # The session writes into a folder that is gone afterwards, and speaks of the run's own.
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         session = Session(settings, epath.Path(folder), tracker, order.folders(place))
         session.follows = None if workdir is None else place
@@ -165,11 +166,9 @@ def _problems_of(session: Session, task: str) -> list[Problem]:
 def _show_problem(session: Session, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = session.tokenizer.encode_prompt(problem)
-    answer = (
-        "there is no reference answer"
-        if problem.answer is None
-        else f"reference answer: {problem.answer}"
-    )
+    answer = "there is no reference answer"
+    if problem.answer is not None:
+        answer = f"reference answer: {problem.answer}"
     if problem.answer is not None and session.tasks[problem.task].reward.function == "verify":
         answer += f", read as {reading(problem.answer)}"
     task = f", task {problem.task}" if len(session.tasks) > 1 else ""
@@ -233,19 +232,16 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         return
     asked = asked_for(_instruction(session, problems[0]))
     read = [form for form in asked if form.is_read_by(reward.answers)]
-    by_rule = (
-        reward.function == "verify" or reward.answers != "boxed"
-    )  # a function of one's own may read anything
+    # A function of one's own may read anything: it is tried with the form that is asked for.
+    by_rule = reward.function == "verify" or reward.answers != "boxed"
     chosen = (read if by_rule else asked)[:1]
-    answers = list(
-        dict.fromkeys(problem.answer for problem in problems if problem.answer is not None)
-    )
     write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
+    answers = [problem.answer for problem in problems if problem.answer is not None]
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
-        wrong = next(
-            (answer for answer in answers if answer != problem.answer), f"{problem.answer}1"
-        )
+        # Another problem's answer is wrong in a way that the reward may well take for right.
+        others = (answer for answer in answers if answer != problem.answer)
+        wrong = next(others, f"{problem.answer}1")
         tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))

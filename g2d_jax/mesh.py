@@ -83,8 +83,8 @@ def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
     Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not
     equally large.
     """
-    # jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice of its
-    # own.
+    # By hand: jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice
+    # of its own.
     devices_of = _devices_of_slices(devices)
     count = len(devices_of)
     if count == 1:

@@ -157,14 +157,16 @@ def recipe(name: str, arg: str) -> ConfigDict:
         )
     config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
     config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
-    config.name = "-".join(
-        [name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])]
-    )
+    config.name = f"{name}-{chosen.variant}-{chosen.method}"
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:
+        config.name += f"-lora{chosen.lora}"
         # Frozen parameters are only read: in bfloat16, as the published weights are.
         config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
-    (_g2d if chosen.method == "g2d" else _grpo)(config, chosen)
+    if chosen.method == "g2d":
+        _g2d(config, chosen)
+    else:
+        _grpo(config, chosen)
     return config
 
 
@@ -232,16 +234,14 @@ def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
     source = TRAIN.get(train, train)
     config.data.train = settings.source(source, "train")
     config.data.dev = settings.source(source, "dev", dev)
+    config.data.test = settings.source(test)
     # NuminaMath comes in one piece, of which the splits are made here; the other suites are test
     # problems.
-    whole = test.partition(":")[0] != "numinamath"
-    config.data.test = (
-        settings.source(test) if whole else settings.source(test, "test", NUMINAMATH_TEST)
-    )
+    if test.partition(":")[0] == "numinamath":
+        config.data.test.update(split="test", limit=NUMINAMATH_TEST)
+    # A few rows have no text to speak of; they are counted.
     for split in ("train", "dev", "test"):
-        config.data[
-            split
-        ].on_error = "skip"  # a few rows have no text to speak of; they are counted
+        config.data[split].on_error = "skip"
     config.reward.workers = 8
     return config
 
