@@ -88,8 +88,7 @@ def _not_at_hand(**_: Any) -> list[float | None]:
     """Stand in for a reward function that a run was given from Python."""
     raise ValueError(
         "the run's reward is a function given from Python, which its work directory does not "
-        "hold: from Python, "
-        "g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
+        "hold: from Python, g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
     )
 
 
@@ -221,8 +220,7 @@ def evaluate(
         if limited != stages[0].pass_at:
             session.tracker.say(
                 f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a "
-                f"problem only {limited} "
-                "can be told"
+                f"problem only {limited} can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
         held_out = [[problem.id, problem.answer] for problem in session.problems[stage.split]]

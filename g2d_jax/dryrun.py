@@ -294,9 +294,7 @@ def _warn_of_form(session: Session, task: str, asked: Form) -> None:
     """Warn that the prompt asks for a form of answers that the task's rule does not read."""
     rule, rules = session.tasks[task].reward.answers, " or ".join(map(repr, readers(asked)))
     session.tracker.say(
-        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the "
-        f"rule {rule!r}, by which "
-        "that is none: let tokenizer.prompt_template, or the data's prompts, ask for "
-        f"{in_form('x', rule)}, or set "
-        f"reward.answers={rules}"
+        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
+        f"{rule!r}, by which that is none: let tokenizer.prompt_template, or the data's prompts, "
+        f"ask for {in_form('x', rule)}, or set reward.answers={rules}"
     )

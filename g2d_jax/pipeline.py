@@ -89,8 +89,7 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
             raise
         tracker.say(
             f"WARNING: the report was not written: {type(error).__name__}: {error}. All results "
-            "are there; once the "
-            f"cause is gone: g2d report {workdir}"
+            f"are there; once the cause is gone: g2d report {workdir}"
         )
 
 

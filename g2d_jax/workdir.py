@@ -61,8 +61,7 @@ def check_place(workdir: storage.PathLike) -> None:
     if path.startswith("s3://"):
         raise ValueError(
             f"{path}: a work directory is on a local disk or on Google Cloud Storage (gs://…). "
-            "Work on a local disk, "
-            f"and copy it with `aws s3 sync DIRECTORY {path}`"
+            f"Work on a local disk, and copy it with `aws s3 sync DIRECTORY {path}`"
         )
 
 
@@ -242,26 +241,23 @@ def _changes(
     changed = differences(before, now, places=True)
     parts = [
         f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
-        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime "
-        "may change: mesh, "
-        "compute, logging, checkpoint …, and the steps of an online stage that can go on may be "
-        "raised",
+        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may "
+        "change: mesh, compute, logging, checkpoint …, and the steps of an online stage that can "
+        "go on may be raised",
     ]
     if not others:
         parts += [
             f"Stage {name} could go on, but {', '.join(ended[name])} began with the policy that it "
-            "ended with: move their "
-            "folders away and it does"
+            "ended with: move their folders away and it does"
             for name in stale
         ]
     trained = [
         line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)
     ]
     parts.append(
-        f"To go on under other settings from where a stage ended, start another run with "
+        "To go on under other settings from where a stage ended, start another run with "
         f"policy='run:{workdir}#{[*trained, 'STAGE'][0]}' in its first stage, or 'hf:FOLDER' of "
-        "what g2d export wrote: "
-        "its optimiser starts anew"
+        "what g2d export wrote: its optimiser starts anew"
     )
     return "\n".join(parts)
 
@@ -285,8 +281,7 @@ def check_token(workdir: epath.Path, token: str) -> None:
     if not file.exists() or storage.read_json(file).get("start") != token:
         raise ValueError(
             f"{workdir} is not the same folder on {socket.gethostname()} as for process 0: the "
-            "work directory must be "
-            "on a file system or object store that all processes share"
+            "work directory must be on a file system or object store that all processes share"
         )
 
 

@@ -99,9 +99,8 @@ def valid_plan(config: Config, until: str | None = None) -> Plan:
             if name in RESERVED:
                 raise ValueError(
                     f"{section}.{name}: {name!r} means something else where such a name could "
-                    "stand, as do "
-                    f"{', '.join(word for word in RESERVED if word != name)}: choose another, "
-                    f"{name}-1 say"
+                    f"stand, as do {', '.join(word for word in RESERVED if word != name)}: choose "
+                    f"another, {name}-1 say"
                 )
     order = plan(config)
     if until is not None and until not in order.order:
@@ -114,10 +113,8 @@ def valid_plan(config: Config, until: str | None = None) -> Plan:
     if not _has_tokenizer(config):
         raise ValueError(
             "tokenizer.path is empty, and so is model.path: random parameters come without a "
-            "tokenizer. Set model.path, or "
-            "tokenizer.path to a folder or hub id; procedural:slips is that of the embedded tasks, "
-            "which knows the "
-            "characters of their problems only"
+            "tokenizer. Set model.path, or tokenizer.path to a folder or hub id; procedural:slips "
+            "is that of the embedded tasks, which knows the characters of their problems only"
         )
     return order
 

@@ -110,8 +110,7 @@ class Logging(Section):
             yield FieldError(
                 "profile",
                 f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and "
-                "the last update to "
-                "trace, as in warmup:3-5; the first update of a stage is 1",
+                "the last update to trace, as in warmup:3-5; the first update of a stage is 1",
             )
 
 

@@ -282,10 +282,9 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
         if not os.path.isdir(found.place):
             return ""
         return (
-            f"{found.place} is the name of a repository on the hub, but the working directory "
-            "has a folder of that "
-            "name, which the hub's libraries would take instead: start from another working "
-            "directory"
+            f"{found.place} is the name of a repository on the hub, but the working directory has "
+            "a folder of that name, which the hub's libraries would take instead: start from "
+            "another working directory"
         )
     if kind == "path" or _exists(found.place):
         return ""

@@ -131,9 +131,8 @@ class Config(Section):
             if self.tasks and stage.filters:
                 yield ValueError(
                     f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
-                    "prompts, of whatever task, "
-                    "in place of those they skip, and so change the ratio of the tasks of a "
-                    "mixed run: leave them off"
+                    "prompts, of whatever task, in place of those they skip, and so change the "
+                    "ratio of the tasks of a mixed run: leave them off"
                 )
 
     def _engine_conflicts(self) -> Iterator[ValueError]:
@@ -148,8 +147,7 @@ class Config(Section):
             yield FieldError(
                 "engine.sync",
                 "is 'none', so the server holds one policy, and stages sample from "
-                f"{', '.join(sorted(sampled))}: set it "
-                "to 'folder' or 'adapter'",
+                f"{', '.join(sorted(sampled))}: set it to 'folder' or 'adapter'",
             )
         if self.engine.sync == "adapter" and not self.lora.rank:
             yield FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")

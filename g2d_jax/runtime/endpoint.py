@@ -66,8 +66,7 @@ def api_key(url: str, variable: str) -> str:
     ):  # the key itself is told to nobody
         raise ValueError(
             f"the key in the environment variable {variable} holds a space, a line's end or "
-            "another character that no "
-            "key has: set it anew, without what stands around the key"
+            "another character that no key has: set it anew, without what stands around the key"
         )
     if key or not variable or is_this_machine(urlsplit(url).hostname or ""):
         return key

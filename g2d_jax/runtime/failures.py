@@ -32,8 +32,7 @@ _ADVICE = {
 _GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
 _LESS = (
     "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: "
-    "reward.workers, "
-    "compute.max_num_seqs, compute.microbatch_tokens"
+    "reward.workers, compute.max_num_seqs, compute.microbatch_tokens"
 )
 
 

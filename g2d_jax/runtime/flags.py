@@ -48,8 +48,7 @@ def check_devices() -> None:
         reason = (str(error).splitlines() or ["nothing that drives them is installed"])[0]
         raise ValueError(
             f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it "
-            "or make it cpu; for a "
-            f"GPU {failures.install_command('cuda')}, for a TPU the extra tpu"
+            f"or make it cpu; for a GPU {failures.install_command('cuda')}, for a TPU the extra tpu"
         ) from error
 
 

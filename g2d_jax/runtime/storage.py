@@ -213,8 +213,7 @@ def refuse_pointer(path: PathLike, beginning: bytes) -> None:
     if beginning.startswith(POINTER):
         raise IsPointer(
             f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs "
-            "pull` where it was "
-            "cloned, or `hf download` the repository"
+            "pull` where it was cloned, or `hf download` the repository"
         )
 
 

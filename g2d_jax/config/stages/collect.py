@@ -97,8 +97,7 @@ class Collect(Stage):
         if self.rollouts == "sample" and self.num_generations < 2:
             yield ValueError(
                 f"num_generations is {self.num_generations}, and a preference pair takes two "
-                "responses to a prompt, "
-                "one better than the other: set it to 2 or more, 8 say"
+                "responses to a prompt, one better than the other: set it to 2 or more, 8 say"
             )
         if self.rollouts == "archive":
             yield from self._archive_conflicts(stages)
@@ -113,15 +112,13 @@ class Collect(Stage):
             elif other.policy != self.policy:
                 yield ValueError(
                     f"rollouts of {self.rollouts!r} are those of policy {other.policy!r}: policy "
-                    "must be the same, "
-                    f"got {self.policy!r}"
+                    f"must be the same, got {self.policy!r}"
                 )
         drawn = drawn_with(name, stages)
         if self.select in ("uncertain", "confident") and drawn.rollouts != "sample":
             yield ValueError(
                 f"select={self.select!r} goes by token entropies, which the rollouts of "
-                f"{drawn.rollouts} lack: "
-                "use all or random"
+                f"{drawn.rollouts} lack: use all or random"
             )
 
     def _archive_conflicts(self, stages: Stages) -> Iterator[ValueError]:

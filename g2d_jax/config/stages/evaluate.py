@@ -59,10 +59,8 @@ class Evaluate(Stage):
         if many and self.pass_at != Evaluate().pass_at:
             yield ValueError(
                 f"pass_at has {many[0]}, and num_generations is {self.num_generations}: "
-                f"pass@{many[0]} takes at least "
-                f"{many[0]} answers to a problem. Set pass_at to {self.told_at}, or "
-                f"num_generations to {max(many)} or "
-                "more"
+                f"pass@{many[0]} takes at least {many[0]} answers to a problem. Set pass_at to "
+                f"{self.told_at}, or num_generations to {max(many)} or more"
             )
 
 

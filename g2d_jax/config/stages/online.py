@@ -178,8 +178,7 @@ class Online(TrainingStage):
         if self.reference_sync and not self.compares:
             yield ValueError(
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL "
-                "term only, set beta too; "
-                "SimPO has none"
+                "term only, set beta too; SimPO has none"
             )
         yield from reward_column_conflicts(self.reward_column, self.rollouts)
         if self.rollouts != "sample":
@@ -253,10 +252,9 @@ class Online(TrainingStage):
             )
         if self.sampling_weights and not self.importance_cap:
             yield ValueError(
-                f"sampling_weights={self.sampling_weights!r} samples from a slightly other "
-                "policy than GRPO trains: "
-                "set importance_cap too, such as 2, which weighs tokens by the ratio of the two, "
-                "or leave it empty"
+                f"sampling_weights={self.sampling_weights!r} samples from a slightly other policy "
+                "than GRPO trains: set importance_cap too, such as 2, which weighs tokens by the "
+                "ratio of the two, or leave it empty"
             )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             yield ValueError(
@@ -310,14 +308,12 @@ class Online(TrainingStage):
         if self.sync_every == 1:
             yield ValueError(
                 "sync_every=1 would load weights there for every update: set it to 0 or from 2 "
-                "on, 10 say, or "
-                "engine.kind='sampler'"
+                "on, 10 say, or engine.kind='sampler'"
             )
         if self.has_ratio and not self.importance_cap:
             yield ValueError(
                 "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the "
-                "trainer's, and each token "
-                "is weighed by the ratio of their probabilities"
+                "trainer's, and each token is weighed by the ratio of their probabilities"
             )
 
 
