@@ -199,6 +199,7 @@ def stages_to_extend(
             raise ValueError(
                 f"{workdir} holds a config.json that is not a run's: choose another --workdir"
             )
+        # As long as no stage has begun the settings may be any: nothing rests on them.
         begun = stage_folders(workdir)
         if not begun:
             return []
@@ -215,6 +216,7 @@ def stages_to_extend(
             raise ValueError(changed)
         longer = with_longer(then, now)[1]
         return [begun[name] for name in longer if name in begun]
+    # A start that was interrupted before it wrote its settings leaves these two.
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
     return []

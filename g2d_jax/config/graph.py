@@ -56,6 +56,7 @@ def plan(config: Config) -> Plan:
 def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
     inputs = []
     for policy in stage.policies_read():
+        # A model's, or another run's, is there before this run begins: it orders nothing.
         parsed = PolicyName.parse(policy)
         if parsed.is_model or parsed.is_external:
             continue

@@ -450,6 +450,7 @@ def barrier() -> Iterator[list[Any]]:
     if count() == 1:
         yield values
         return
+    # Kept until all have told theirs: a process that raised at once would leave them waiting.
     try:
         yield values
     except (Exception, Preempted) as error:
@@ -466,6 +467,7 @@ def barrier() -> Iterator[list[Any]]:
     for *_, theirs in outcomes:
         if theirs:
             raise PeerFailed(*theirs)
+    # Whichever was told to stop; "" of the others is least.
     if cause := max(cause for _, cause, _ in outcomes):
         raise Preempted(cause)
     values[:] = itertools.chain.from_iterable(put for put, _, _ in outcomes)
