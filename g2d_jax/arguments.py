@@ -130,9 +130,6 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--temperature": {"type": float},
     "--top-p": {"type": float},
     "--max-new-tokens": {"type": int},
-    "--coordinator": {"metavar": "HOST:PORT", "help": "address of process 0"},
-    "--num-processes": {"type": int, "metavar": "N", "help": "how many processes there are"},
-    "--process-id": {"type": int, "metavar": "I", "help": "which of them this is, from 0"},
 }
 """Options that several commands have."""
 
@@ -148,7 +145,10 @@ def _several(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "several processes", "found by themselves on Cloud TPU, Slurm and Open MPI"
     )
-    _shared(group, "--coordinator", "--num-processes", "--process-id")
+    add = group.add_argument
+    add("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    add("--num-processes", type=int, metavar="N", help="how many processes there are")
+    add("--process-id", type=int, metavar="I", help="which of them this is, from 0")
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,59 +36,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    )  # a warning that PyTorch is not installed
-    if not os.environ.get("G2D_TRACEBACK"):
+    # Else transformers warns that PyTorch is not installed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    traced = bool(os.environ.get("G2D_TRACEBACK"))
+    if not traced:
         failures.hush()
-    stack = contextlib.ExitStack()
-    undo = terminal.clean_tracebacks()
-    if (
-        argv is not None
-    ):  # called in a program of the user's own, whose tracebacks are its own afterwards
-        stack.callback(undo)
-    flags.take_memory()
-    flags.leave_tpu_out()
-    processes.state.interrupted = False
-    heard = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # false in the background and in a notebook
-    if heard:
-        signal.signal(signal.SIGINT, processes.on_interrupt)
-    dry = getattr(arguments, "dry_run", False)
-    if arguments.command in ("run", "forecast", "sweep") and not dry:
-        processes.reset_stop()
-        stack.enter_context(
-            processes.hearing_stops()
-        )  # before JAX is imported, which takes seconds
-    try:
-        return int(_COMMANDS[arguments.command](arguments, overrides) or 0)
-    except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
-        if os.environ.get("G2D_TRACEBACK"):
-            raise
-        return _stopped(error, failures.line(error) or str(error))
-    except processes.Preempted as stopped:
-        return processes.leave(int(stopped.code or 0))
-    except (
-        SystemExit
-    ) as error:  # of a user's code, or a library's: a run that is not done never says that it is
-        if os.environ.get("G2D_TRACEBACK"):
+    with contextlib.ExitStack() as stack:
+        undo = terminal.clean_tracebacks()
+        # In a program of the user's own tracebacks are its own afterwards.
+        if argv is not None:
+            stack.callback(undo)
+        flags.take_memory()
+        flags.leave_tpu_out()
+        processes.state.interrupted = False
+        # In the background and in a notebook the handler is another, and stays.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, processes.on_interrupt)
+            stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
+        # Before JAX is imported, which takes seconds: SIGTERM may come meanwhile.
+        dry = getattr(arguments, "dry_run", False)
+        if arguments.command in ("run", "forecast", "sweep") and not dry:
+            processes.reset_stop()
+            stack.enter_context(processes.hearing_stops())
+        try:
+            return int(_COMMANDS[arguments.command](arguments, overrides) or 0)
+        except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
+            if traced:
+                raise
+            return _stopped(error, failures.line(error) or str(error))
+        except processes.Preempted as stopped:
+            return processes.leave(int(stopped.code or 0))
+        # Of a user's code, or a library's: a run that is not done never says that it is.
+        except SystemExit as error:
+            if traced:
+                terminal.print_traceback(error)
+            return _stopped(error, _exited(error))
+        except Exception as error:
+            if not traced and (text := failures.line(error)):
+                return _stopped(error, text)
+            if processes.count() == 1:
+                raise
             terminal.print_traceback(error)
-        return _stopped(error, _exited(error))
-    except Exception as error:
-        if not os.environ.get("G2D_TRACEBACK") and (text := failures.line(error)):
-            return _stopped(error, text)
-        if processes.count() == 1:
-            raise
-        terminal.print_traceback(error)
-        return processes.leave(processes.status_of(error))
-    except KeyboardInterrupt:
-        processes.say(f"interrupted; {processes.AGAIN}")
-        return processes.leave(processes.INTERRUPTED)
-    finally:
-        if heard:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        stack.close()
+            return processes.leave(processes.status_of(error))
+        except KeyboardInterrupt:
+            processes.say(f"interrupted; {processes.AGAIN}")
+            return processes.leave(processes.INTERRUPTED)
 
 
 def _print(line: object) -> None:

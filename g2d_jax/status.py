@@ -28,26 +28,21 @@ def show(place: storage.PathLike) -> None:
 
 def _study_status(workdir: epath.Path, name: str) -> None:
     """Show a row for each point. Stages that points share are counted once."""
-    labels = [
-        str(point["label"])
-        for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]
-    ]
-    points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
-    stages: dict[epath.Path, str] = {}
-    for folders in points.values():
-        stages |= {folder: stage for stage, folder in folders.items()}
-    described = {
-        folder: _state(stage, folder, folder, bool(holder(folder)))
-        for folder, stage in stages.items()
-    }
-    states = {folder: state for folder, (state, _) in described.items()}
-    rows = []
-    for label, folders in points.items():
-        left = [
-            (stage, states[folder]) for stage, folder in folders.items() if states[folder] != "done"
-        ]
-        listed = [stage if state == "waiting" else f"{stage} ({state})" for stage, state in left]
-        rows.append([label, ", ".join(listed) or "done"])
+    states: dict[epath.Path, str] = {}
+    remarks: dict[str, str] = {}
+    rows: list[list[str]] = []
+    for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]:
+        label = str(point["label"])
+        left = []
+        for stage, folder in stage_folders(workdir / "points" / name / label).items():
+            if folder not in states:
+                running = bool(holder(folder))
+                states[folder], remarks[folder.name] = _state(stage, folder, folder, running)
+            if states[folder] == "waiting":
+                left.append(stage)
+            elif states[folder] != "done":
+                left.append(f"{stage} ({states[folder]})")
+        rows.append([label, ", ".join(left) or "done"])
     done = list(states.values()).count("done")
     whole = sum(text == "done" for _, text in rows)
     screen = Screen()
@@ -56,40 +51,35 @@ def _study_status(workdir: epath.Path, name: str) -> None:
         f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them "
         "done"
     )
-    _say_remarks(screen, {folder.name: remark for folder, (_, remark) in described.items()})
+    _say_remarks(screen, remarks)
 
 
 def _run_status(workdir: epath.Path) -> None:
     config = read_config(workdir)
-    is_point = (
-        workdir / LINKS
-    ).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
+    # A study's point: its stages lie elsewhere, each with its own metrics and its own process.
+    is_point = (workdir / LINKS).exists()
     owner = ""
     folders = stage_folders(workdir)
     if not is_point:
         owner = holder(workdir)
         folders = plan(config).folders(workdir)
-    # a run does its stages one after the other: its process is at the first that is not finished
+    # A run does its stages one after the other: its process is at the first that is not finished.
     is_next = True
     rows: list[list[str]] = []
     remarks: dict[str, str] = {}
     for name, folder in folders.items():
         manifest = storage.read_finished(folder)[0] or {}
-        logged = workdir
-        running = bool(owner) and is_next and not manifest
+        logged, running = workdir, bool(owner) and is_next and not manifest
         if is_point:
-            logged = folder
-            running = bool(holder(folder))
+            logged, running = folder, bool(holder(folder))
         is_next = is_next and bool(manifest)
         state, remarks[name] = _state(name, folder, logged, running)
-        seconds = gib = ""
-        if manifest:
-            seconds = f"{float(manifest['seconds']):.0f}"
-        peak = manifest.get("peak_memory_bytes")  # manifests of earlier versions have none
-        if peak:
-            gib = f"{peak / memory.GIB:.1f}"
-        steps = str(getattr(config.stages[name], "steps", ""))
-        rows.append([name, config.stages[name].kind, state, steps, seconds, gib])
+        seconds = f"{float(manifest['seconds']):.0f}" if manifest else ""
+        # Manifests of earlier versions have no peak.
+        peak = manifest.get("peak_memory_bytes")
+        gib = f"{peak / memory.GIB:.1f}" if peak else ""
+        stage = config.stages[name]
+        rows.append([name, stage.kind, state, str(getattr(stage, "steps", "")), seconds, gib])
     screen = Screen()
     screen.table(
         str(workdir), ["stage", "kind", "state", "steps", "seconds", "host memory, GiB"], rows
@@ -97,9 +87,8 @@ def _run_status(workdir: epath.Path) -> None:
     _say_remarks(screen, remarks)
     if owner:
         process = holder_here(workdir)
-        held = None if process is None else memory.held(process)
         more = ""
-        if held is not None:
+        if process is not None and (held := memory.held(process)) is not None:
             more = f", with {held / memory.GIB:.1f} GiB of host memory, its children's too"
         screen.say(f"{owner} works on it now{more}")
     elif not is_point and any(row[2] != "done" for row in rows):
