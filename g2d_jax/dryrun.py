@@ -18,7 +18,7 @@ from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
-from g2d_jax.config.graph import Plan, dependents_of_final, plan
+from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
@@ -67,7 +67,7 @@ def show(
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                stages_to_extend(settings, place, {}, dependents_of_final(settings, order))
+                stages_to_extend(settings, place)
             _look_ahead(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
@@ -247,28 +247,21 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
     tried_problems, _, texts = zip(*tried, strict=True)
     scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
-    rows = [
-        [
-            problem.id,
-            "" if problem.answer is None else kind,
-            text,
-            score.reward,
-            score.verdict.value,
-        ]
-        for (problem, kind, text), score in zip(tried, scores, strict=True)
-    ]
+    rows = []
+    rewards: dict[tuple[str, str], float] = {}
+    for (problem, kind, text), score in zip(tried, scores, strict=True):
+        shown = "" if problem.answer is None else kind
+        rows.append([problem.id, shown, text, score.reward, score.verdict.value])
+        rewards[problem.id, kind] = score.reward or 0.0
     if asked and by_rule and not read:
         _warn_of_form(session, task, asked[0])
     title = f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}"
     session.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
-    rewards: dict[str, dict[str, float]] = {}
-    for (problem, kind, _), score in zip(tried, scores, strict=True):
-        rewards.setdefault(problem.id, {})[kind] = score.reward or 0.0
     alike = [
         problem.id
         for problem in problems[:SHOWN]
         if problem.answer is not None
-        and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
+        and not rewards[problem.id, "right"] > rewards[problem.id, "wrong"]
     ]
     if alike and session.verifiable[task]:
         session.tracker.say(

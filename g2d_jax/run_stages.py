@@ -17,7 +17,7 @@ from etils import epath
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, places, prefix_of, setting_of
-from g2d_jax.config.graph import Plan, dependents_of_final, valid_plan
+from g2d_jax.config.graph import Plan, valid_plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
@@ -123,8 +123,7 @@ def open_session(
             "packages": packages(),
         }
         processes.agreed("settings or packages", mine)
-        ends = dependents_of_final(config, order)
-        token = processes.on_leader(lambda: _take(config, folder, own_functions, ends))
+        token = processes.on_leader(lambda: _take(config, folder, own_functions))
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
@@ -135,7 +134,7 @@ def open_session(
                 processes.on_leader(lambda: check_models(session))
                 _ = session.problems  # by all processes, which agree on them
                 session.contents = processes.on_leader(lambda: _compared(session))
-                processes.on_leader(lambda: claim(config, folder, own_functions, ends))
+                processes.on_leader(lambda: claim(config, folder, own_functions))
                 _ = session.sampling_mesh  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
                 for task, split, source, count in table(config, session.problems):
@@ -158,16 +157,14 @@ def check_models(session: Session) -> None:
             reward_model.conversations_of(task.reward.model)
 
 
-def _take(
-    config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapping[str, Sequence[str]]
-) -> str:
+def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
     """Check a work directory, and take a new one; return the token of this start.
 
     One that holds a run is left as it is until what the run reads has been compared.
     """
     if not (folder / "config.json").exists():
-        return claim(config, folder, own, ends)
-    stages_to_extend(config, folder, own, ends)
+        return claim(config, folder, own)
+    stages_to_extend(config, folder, own)
     return mark_start(folder)
 
 

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__
 from g2d_jax.config import Config, places
 from g2d_jax.config.gone import without_undeciding
+from g2d_jax.config.graph import dependents_of_final
 from g2d_jax.config.io import (
     differences,
     from_dict,
@@ -144,7 +145,6 @@ def claim(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
-    ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
     """Take a work directory for a config, or check that it is this config's. Writes config.json and
     environment.json.
@@ -153,12 +153,11 @@ def claim(
 
     own: names of functions given from Python in place of configured ones; they belong to the run's
     identity.
-    ends: stage -> stages that are made from the policy it ends with. As long as no stage has begun,
-    the settings may still change: a mistake in the first try costs nothing. Later a stage that
-    `with_longer` lets go on may have more steps, unless a stage that is made from its end has
-    begun.
+    As long as no stage has begun, the settings may still change: a mistake in the first try costs
+    nothing. Later a stage that `with_longer` lets go on may have more steps, unless a stage that is
+    made from its end has begun.
     """
-    for folder in stages_to_extend(config, workdir, own, ends):
+    for folder in stages_to_extend(config, workdir, own):
         storage.unfinish(folder)
     write_settings(config, workdir, own)
     return mark_start(workdir)
@@ -188,7 +187,6 @@ def stages_to_extend(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
-    ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[epath.Path]:
     """Return the folders of the begun stages that would go on past their old end. Raises as
     `claim`; writes nothing."""
@@ -209,7 +207,10 @@ def stages_to_extend(
             raise ValueError(
                 f"{file} does not hold this version's settings: {error}. Choose another --workdir"
             ) from error
-        ended = {name: sorted(begun.keys() & set(others)) for name, others in ends.items()}
+        ended = {
+            name: sorted(begun.keys() & set(others))
+            for name, others in dependents_of_final(config).items()
+        }
         functions = own_differences(content.get("own") or {}, own)
         then, now = _identities(before, config, workdir)
         if changed := _changes(workdir, then, now, functions, ended):

@@ -73,9 +73,10 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
     return [*inputs, *stage.stages_read(stages)]
 
 
-def dependents_of_final(config: Config, order: Plan) -> dict[str, list[str]]:
+def dependents_of_final(config: Config) -> dict[str, list[str]]:
     """Return of each stage the stages made from the policy it ends with, or from what was made from
     it, in order."""
+    order = plan(config)
     dependents: dict[str, list[str]] = {name: [] for name in order.order}
     for name, others in dependents.items():
         for other in order.order:

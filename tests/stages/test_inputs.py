@@ -155,11 +155,10 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
 
 def start(config: ConfigDict, workdir: Path) -> None:
     """What the start of a run does before any work on devices."""
-    order, place = graph.plan(Config.of(config)), epath.Path(workdir)
-    ends = graph.dependents_of_final(Config.of(config), order)
-    stages_to_extend(Config.of(config), place, {}, ends)
+    place = epath.Path(workdir)
+    stages_to_extend(Config.of(config), place)
     kept_inputs.check(place, found_in(config), print, Config.of(config))
-    claim(Config.of(config), place, {}, ends)
+    claim(Config.of(config), place)
 
 
 def begin(config: ConfigDict, workdir: Path) -> None:
