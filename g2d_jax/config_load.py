@@ -100,13 +100,14 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
             raise ValueError(
                 f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}"
             )
-        if isinstance(defaults[key], tuple):
-            if text not in defaults[key]:
-                hint = f"{suggest(text, defaults[key])}; there are {listed(defaults[key])}"
-                raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
+        default = defaults[key]
+        if not isinstance(default, tuple):
+            values[key] = _parse_scalar(text, default, f"choice {key!r}")
+        elif text in default:
             values[key] = text
         else:
-            values[key] = _parse_scalar(text, defaults[key], f"choice {key!r}")
+            hint = f"{suggest(text, default)}; there are {listed(default)}"
+            raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
     return SimpleNamespace(**values)
 
 

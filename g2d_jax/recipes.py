@@ -182,7 +182,7 @@ def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
     config.stages.dpo = settings.offline(
         beta=DPO_BETA,
         batch_size=PAIRS_PER_STEP,
-        optimizer=adam(_rate(chosen), moment_dtype=chosen.moments),
+        optimizer=_optimizer(chosen),
     )
     config.stages.evaluate = _evaluate(("init", "warmup", "dpo"), chosen)
 
@@ -200,7 +200,7 @@ def _online(chosen: SimpleNamespace, steps: int) -> ConfigDict:
         num_generations=GROUP,
         beta=KL_COEF,
         sampling=settings.sampling(chosen.length),
-        optimizer=adam(_rate(chosen), moment_dtype=chosen.moments),
+        optimizer=_optimizer(chosen),
     )
 
 
@@ -210,8 +210,9 @@ def _evaluate(policies: tuple[str, ...], chosen: SimpleNamespace) -> ConfigDict:
     )
 
 
-def _rate(chosen: SimpleNamespace) -> float:
-    return LORA_LEARNING_RATE if chosen.lora else LEARNING_RATE
+def _optimizer(chosen: SimpleNamespace) -> ConfigDict:
+    rate = LORA_LEARNING_RATE if chosen.lora else LEARNING_RATE
+    return adam(rate, moment_dtype=chosen.moments)
 
 
 # Shared with the configs of the other paper's rows

@@ -368,6 +368,7 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
     files: list[str] = []
     for path in paths:
         place = epath.Path(path).expanduser()
+        matching: list[epath.Path] = []
         if "*" in path:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))
@@ -377,8 +378,6 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
             )
         elif place.exists():
             matching = [place]
-        else:
-            matching = []
         if not matching:
             raise ValueError(
                 f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob "
