@@ -85,10 +85,9 @@ def conversations_of(settings: Settings) -> Conversations:
         )
     if read_out.cls_id is not None and tokenizer.pretrained.cls_token_id != read_out.cls_id:
         raise ValueError(
-            f"the reward model is read at the CLS token {read_out.cls_id}, but its tokenizer's cls_token "
-            "has the id "
-            f"{tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the one it was "
-            "trained with"
+            f"the reward model is read at the CLS token {read_out.cls_id}, but its tokenizer's "
+            f"cls_token has the id {tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer "
+            "to the one it was trained with"
         )
     if not 1 <= settings.max_length <= config.positions:
         raise ValueError(
