@@ -70,7 +70,11 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
         if parsed.step is not None and (fault := maker.step_fault(parsed.step)):
             raise ValueError(f"stages.{name} reads {policy!r}, but {fault}")
         inputs.append(parsed.stage)
-    return [*inputs, *stage.stages_read(stages)]
+    # A kind of one's own may refuse what it is to read: see docs/extending/stage.md.
+    try:
+        return [*inputs, *stage.stages_read(stages)]
+    except ValueError as error:
+        raise ValueError(f"stages.{name}: {error}") from error
 
 
 def dependents_of_final(config: Config) -> dict[str, list[str]]:

@@ -67,7 +67,8 @@ class Stage(Section):
         return found
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
-        """Return the stages that it reads, beside those of its policies."""
+        """Return the stages that it reads, beside those of its policies. Raises ValueError for
+        settings that name none it can read."""
         return ()
 
     def splits_read(self) -> tuple[str, ...]:
