@@ -91,8 +91,8 @@ def conversations_of(settings: Settings) -> Conversations:
         )
     if not 1 <= settings.max_length <= config.positions:
         raise ValueError(
-            f"reward.model.max_length is {settings.max_length}, but the reward model has {config.positions} "
-            "positions: set it to that or less"
+            f"reward.model.max_length is {settings.max_length}, but the reward model has "
+            f"{config.positions} positions: set it to that or less"
         )
     return Conversations(tokenizer)
 
