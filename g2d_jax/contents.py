@@ -25,18 +25,20 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
 from etils import epath
 
-from g2d_jax.data.dumps import DumpRow
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models.hf_folder import CONFIG, INDEX, WEIGHTS, read_headers, read_json
 from g2d_jax.models.safetensors_file import DTYPES, Stored
 from g2d_jax.records import Example, Problem
 from g2d_jax.runtime import ranges, storage
+
+if TYPE_CHECKING:
+    from g2d_jax.data.dumps import DumpRow
 
 BLOCK = 64 << 10
 """Bytes of a block of a tensor."""

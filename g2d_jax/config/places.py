@@ -200,24 +200,26 @@ def shown(path: str) -> str:
 def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
     """Decide what the settings of a config name, in place. only: the path of the one setting to
     look at."""
-    stages = tuple(config.get("stages", {}))
-    change(config, lambda text, kind: decided(text, kind, base, stages), only)
+    change(config, lambda text, kind, stages: decided(text, kind, base, stages), only)
 
 
 def change(
-    config: ConfigDict, new: Callable[[str, str], str], only: str | None = None
+    config: ConfigDict,
+    new: Callable[[str, str, Collection[str]], str],
+    only: str | None = None,
 ) -> list[str]:
     """Replace texts that may name a place, in place. Return a line for each that changed,
     "model.path: OLD -> NEW".
 
-    new: from a text and the kind of its setting to what it becomes. only: the path of the one
-    setting to look at.
+    new: from a text, the kind of its setting, and the names of the run's stages to what it becomes.
+    only: the path of the one setting to look at.
     """
+    stages = tuple(config.get("stages", {}))
     lines: list[str] = []
     for named in walk(config):
         if only not in (None, named.path):
             continue
-        texts = {text: new(text, named.place.kind) for text in named.texts}
+        texts = {text: new(text, named.place.kind, stages) for text in named.texts}
         changed = {old: text for old, text in texts.items() if old != text}
         if not changed:
             continue
@@ -273,6 +275,8 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     found = parts(text, kind, stages)
     if found is None or not storage.is_local(found.place):
         return ""
+    # A path that is sure, or looks like one, was not made absolute; else the text is a hub id, which
+    # the hub's libraries take for a folder where one of that name is at hand.
     if not os.path.isabs(found.place):
         if found.sure or is_path(found.place):
             return (
@@ -282,10 +286,9 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
         if not os.path.isdir(found.place):
             return ""
         return (
-            f"{found.place} is the name of a repository on the hub, but the working directory "
-            "has a folder of that "
-            "name, which the hub's libraries would take instead: start from another working "
-            "directory"
+            f"{found.place} is the name of a repository on the hub, but the working directory has "
+            "a folder of that name, which the hub's libraries would take instead: start from "
+            "another working directory"
         )
     if kind == "path" or _exists(found.place):
         return ""
@@ -300,14 +303,20 @@ def _exists(path: str) -> bool:
     return os.path.exists(place)
 
 
+def module_file(function: str, folder: Path) -> Path | None:
+    """Return the file in a folder that holds a reward "module:function", None without one."""
+    module = function.partition(":")[0]
+    file = folder / f"{module}.py"
+    return file if module.isidentifier() and file.is_file() else None
+
+
 # For others to read
 
 
 def without_folders(config: ConfigDict) -> ConfigDict:
     """Cut the local paths of a config to their last part, in place; return it."""
-    stages = tuple(config.get("stages", {}))
 
-    def cut(text: str, kind: str) -> str:
+    def cut(text: str, kind: str, stages: Collection[str]) -> str:
         found = parts(text, kind, stages)
         if found is None:
             return text
@@ -334,8 +343,7 @@ def follow(config: ConfigDict, was: str, now: str) -> list[str]:
     """
     if was == now or not (storage.is_local(was) and storage.is_local(now)):
         return []
-    stages = tuple(config.get("stages", {}))
-    return change(config, lambda text, kind: followed(text, kind, was, now, stages))
+    return change(config, lambda text, kind, stages: followed(text, kind, was, now, stages))
 
 
 def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] = ()) -> str:
@@ -360,6 +368,7 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
     files: list[str] = []
     for path in paths:
         place = epath.Path(path).expanduser()
+        matching: list[epath.Path] = []
         if "*" in path:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))
@@ -369,8 +378,6 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
             )
         elif place.exists():
             matching = [place]
-        else:
-            matching = []
         if not matching:
             raise ValueError(
                 f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob "

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from g2d_jax.data.fields import BrokenRow, Values
-from g2d_jax.runtime import extras, storage
+from g2d_jax.runtime import failures, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ROW_BYTES = 64 * 2**20
@@ -97,7 +97,9 @@ def hub_rows(
     try:
         import datasets
     except ImportError as error:
-        raise extras.missing(f"hub:{repository} needs the package datasets", "hub") from error
+        raise failures.missing_extra(
+            f"hub:{repository} needs the package datasets", "hub"
+        ) from error
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
     # Network, authentication, configuration and parsing each raise their own kinds.

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from g2d_jax.data.rehearsal import rehearse
 from g2d_jax.records import Conversation, Message, Prompt
 
 if TYPE_CHECKING:
@@ -514,6 +513,8 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     system = ({"role": "system", "content": _SYSTEM},)
     conversations = [(*before, *turns[:count]) for before in ((), system) for count in (1, 2, 3)]
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
+    from g2d_jax.data.rehearsal import rehearse  # here: most runs have no chat template
+
     rehearse(_at_midnight(_chat_template(tokenizer), settings.date), conversations, variables)
 
 

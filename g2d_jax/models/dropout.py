@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+KEYS = "dropout"
+"""The name of the array of keys in a batch."""
+
 Dropout = Callable[[str, Array], Array]
 """(name of the linear layer, its input x [B, T, *in]) -> what its adapter reads, of x's shape and
 dtype."""

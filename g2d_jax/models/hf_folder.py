@@ -150,8 +150,8 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
-    """Read every tensor's header in the folder, by name, checked as `check_headers` says."""
-    return check_headers(folder, read_headers(folder), config)
+    """Read every tensor's header in the folder, by name, checked as `architecture_headers` says."""
+    return architecture_headers(folder, read_headers(folder), config)
 
 
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
@@ -173,7 +173,7 @@ def read_headers(folder: epath.Path) -> dict[str, Stored]:
     raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
 
 
-def check_headers(
+def architecture_headers(
     folder: epath.Path,
     headers: Mapping[str, Stored],
     config: ModelConfig,

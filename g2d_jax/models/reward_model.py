@@ -31,7 +31,13 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
-from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json
+from g2d_jax.models.hf_folder import (
+    CONFIG,
+    architecture_headers,
+    read_config,
+    read_headers,
+    read_json,
+)
 from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
@@ -99,14 +105,14 @@ def load(
     folder with neither or both of the two heads, and for an architecture whose read-out is not
     known. A language model's lm_head.weight in the file is not read, as in transformers.
     """
-    config, headers, head, read_out = check(folder)
+    config, headers, head, read_out = read_layout(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
     array = hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32))
     return ScalarModel(trunk, array, read_out)
 
 
-def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
+def read_layout(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
     """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the
     headers alone.
 
@@ -126,7 +132,7 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = Param((config.hidden_size,), ("norm",), "normal", heads[0], 1)
-    checked = check_headers(place, headers, config, {head.hf_name: head.stored_shape})
+    checked = architecture_headers(place, headers, config, {head.hf_name: head.stored_shape})
     return config, checked, head, read_out
 
 

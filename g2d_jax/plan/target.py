@@ -17,7 +17,7 @@ from typing import Any
 
 from g2d_jax.plan.hlo import bytes_sent, collectives
 from g2d_jax.plan.topologies import Topology
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # arrays of this process, of which there are none, would lie here
@@ -125,7 +125,9 @@ def prepare(topology: Topology) -> None:
     compilers = {"tpu": ("libtpu", "plan"), "gpu": ("jax_plugins", "cuda")}
     package, extra = compilers[topology.device.platform]
     if importlib.util.find_spec(package) is None:
-        raise extras.missing(f"compiling for {topology.name} needs the package {package}", extra)
+        raise failures.missing_extra(
+            f"compiling for {topology.name} needs the package {package}", extra
+        )
     os.environ.update(ENVIRONMENT)
     # Of the driver, which a machine that only compiles lacks.
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"

@@ -24,15 +24,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from g2d_jax.config_load import beside
+from g2d_jax.config import places
 from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Prompt, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
-from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.runtime import processes
+
+if TYPE_CHECKING:
+    from g2d_jax.rewards.pool import Begun, VerifierPool
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 """`f(prompts, completions, completion_ids, **columns)`, one number or None per completion."""
@@ -64,7 +66,7 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         raise ValueError(
             f"reward {path!r} is not an import path: write it as 'package.module:function'"
         )
-    file = None if folder is None else beside(path, Path(folder))
+    file = None if folder is None else places.module_file(path, Path(folder))
     try:
         module = _import_file(module_name, file) if file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -35,6 +35,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import endpoint, processes
+from g2d_jax.sampler import COUNTS
 from g2d_jax.sampler.programs import Shapes
 
 PAUSE = 0.5
@@ -55,11 +56,6 @@ T = TypeVar("T")
 
 PREFIX = "g2d-"
 """The first part of the names of policies that are written for a server."""
-
-
-COUNTS = ("responses", "without_logprobs", "tokenised_again", "other_ids")
-"""Counts of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the
-ids are not those of the text, or not as many as the server says that it drew."""
 
 
 class EngineError(ValueError):
@@ -345,7 +341,7 @@ class Remote:
         tokens = (
             self._tokenised(choice, params, answer.get("usage"))
             if ids is None
-            else self._checked(ids, params)
+            else self._received_ids(ids, params)
         )
         drawn = len(tokens)
         end = self._end(tokens, params)
@@ -379,7 +375,7 @@ class Remote:
             return None
         return Watch(self.tokenizer.decode, params.stop).add(tokens)
 
-    def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
+    def _received_ids(self, ids: Any, params: SamplingParams) -> np.ndarray:
         """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have
         drawn."""
         if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
@@ -558,16 +554,6 @@ class Remote:
             "start again: "
             "rollouts on disk are kept"
         )
-
-
-def check(settings: Settings) -> None:
-    """Raise ValueError for an endpoint that cannot work, a key that is not set included. Sends
-    nothing."""
-    try:
-        endpoint.check_url(settings.url)
-        endpoint.api_key(settings.url, settings.api_key_env)
-    except ValueError as error:
-        raise ValueError(f"engine: {error}") from error
 
 
 def _advice(status: int, url: str) -> str:

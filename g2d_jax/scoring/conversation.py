@@ -60,9 +60,9 @@ class Conversations:
         text = template.apply(tuple(_replaced(m, hidden) for m in messages), generation=False)
         frame = [self._special[name] for name in self._names.findall(text)]
         try:
-            ids = None if hidden else self._checked(self.tokenizer.encode_text(text), frame)
+            ids = None if hidden else self._if_framed(self.tokenizer.encode_text(text), frame)
             if ids is None:
-                ids = self._checked(self._encode_apart(text, hidden), frame)
+                ids = self._if_framed(self._encode_apart(text, hidden), frame)
         except ValueError:  # a character that the tokenizer does not know
             return None
         if not ids:
@@ -90,7 +90,7 @@ class Conversations:
                 start = match.end()
         return ids
 
-    def _checked(self, ids: list[int], frame: list[int]) -> list[int] | None:
+    def _if_framed(self, ids: list[int], frame: list[int]) -> list[int] | None:
         """Return ids if its special tokens are those of the frame, else None."""
         found = [i for i in ids if i in self._counted]
         expected = [i for i in frame if i in self._counted]

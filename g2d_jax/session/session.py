@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.template import Fault, TemplateSettings, check_typed, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
-from g2d_jax.models import decoder, hf, reward_model
+from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
@@ -41,8 +41,7 @@ from g2d_jax.runtime.tracking import Tracker, run_id
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.sampler.remote import Remote
-from g2d_jax.session import golds, init_params
+from g2d_jax.session import init_params
 from g2d_jax.session.background_writer import Writer
 from g2d_jax.session.cost import Clock, Cost
 from g2d_jax.session.problems import SPLITS, Loaded, Splits, ids_of, joined
@@ -54,6 +53,9 @@ from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch, put_numbers
 from g2d_jax.workdir import absolute
+
+if TYPE_CHECKING:
+    from g2d_jax.sampler.remote import Remote
 
 SAMPLINGS = ("sampling", "probe_sampling")
 """The names that a stage has for settings of sampling."""
@@ -225,6 +227,8 @@ class Session:
         )
 
     def _find_unreadable(self, problems: Sequence[Problem]) -> set[str]:
+        from g2d_jax.session import golds  # here: only runs with a verifier have any
+
         return golds.unreadable(problems, self.scorer, self.tracker, self.workdir, self.follows)
 
     @cached_property
@@ -300,6 +304,8 @@ class Session:
     @cached_property
     def reward_bytes(self) -> int:
         """The bytes of a device that reward models take, which stay once they are loaded."""
+        from g2d_jax.models import reward_model  # here, as `Remote`: few runs have one
+
         models: dict[str, int] = {}
         for task in self.tasks.values():
             if task.reward.function == "model":
@@ -340,6 +346,8 @@ class Session:
         settings, folder = self.config.engine, self.workdir / "engine"
         if not settings.is_server:
             return None
+        from g2d_jax.sampler.remote import Remote
+
         if settings.folder:  # other runs may share it
             folder = absolute(settings.folder) / processes.on_leader(
                 lambda: run_id(self.workdir / "engine.json")

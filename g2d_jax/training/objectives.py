@@ -27,8 +27,8 @@ from g2d_jax import losses
 from g2d_jax.config import AttentionSetting, OnlineDPO
 from g2d_jax.losses.dpo import NUMBERS
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
+from g2d_jax.models.dropout import KEYS
 from g2d_jax.models.kernels import attention_for, platform_of
-from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
 MicroBatch = Mapping[str, Array]
