@@ -157,11 +157,9 @@ def _programs(
 def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
     """Read a tensor in its stored layout and dtype, each device given its part."""
     if staged is None:
-        return jnp.asarray(safetensors_file.read_rows(stored))
+        return jnp.asarray(stored.rows())
 
-    rows = functools.cache(
-        functools.partial(safetensors_file.read_rows, stored)
-    )  # devices that hold parts of them share one read
+    rows = functools.cache(stored.rows)  # devices that hold parts of them share one read
 
     def piece(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
@@ -209,12 +207,7 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
     def same() -> bool:
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
         parts = itertools.pairwise(edges)
-        return all(
-            np.array_equal(
-                safetensors_file.read_rows(embed, *part), safetensors_file.read_rows(head, *part)
-            )
-            for part in parts
-        )
+        return all(np.array_equal(embed.rows(*part), head.rows(*part)) for part in parts)
 
     if not processes.on_leader(same):
         raise ValueError(
