@@ -248,9 +248,7 @@ def weights(folder: storage.PathLike) -> Content:
     Raises ValueError for a folder without readable safetensors files.
     """
     place = epath.Path(folder)
-    config = {
-        key: value for key, value in read_raw_config(place).items() if key not in _NAMED_ONLY
-    }
+    config = {key: value for key, value in read_raw_config(place).items() if key not in _NAMED_ONLY}
     parts = {CONFIG: storage.fingerprint(config)}
     if not storage.is_local(place):
         return content(

@@ -24,7 +24,11 @@ STEPS |= {"Q4_0": 0.25, "Q4_1": 0.2}
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_numbers_survive_a_round_trip(tmp_path: Path, kind: str) -> None:
-    tensors = {"a": (NUMBERS, kind), "b": (NUMBERS[0], kind), "c": (NUMBERS.reshape(3, 2, 64), kind)}
+    tensors = {
+        "a": (NUMBERS, kind),
+        "b": (NUMBERS[0], kind),
+        "c": (NUMBERS.reshape(3, 2, 64), kind),
+    }
     path = ggufs.write(tmp_path / "a.gguf", {"general.architecture": "llama"}, tensors)
     file = gguf_file.read(path)
     stored = gguf.GGMLQuantizationType[kind]
@@ -150,7 +154,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "tensors": (assembled([], [F32], DATA, counts=(2**63, 0)), "declares 9223372036854775808 ten"),
     "few tensors": (assembled([], [F32], DATA, counts=(4, 0)), "declares 4 tensors in a file"),
     "entries": (assembled([], [], counts=(0, 2**40)), "declares 1099511627776 entries"),
-    "no more": (assembled([], [], counts=(0, 1))[:24] + b"\x08" + bytes(15), "4 bytes from 40 on are in"),
+    "no more": (
+        assembled([], [], counts=(0, 1))[:24] + b"\x08" + bytes(15),
+        "4 bytes from 40 on are in",
+    ),
     "name": (assembled([struct.pack("<Q", 2**62) + b"a"], [], DATA), "4611686018427387904 bytes"),
     "not UTF-8": (assembled([entry("a", 8, text(b"\xff\xfe"))], []), "is not UTF-8"),
     "text": (assembled([entry("a", 8, struct.pack("<Q", 99))], [], DATA), "99 bytes from"),
@@ -270,7 +277,9 @@ def test_without_the_library_the_extra_is_named(
     path = tmp_path / "a.gguf"
     path.write_bytes(assembled([], []))
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ImportError, match=r"GGUF files need the package gguf, .*pip install '\.\[gguf\]'"):
+    with pytest.raises(
+        ImportError, match=r"GGUF files need the package gguf, .*pip install '\.\[gguf\]'"
+    ):
         gguf_file.read(path)
 
 

@@ -170,9 +170,7 @@ def _build(vocabulary: _Vocabulary) -> tuple[PreTrainedTokenizerFast, tuple[int,
         **{role: token for role, token in roles.items() if token is not None},
     )
     pretrained.chat_template = vocabulary.file.get("tokenizer.chat_template", str)
-    ends = [
-        vocabulary.file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eot", "eom")
-    ]
+    ends = [vocabulary.file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eot", "eom")]
     return pretrained, tuple(vocabulary.checked("eot", end) for end in ends if end is not None)
 
 

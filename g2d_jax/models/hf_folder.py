@@ -115,6 +115,7 @@ def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
     path = epath.Path(folder) / CONFIG
     if not _is_file(path):
         _refuse_adapters(epath.Path(folder))
+        _refuse_gguf(epath.Path(folder))
         raise ValueError(
             f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
         )
@@ -132,6 +133,15 @@ def _refuse_adapters(folder: epath.Path) -> None:
         "Merge them with PEFT: "
         "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
     )
+
+
+def _refuse_gguf(folder: epath.Path) -> None:
+    """Raise ValueError for a folder whose model is in a GGUF file, which has to be named."""
+    if not storage.is_local(folder):
+        return
+    files = sorted(path.name for path in folder.glob(f"*{gguf_file.ENDING}"))
+    if files:
+        raise ValueError(f"{folder} holds no {CONFIG}, but {files[0]}: give that file's path")
 
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:

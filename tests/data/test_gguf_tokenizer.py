@@ -48,7 +48,14 @@ WRITTEN = [
 
 def texts() -> list[str]:
     drawn = random.Random(0)
-    letters = [*"abcdeXYZ      \n\n\t0123456789.,'\"!?-ñé中😀½", "the ", " and", IM_END, "</s>", "  "]
+    letters = [
+        *"abcdeXYZ      \n\n\t0123456789.,'\"!?-ñé中😀½",
+        "the ",
+        " and",
+        IM_END,
+        "</s>",
+        "  ",
+    ]
     made = ["".join(drawn.choices(letters, k=drawn.randint(1, 40))) for _ in range(400)]
     return WRITTEN + made
 
@@ -172,7 +179,10 @@ def of_sentence_piece(name: str) -> tuple[Any, dict[str, Any]]:
         backend = reference.backend_tokenizer
         bos, eos = "<bos>", "<eos>"
         kinds |= dict.fromkeys([*runs, "  ", "   "], USER_DEFINED)
-        spelled = {token.replace("\u2581", " ") if token in runs else token: i for token, i in vocab.items()}
+        spelled = {
+            token.replace("\u2581", " ") if token in runs else token: i
+            for token, i in vocab.items()
+        }
         scores = {token: -1000.0 for token in spelled}
         entries = metadata(spelled, kinds, add_space_prefix=False, **ids)
         entries["general.architecture"] = "gemma3"
@@ -221,9 +231,7 @@ def test_ids_are_those_of_the_original(name: str, tmp_path: Path) -> None:
 def test_template_and_stop_tokens_are_the_files(tmp_path: Path) -> None:
     _, entries = of_pre("qwen2")
     tokenizer = load_tokenizer(written(tmp_path / "a.gguf", entries), TemplateSettings())
-    assert tokenizer.render("1+1") == (
-        "<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert tokenizer.render("1+1") == ("<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n")
     names = {tokenizer.backend.id_to_token(i) for i in tokenizer.eos_ids}
     assert names == {EOS, IM_END}
     assert tokenizer.backend.id_to_token(tokenizer.stop_id) == IM_END

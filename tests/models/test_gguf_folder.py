@@ -220,14 +220,14 @@ def test_an_entry_that_lacks_is_named(tmp_path: Path) -> None:
             continue
         with pytest.raises(ValueError, match=f"{name} must be a positive"):
             hf.read_config(path)
-    with pytest.raises(ValueError, match="no tensor token_embd.weight"):
+    with pytest.raises(ValueError, match="has no tensor token_embd"):
         hf.read_config(ggufs.write(tmp_path / "none.gguf", PLAIN, {}))
 
 
 def test_other_rope_factors_are_refused(tmp_path: Path) -> None:
     factors = {"rope_freqs.weight": (np.linspace(1, 3, 8, dtype=np.float32), "F32")}
     path = ggufs.write(tmp_path / "a.gguf", PLAIN, {**EMBEDDING, **factors})
-    with pytest.raises(ValueError, match="scales rotary embeddings otherwise than Llama 3.1"):
+    with pytest.raises(ValueError, match="scales rotary embeddings otherwise than Llama 3"):
         hf.read_config(path)
     ones = {"rope_freqs.weight": (np.ones(8, np.float32), "F32")}
     path = ggufs.write(tmp_path / "b.gguf", PLAIN, {**EMBEDDING, **ones})
@@ -236,11 +236,11 @@ def test_other_rope_factors_are_refused(tmp_path: Path) -> None:
 
 def test_missing_and_unknown_tensors_are_named(made: Any, tmp_path: Path) -> None:
     path = ggufs.write(tmp_path / "a.gguf", PLAIN, EMBEDDING)
-    with pytest.raises(ValueError, match="tensors missing: model.norm.weight"):
+    with pytest.raises(ValueError, match=r"tensors missing: model\.norm\.weight"):
         hf.load(path)
     _, whole, numbers = made("qwen3")
     config = json.loads((whole.parent / "config.json").read_text())
-    with pytest.raises(ValueError, match="not part of the architecture: blk.0.ffn_gate_inp.weight"):
+    with pytest.raises(ValueError, match="not part of the architecture: blk"):
         tensors = {
             ggufs.gguf.get_tensor_name_map(ggufs.ARCHITECTURES["qwen3"], 2).get_name(
                 name, (".weight",)
