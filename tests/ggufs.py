@@ -13,6 +13,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import load_file
 
+from g2d_jax.models.hf_config import config_from_hf
+from g2d_jax.models.table import expected_shapes
+
 PERMUTED = ("llama", "mistral", "smollm3")
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -130,3 +133,29 @@ def convert(
         tensors["rope_freqs.weight"] = (rope_factors(config), "F32")
     write(path, {**entries(config), **(tokenizer or {})}, tensors)
     return numbers
+
+
+TINY: dict[str, Any] = {
+    **{"model_type": "llama", "vocab_size": 6, "hidden_size": 32, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32},
+    **{"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
+    **{"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+}
+_TOKENS = {
+    "tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"],
+    "scores": [0.0, 0.0, 0.0, -1.0, -2.0, -3.0],
+    "token_type": [2, 3, 3, 1, 1, 1],
+    **{"model": "llama", "pre": "default"},
+    **{"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+}
+
+
+def write_tiny(path: Path) -> Path:
+    """Write a Llama of one layer, all of whose numbers are 1, and a tokenizer of six tokens."""
+    names = gguf.get_tensor_name_map(ARCHITECTURES["llama"], 1)
+    tensors = {}
+    for name, shape in expected_shapes(config_from_hf(TINY)).items():
+        kind = "Q8_0" if len(shape) > 1 else "F32"
+        tensors[names.get_name(name, (".weight",))] = (np.ones(shape, np.float32), kind)
+    tokenizer = {f"tokenizer.ggml.{name}": value for name, value in _TOKENS.items()}
+    return write(path, {**entries(TINY), **tokenizer}, tensors)

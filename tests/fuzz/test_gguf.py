@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from fuzz.hostile import accepted, damaged, tries
 from hypothesis import given
@@ -15,11 +13,9 @@ from hypothesis import strategies as st
 from g2d_jax import contents
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import hf
-from g2d_jax.models.hf_config import config_from_hf
-from g2d_jax.models.table import expected_shapes
 
-gguf = pytest.importorskip("gguf")
-import ggufs  # noqa: E402
+pytest.importorskip("gguf")
+import ggufs
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -28,36 +24,11 @@ pytestmark = [
 ]
 
 NAME = "model-to-load.gguf"
-CONFIG: dict[str, Any] = {
-    **{"model_type": "llama", "vocab_size": 6, "hidden_size": 32, "num_hidden_layers": 1},
-    **{"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32},
-    **{"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
-    **{"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-}
-TOKENS = {
-    "tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"],
-    "scores": [0.0, 0.0, 0.0, -1.0, -2.0, -3.0],
-    "token_type": [2, 3, 3, 1, 1, 1],
-    **{"model": "llama", "pre": "default"},
-    **{"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
-}
-
-
-def make_whole(folder: Path) -> bytes:
-    names = gguf.get_tensor_name_map(ggufs.ARCHITECTURES["llama"], 1)
-    tensors = {}
-    for name, shape in expected_shapes(config_from_hf(CONFIG)).items():
-        kind = "Q8_0" if len(shape) > 1 else "F32"
-        tensors[names.get_name(name, (".weight",))] = (np.ones(shape, np.float32), kind)
-    tokenizer = {f"tokenizer.ggml.{name}": value for name, value in TOKENS.items()}
-    path = folder / NAME
-    ggufs.write(path, {**ggufs.entries(CONFIG), **tokenizer}, tensors)
-    return path.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> bytes:
-    return make_whole(folder)
+    return ggufs.write_tiny(folder / NAME).read_bytes()
 
 
 def load(path: Path) -> bool:

