@@ -270,7 +270,7 @@ class _Reader:
         window = self.value("attention.sliding_window")
         if not window:
             return {"query_pre_attn_scalar": scalar, "layer_types": [FULL] * layers}
-        fields = {
+        fields: dict[str, Any] = {
             "query_pre_attn_scalar": scalar,
             "sliding_window": self.size("attention.sliding_window"),
             "rope_local_base_freq": self.number("rope.freq_base_swa", 10_000.0),
