@@ -56,6 +56,7 @@ _CUTS = {
     "llama-bpe": _Cut(_LLAMA3, whole=True, bos=True),
     "llama-v3": _Cut(_LLAMA3, whole=True, bos=True),
     "llama3": _Cut(_LLAMA3, whole=True, bos=True),
+    "smaug-bpe": _Cut(_LLAMA3, whole=True),  # SmolLM3's too: Llama 3's without BOS
     "tekken": _Cut(_TEKKEN, whole=True, bos=True),
 }
 """By tokenizer.ggml.pre."""
@@ -78,7 +79,8 @@ def load(path: storage.PathLike) -> tuple[PreTrainedTokenizerFast, tuple[int, ..
 
 
 class _Vocabulary:
-    """The tokens of a file. tokens: by id. kinds: int [tokens]."""
+    """The tokens of a file. tokens: by id. kinds: int [tokens]. ids: of tokens, without those that
+    only fill the embedding up."""
 
     def __init__(self, file: Gguf) -> None:
         self.file = file
@@ -91,6 +93,10 @@ class _Vocabulary:
             raise ValueError(
                 f"tokenizer.ggml.tokens has a token of more than {_MOST_CHARACTERS} characters"
             )
+        self.ids = {token: i for i, token in enumerate(self.tokens)}
+        for i in np.flatnonzero(self.kinds == _UNUSED).tolist():
+            if self.tokens[i] == f"[PAD{i}]":
+                del self.ids[self.tokens[i]]
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a list of as many numbers as there are tokens."""
@@ -100,14 +106,6 @@ class _Vocabulary:
                 f"tokenizer.ggml.{name} has {len(numbers)} numbers for {len(self.tokens)} tokens"
             )
         return numbers  # type: ignore[no-any-return]
-
-    def ids(self) -> dict[str, int]:
-        """Map tokens to ids, without those that only fill the embedding up."""
-        found = {token: i for i, token in enumerate(self.tokens)}
-        for i in np.flatnonzero(self.kinds == _UNUSED).tolist():
-            if self.tokens[i] == f"[PAD{i}]":
-                del found[self.tokens[i]]
-        return found
 
     def of_kind(self, *kinds: int) -> list[str]:
         """List the tokens of these kinds that are not empty."""
@@ -121,7 +119,8 @@ class _Vocabulary:
 
     def checked(self, name: str, number: int) -> int:
         """Return the id of a token of a role. Raises ValueError if there is no such token."""
-        if not 0 <= number < len(self.tokens) or not self.tokens[number]:
+        inside = 0 <= number < len(self.tokens)
+        if not inside or self.tokens[number] not in self.ids or not self.tokens[number]:
             raise ValueError(
                 f"tokenizer.ggml.{name}_token_id is {number}, which is none of {len(self.tokens)} "
                 "tokens"
@@ -194,11 +193,15 @@ def _add_ends(
     if not (before or behind):
         return
     second = [f"{part}:1" for part in (*before, "$B", *behind)]
-    backend.post_processor = TemplateProcessing(
-        single=[*before, "$A", *behind],
-        pair=[*before, "$A", *behind, *second],
-        special_tokens=[(token, backend.token_to_id(token)) for token in {*before, *behind}],
-    )
+    ids = [(token, vocabulary.ids[token]) for token in {*before, *behind}]
+    try:
+        backend.post_processor = TemplateProcessing(
+            single=[*before, "$A", *behind],
+            pair=[*before, "$A", *behind, *second],
+            special_tokens=ids,
+        )
+    except Exception as error:  # of a token that the bindings read as something else
+        raise ValueError(f"a text cannot begin or end with {ids!r:.100}: {error!s:.200}") from error
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Any, bool]:
@@ -214,7 +217,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Any, bool]:
     merges = vocabulary.merges()
     if merges is None:
         raise ValueError("its metadata lacks tokenizer.ggml.merges")
-    backend = _bpe(vocabulary.ids(), merges, ignore_merges=cut.whole)
+    backend = _bpe(vocabulary.ids, merges, ignore_merges=cut.whole)
     steps: list[Any] = []
     if cut.digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -241,7 +244,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[Any, bool]:
         if value is not None and np.any(value):
             raise ValueError(f"tokenizer.ggml.{name} is not supported")
     gemma = _is_gemma(vocabulary)
-    ids = vocabulary.ids()
+    ids = vocabulary.ids
     scores: np.ndarray = np.arange(0, -len(vocabulary.tokens), -1)
     if gemma:
         ids = {

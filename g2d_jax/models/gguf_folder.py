@@ -141,7 +141,10 @@ class Blocks(Stored):
         """Read rows [start, stop), all by default, in Hugging Face's layout."""
         stop = self.shape[0] if stop is None else stop
         if not self.heads:
-            return gguf_file.read_rows(self.file, self.tensor, start, stop) - np.float32(self.shift)
+            numbers = gguf_file.read_rows(self.file, self.tensor, start, stop)
+            if self.shift:
+                numbers -= np.float32(self.shift)
+            return numbers
         whole = gguf_file.read_rows(self.file, self.tensor, 0, self.shape[0])
         # [heads, half, two, …] in the file: the two numbers that turn together lie side by side.
         pairs = whole.reshape(self.heads, -1, 2, *self.shape[1:])

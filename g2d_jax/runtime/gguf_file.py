@@ -64,6 +64,12 @@ class Tensor:
     length: int
 
 
+_WORDS = {
+    **{str: "a text", int: "an integer", bool: "true or false"},
+    **{list: "a list of texts", np.ndarray: "a list of numbers"},
+}
+
+
 @dataclass(frozen=True)
 class Gguf:
     """The header of a file. metadata: name -> number, text, list of texts, or array of numbers.
@@ -78,9 +84,7 @@ class Gguf:
         of another type."""
         value = self.metadata.get(name, default)
         if value is not default and type(value) is not kind:
-            raise ValueError(
-                f"{self.path}: {name} must be of type {kind.__name__}, got {value!r:.100}"
-            )
+            raise ValueError(f"{self.path}: {name} must be {_WORDS[kind]}, got {value!r:.100}")
         return value
 
     def need(self, name: str, kind: type) -> Any:

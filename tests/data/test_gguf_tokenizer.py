@@ -133,6 +133,7 @@ def of_pre(name: str) -> tuple[Any, dict[str, Any]]:
     forms = {
         "qwen2": ("", True, False),
         "llama-bpe": (LLAMA3, False, True),
+        "smaug-bpe": (LLAMA3, False, True),
         "tekken": (TEKKEN, False, True),
         "smollm": ("", False, False),
         "gpt-2": ("", False, False),
@@ -209,7 +210,7 @@ def of_sentence_piece(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 REFERENCES = {
-    **{name: of_pre for name in ("qwen2", "llama-bpe", "tekken", "smollm", "gpt-2")},
+    **{name: of_pre for name in ("qwen2", "llama-bpe", "smaug-bpe", "tekken", "smollm", "gpt-2")},
     **{name: of_sentence_piece for name in ("mistral", "gemma3")},
 }
 
@@ -257,7 +258,17 @@ def test_template_and_stop_tokens_are_the_files(tmp_path: Path) -> None:
         ({"tokens": ["a", "b", "ab", "a"]}, "has a token twice"),
         ({"tokens": ["a", "b", "ab", "c" * 300]}, "a token of more than 256 characters"),
         ({"eos_token_id": 4}, "eos_token_id is 4, which is none of 4 tokens"),
-        ({"eos_token_id": "x"}, "eos_token_id must be of type int, got 'x'"),
+        ({"eos_token_id": "x"}, "eos_token_id must be an integer, got 'x'"),
+        (
+            {"tokens": ["a", "b", "ab", "[PAD3]"], "token_type": [1, 1, 1, 5]},
+            "eos_token_id is 3, which is none of 4",
+        ),
+        ({"token_type": "1111"}, "token_type must be a list of numbers, got '1111'"),
+        ({"tokens": [1, 2, 3, 4]}, "tokens must be a list of texts"),
+        (
+            {"tokens": ["a", "b", "ab", "a:b:c"], "add_eos_token": True},
+            "a text cannot begin or end with",
+        ),
         ({"eos_token_id": None}, "has no end-of-sequence token"),
         ({"add_bos_token": True}, "add_bos_token is true, and there is no tokenizer.ggml.bos"),
         ({"model": "llama"}, "its metadata lacks tokenizer.ggml.scores"),

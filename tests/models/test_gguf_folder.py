@@ -195,7 +195,7 @@ EMBEDDING = {"token_embd.weight": (np.ones((10, 64), np.float32), "F32")}
         ({"llama.attention.sliding_window": 32}, "sliding_window is supported in gemma3 alone"),
         ({"llama.rope.dimension_count": 8}, "dimension_count differs from the length of keys, 16"),
         ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type 'longrope' is not supported"),
-        ({"llama.rope.scaling.type": 3}, "rope.scaling.type must be of type str, got 3"),
+        ({"llama.rope.scaling.type": 3}, "rope.scaling.type must be a text, got 3"),
         (
             {
                 "llama.rope.scaling.type": "yarn",
