@@ -42,7 +42,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict, pick
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.runtime import flags, processes, program_cache, storage
+from g2d_jax.runtime import flags, gguf_file, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
@@ -346,6 +346,11 @@ def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapt
         if not (base := base_path(session, policy)):
             session.tracker.say(
                 "these adapters' base is the run's own random model: export it with --policy init"
+            )
+        elif gguf_file.is_gguf(base):
+            session.tracker.say(
+                f"these adapters' base is {base}, which PEFT does not load: export it with "
+                "--policy init, and load the adapters beside that folder"
             )
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:

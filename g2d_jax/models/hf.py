@@ -158,10 +158,10 @@ def _programs(
 def _read(stored: Stored, staged: NamedSharding | None) -> Array:
     """Read a tensor in its stored layout and dtype, each device given its part."""
     if staged is None:
-        return jnp.asarray(safetensors_file.read_rows(stored))
+        return jnp.asarray(stored.rows())
 
     # Devices that hold parts of the same rows share one read.
-    rows = functools.cache(functools.partial(safetensors_file.read_rows, stored))
+    rows = functools.cache(stored.rows)
 
     def piece(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
@@ -209,10 +209,9 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
     embed, head = headers["model.embed_tokens.weight"], headers["lm_head.weight"]
 
     def same() -> bool:
-        read = safetensors_file.read_rows
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
         parts = itertools.pairwise(edges)
-        return all(np.array_equal(read(embed, *part), read(head, *part)) for part in parts)
+        return all(np.array_equal(embed.rows(*part), head.rows(*part)) for part in parts)
 
     if not processes.on_leader(same):
         raise ValueError(

@@ -32,11 +32,10 @@ from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
 from g2d_jax.models.hf_folder import (
-    CONFIG,
     architecture_headers,
     read_config,
     read_headers,
-    read_json,
+    read_raw_config,
 )
 from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
@@ -128,7 +127,7 @@ def read_layout(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored
             f"{folder} holds {what}: a reward model has one scalar head, under one of these names"
         )
     try:
-        read_out = _read_out(read_json(place / CONFIG), heads[0], config)
+        read_out = _read_out(read_raw_config(place), heads[0], config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = Param((config.hidden_size,), ("norm",), "normal", heads[0], 1)

@@ -42,6 +42,24 @@ class Stored:
     dtype: str
     start: int
 
+    @property
+    def encoding(self) -> str:
+        """The type that it is stored as."""
+        return self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes in the file, of one of DTYPES."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def rows(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read rows [start, stop), all by default, in the stored layout and dtype: one range of its
+        file."""
+        dtype, (rows, *rest) = DTYPES[self.dtype], self.shape or (1,)
+        stop, row = rows if stop is None else stop, math.prod(rest) * dtype.itemsize
+        data = ranges.read(self.file, self.start + start * row, (stop - start) * row).view(dtype)
+        return data.reshape((stop - start, *rest) if self.shape else ())
+
 
 def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """Read every tensor's place in a file, by name; nothing but the header is read.
@@ -120,18 +138,6 @@ def _place(name: str, entry: Any) -> tuple[int, int]:
 def _sizes(value: Any) -> TypeGuard[list[int]]:
     """Return whether the value is a list of integers from 0 on."""
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
-
-
-def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one
-    range of its file."""
-    dtype = DTYPES[stored.dtype]
-    rows, *rest = stored.shape or (1,)
-    row = math.prod(rest) * dtype.itemsize
-    if stop is None:
-        stop = rows
-    data = ranges.read(stored.file, stored.start + start * row, (stop - start) * row).view(dtype)
-    return data.reshape((stop - start, *rest) if stored.shape else ())
 
 
 def write(

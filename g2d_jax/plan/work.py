@@ -13,7 +13,7 @@ from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import gguf_file, storage
 from g2d_jax.session.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
@@ -44,12 +44,12 @@ def roofline(work: Work, sent: Mapping[str, float], device: Device, far: float =
 
 
 def shape_of(path: str) -> ModelConfig:
-    """Return a model's shape without a download: a folder's config.json, else the tables of
-    models/shapes.py by name.
+    """Return a model's shape without a download: of a folder's config.json or a GGUF file, else by
+    the tables of models/shapes.py by name.
 
     Raises ValueError for a folder that does not exist, and for a name that is not in the tables.
     """
-    if epath.Path(path).expanduser().exists():
+    if path.startswith(places.PACKAGE) or epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
     if places.is_path(path):
         raise ValueError(
@@ -62,7 +62,8 @@ def reads_locally(config: Config) -> bool:
     """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts
     can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
-    if tokenizer and not tokenizer.startswith("procedural:"):
+    named = tokenizer and not tokenizer.startswith("procedural:")
+    if named and not gguf_file.is_gguf(tokenizer):
         folder = epath.Path(tokenizer).expanduser()
         names = ("tokenizer.json", "tokenizer_config.json")
         is_local = storage.is_local(tokenizer)
