@@ -45,18 +45,11 @@ def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) 
     counts = record.get("tokens", {})
     tokens = {name: float(counts.get(name, math.nan)) for name in TOKENS}
     times = {name: float(record.get(name, math.nan)) for name in TIMES}
-    priced = (
-        {}
-        if price_per_device_hour is None
-        else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
-    )
-    return {
-        **tokens,
-        "tokens": sum(tokens.values()),
-        "flops": float(record.get("flops", math.nan)),
-        **times,
-        **priced,
-    }
+    whole = {"tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan))}
+    measured = {**tokens, **whole, **times}
+    if price_per_device_hour is not None:
+        measured["price"] = times["device_seconds"] / 3600 * price_per_device_hour
+    return measured
 
 
 def shares(record: Mapping[str, Any]) -> dict[str, float]:
@@ -93,11 +86,13 @@ def cost_of(
     were drawn. Raises ValueError for a policy that no stage makes, and naming a stage without a
     manifest, or a step whose cost was not kept.
     """
-    total = dict.fromkeys(MEASURES if price_per_device_hour is not None else MEASURES[:-1], 0.0)
-    for _, spent in costs_by_stage(
-        policy, stages, manifests, price_per_device_hour=price_per_device_hour
-    ):
-        total = {measure: total[measure] + spent[measure] for measure in total}
+    total = dict.fromkeys(MEASURES, 0.0)
+    if price_per_device_hour is None:
+        del total["price"]
+    costs = costs_by_stage(policy, stages, manifests, price_per_device_hour=price_per_device_hour)
+    for _, spent in costs:
+        for measure in total:
+            total[measure] += spent[measure]
     return total
 
 
@@ -137,18 +132,18 @@ def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -
 
 
 def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int | None]) -> None:
+    # A trajectory taken twice was paid for once, up to the later step; None, its end, is latest.
     if name in reached:
         before = reached[name]
         reached[name] = None if before is None or step is None else max(before, step)
         return
     reached[name] = step
     stage = stages[name]
-    looked_at = (
-        stage["steps"] if stage["kind"] == "best_checkpoint" else ()
-    )  # () is all steps: up to the end
-    _reach_policy(
-        f"{stage['policy']}@{max(looked_at)}" if looked_at else stage["policy"], stages, reached
-    )
+    policy = stage["policy"]
+    # A choice costs the trajectory up to the last step that was looked at; () is all steps.
+    if stage["kind"] == "best_checkpoint" and stage["steps"]:
+        policy = f"{policy}@{max(stage['steps'])}"
+    _reach_policy(policy, stages, reached)
     for other in (stage.get("preferences", ""), stage.get("rollouts", "")):
         if stages.get(other, {}).get("kind") == "collect":  # else a file, or "sample" or "archive"
             _reach(other, None, stages, reached)

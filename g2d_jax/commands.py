@@ -3,10 +3,9 @@ answers."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from g2d_jax.config import (
     Config,
     Evaluate,
     Mesh,
+    Sampling,
     Source,
     Split,
     places,
@@ -42,7 +42,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict, pick
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.runtime import flags, processes, program_cache, storage
+from g2d_jax.runtime import flags, gguf_file, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
@@ -78,8 +78,9 @@ def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
         config, _ = settings_of(workdir, content, finished=True)
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
+    # A work directory that came from elsewhere must not name code to run.
     for section in (config, *config.tasks.values()):
-        section.reward.folder = None  # a work directory must not name code to run
+        section.reward.folder = None
     return Config.of(config)
 
 
@@ -87,8 +88,7 @@ def _not_at_hand(**_: Any) -> list[float | None]:
     """Stand in for a reward function that a run was given from Python."""
     raise ValueError(
         "the run's reward is a function given from Python, which its work directory does not "
-        "hold: from Python, "
-        "g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
+        "hold: from Python, g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
     )
 
 
@@ -136,10 +136,8 @@ def opened(
         )
         # What ran already is of use, whatever an earlier version let it begin with.
         session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
-        try:
+        with closing(session):
             yield session
-        finally:
-            session.close()
 
 
 def _on_this_machine(config: Config) -> Config:
@@ -222,8 +220,7 @@ def evaluate(
         if limited != stages[0].pass_at:
             session.tracker.say(
                 f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a "
-                f"problem only {limited} "
-                "can be told"
+                f"problem only {limited} can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
         held_out = [
@@ -310,18 +307,15 @@ def export(
     policy = policy and places.decided(policy, "policy", places.here())
     target = epath.Path(output).expanduser()
     request = {"policy": policy, "dtype": dtype, "adapters": adapters}
-    limits = (
-        settings.base().faults
-    )  # the run's own limits are known only once all processes have read them
+    # The defaults: the run's own limits are known only once all processes have read them.
+    limits = settings.base().faults
     run_stages.check_joined()
-    alone = (
-        processes.count() == 1
-    )  # SIGTERM then ends it at once: there is nothing to save or to agree on
-    with (
-        nullcontext()
-        if alone
-        else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
-    ):
+    with ExitStack() as stack:
+        # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on.
+        if processes.count() > 1:
+            stack.enter_context(
+                watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
+            )
         processes.note_progress("export")
         processes.on_leader(lambda: _check_free(target))
         with processes.barrier():
@@ -354,6 +348,11 @@ def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapt
         if not (base := base_path(session, policy)):
             session.tracker.say(
                 "these adapters' base is the run's own random model: export it with --policy init"
+            )
+        elif gguf_file.is_gguf(base):
+            session.tracker.say(
+                f"these adapters' base is {base}, which PEFT does not load: export it with "
+                "--policy init, and load the adapters beside that folder"
             )
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
@@ -446,11 +445,9 @@ def sample(
         needs += ["data", "tasks"]
     with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
         chosen = policy or last_policy(session.config)
-        samplings = list(
-            itertools.chain.from_iterable(
-                stage.samplings() for stage in session.config.stages.values()
-            )
-        )
+        samplings: list[Sampling] = []
+        for stage in session.config.stages.values():
+            samplings += stage.samplings()
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         if prompts is None and not session.problems.by_split["test"]:
@@ -468,16 +465,14 @@ def sample(
             )
         texts = []
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
+            problem = Problem(problem_id(prompt), prompt)
             try:
-                texts += _answers(
-                    session, chosen, view, params, [Problem(problem_id(prompt), prompt)], count
-                )
+                texts += _answers(session, chosen, view, params, [problem], count)
             except ValueError as error:
+                # Of several prompts, typed one after the other, the next may be accepted.
                 if isinstance(prompts, str):
                     raise
-                session.tracker.say(
-                    str(error)
-                )  # a typed prompt was refused; the next may be accepted
+                session.tracker.say(str(error))
         return texts
 
 

@@ -63,8 +63,10 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         config = from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    # What the file names is decided before overrides come, whose paths start elsewhere. A shipped
+    # config names nothing beside itself: its paths are of its choices, which were typed.
     base = places.here()
-    if not _is_shipped(path):
+    if path not in shipped().values():
         base = places.Base(path.parent, f"the folder of {path.name}")
         if "sweep" in config:
             config.sweep.folder = str(path.parent)
@@ -73,20 +75,9 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         apply(config, override)
     for section in (config, *config.tasks.values()):
         reward = section.reward
-        if reward.folder is None and beside(reward.function, path.parent):
+        if reward.folder is None and places.module_file(reward.function, path.parent):
             reward.folder = str(path.parent)
     return config
-
-
-def _is_shipped(path: Path) -> bool:
-    return path in shipped().values()
-
-
-def beside(function: str, folder: Path) -> Path | None:
-    """Return the file in a folder that holds a reward "module:function", None without one."""
-    module = function.partition(":")[0]
-    file = folder / f"{module}.py"
-    return file if module.isidentifier() and file.is_file() else None
 
 
 def choices(arg: str, **defaults: Any) -> SimpleNamespace:
@@ -109,13 +100,14 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
             raise ValueError(
                 f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}"
             )
-        if isinstance(defaults[key], tuple):
-            if text not in defaults[key]:
-                hint = f"{suggest(text, defaults[key])}; there are {listed(defaults[key])}"
-                raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
+        default = defaults[key]
+        if not isinstance(default, tuple):
+            values[key] = _parse_scalar(text, default, f"choice {key!r}")
+        elif text in default:
             values[key] = text
         else:
-            values[key] = _parse_scalar(text, defaults[key], f"choice {key!r}")
+            hint = f"{suggest(text, default)}; there are {listed(default)}"
+            raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
     return SimpleNamespace(**values)
 
 
@@ -185,16 +177,17 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
             raise ValueError(f"its get_config takes no choices: leave out {':' + arg!r}")
         config = get_config(arg) if takes_choices else get_config()
     except (Exception, SystemExit) as error:
+        # The innermost line of the file itself: what it called is of other files. A file that
+        # cannot be parsed has no frame.
         place = str(path)
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == place
-        ]
+        line = None
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == place:
+                line = frame.lineno
         if isinstance(error, SyntaxError) and error.filename == place:
-            lines = [error.lineno]
-        if lines:
-            place += f", line {lines[-1]}"
+            line = error.lineno
+        if line is not None:
+            place += f", line {line}"
         raise ValueError(f"{place}: {_text(error)}") from error
     if not isinstance(config, ConfigDict):
         raise ValueError(
@@ -369,9 +362,8 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
     value = typed(_parse(text, field, path), field, path)
-    if (
-        key == "kind" and len(parents) == 2 and value != field
-    ):  # a stage's kind; an optimiser's may be changed
+    # A stage's kind decides its fields; an optimiser's, three names down, may be changed.
+    if key == "kind" and len(parents) == 2 and value != field:
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
     places.decide(config, base or places.here(), only=path)

@@ -25,18 +25,27 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
 from etils import epath
 
-from g2d_jax.data.dumps import DumpRow
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.models.hf_folder import CONFIG, INDEX, WEIGHTS, read_headers, read_json
+from g2d_jax.models.hf_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    read_headers,
+    read_json,
+    read_raw_config,
+)
 from g2d_jax.models.safetensors_file import DTYPES, Stored
 from g2d_jax.records import Example, Problem
 from g2d_jax.runtime import ranges, storage
+
+if TYPE_CHECKING:
+    from g2d_jax.data.dumps import DumpRow
 
 BLOCK = 64 << 10
 """Bytes of a block of a tensor."""
@@ -241,9 +250,7 @@ def weights(folder: storage.PathLike) -> Content:
     Raises ValueError for a folder without readable safetensors files.
     """
     place = epath.Path(folder)
-    config = {
-        key: value for key, value in read_json(place / CONFIG).items() if key not in _NAMED_ONLY
-    }
+    config = {key: value for key, value in read_raw_config(place).items() if key not in _NAMED_ONLY}
     parts = {CONFIG: storage.fingerprint(config)}
     if not storage.is_local(place):
         return content(
@@ -265,12 +272,10 @@ def _weight_files(folder: epath.Path) -> list[str]:
 
 def _tensor(stored: Stored) -> str:
     """Return the digest of a tensor's dtype, shape and three blocks."""
-    digest = hashlib.blake2b(f"{stored.dtype} {stored.shape}".encode(), digest_size=4)
+    digest = hashlib.blake2b(f"{stored.encoding} {stored.shape}".encode(), digest_size=4)
     if stored.dtype not in DTYPES:  # refused by name when it is loaded
         return digest.hexdigest()
-    size = DTYPES[stored.dtype].itemsize
-    for length in stored.shape:
-        size *= length
+    size = stored.nbytes
     starts, length = [0], size
     if size > 3 * BLOCK:
         starts, length = [0, (size - BLOCK) // 2, size - BLOCK], BLOCK

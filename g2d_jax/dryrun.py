@@ -18,7 +18,7 @@ from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
-from g2d_jax.config.graph import Plan, dependents_of_final, plan
+from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
@@ -36,7 +36,7 @@ from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
 from g2d_jax.session.tokenizers import stop_strings
 from g2d_jax.stages import alerts
-from g2d_jax.workdir import absolute, check_claim, stage_folders
+from g2d_jax.workdir import absolute, stage_folders, stages_to_extend
 
 SHOWN = 2  # problems that are shown in full
 _NOT_TRIED = {
@@ -61,14 +61,15 @@ def show(
     places.require(config)
     flags.check_devices()
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+        # The session writes into a folder that is gone afterwards, and speaks of the run's own.
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         session = Session(settings, epath.Path(folder), tracker, order.folders(place))
         session.follows = None if workdir is None else place
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                check_claim(settings, place, {}, dependents_of_final(settings, order))
-            _check(session)
+                stages_to_extend(settings, place)
+            _look_ahead(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
                 begun = place.exists() and bool(stage_folders(place))
@@ -87,7 +88,7 @@ def show(
                 for problem in problems[:SHOWN]:
                     _show_problem(session, problem)
                 _try_reward(session, task, problems)
-                _check_stops(session, task, problems)
+                _warn_of_stops(session, task, problems)
 
 
 def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> None:
@@ -100,7 +101,7 @@ def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> N
     )
 
 
-def _check(session: Session) -> None:
+def _look_ahead(session: Session) -> None:
     """Raise ValueError for errors that the run would find after its settings: devices, weights,
     data, lengths."""
     _ = session.sampling.devices.for_sampling
@@ -170,15 +171,11 @@ def _problems_of(session: Session, task: str) -> list[Problem]:
 def _show_problem(session: Session, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = session.tokenizer.encode_prompt(problem)
-    answer = (
-        "there is no reference answer"
-        if problem.answer is None
-        else f"reference answer: {problem.answer}"
-    )
-    if (
-        problem.answer is not None
-        and session.config.all_tasks[problem.task].reward.function == "verify"
-    ):
+    answer = "there is no reference answer"
+    if problem.answer is not None:
+        answer = f"reference answer: {problem.answer}"
+    reward = session.config.all_tasks[problem.task].reward
+    if problem.answer is not None and reward.function == "verify":
         answer += f", read as {reading(problem.answer)}"
     task = f", task {problem.task}" if len(session.config.all_tasks) > 1 else ""
     lines = session.tokenizer.decode_raw(prompt).splitlines()
@@ -188,7 +185,7 @@ def _show_problem(session: Session, problem: Problem) -> None:
     )
 
 
-def _check_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
+def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Warn of stop strings that would end a right response before its answer."""
     rule = session.config.all_tasks[task].reward.answers
     texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
@@ -241,46 +238,36 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         return
     asked = asked_for(_instruction(session, problems[0]))
     read = [form for form in asked if form.is_read_by(reward.answers)]
-    by_rule = (
-        reward.function == "verify" or reward.answers != "boxed"
-    )  # a function of one's own may read anything
+    # A function of one's own may read anything: it is tried with the form that is asked for.
+    by_rule = reward.function == "verify" or reward.answers != "boxed"
     chosen = (read if by_rule else asked)[:1]
-    answers = list(
-        dict.fromkeys(problem.answer for problem in problems if problem.answer is not None)
-    )
     write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
+    answers = [problem.answer for problem in problems if problem.answer is not None]
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
-        wrong = next(
-            (answer for answer in answers if answer != problem.answer), f"{problem.answer}1"
-        )
+        # Another problem's answer is wrong in a way that the reward may well take for right.
+        others = (answer for answer in answers if answer != problem.answer)
+        wrong = next(others, f"{problem.answer}1")
         tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
     tried_problems, _, texts = zip(*tried, strict=True)
     scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
-    rows = [
-        [
-            problem.id,
-            "" if problem.answer is None else kind,
-            text,
-            score.reward,
-            score.verdict.value,
-        ]
-        for (problem, kind, text), score in zip(tried, scores, strict=True)
-    ]
+    rows = []
+    rewards: dict[tuple[str, str], float] = {}
+    for (problem, kind, text), score in zip(tried, scores, strict=True):
+        shown = "" if problem.answer is None else kind
+        rows.append([problem.id, shown, text, score.reward, score.verdict.value])
+        rewards[problem.id, kind] = score.reward or 0.0
     if asked and by_rule and not read:
         _warn_of_form(session, task, asked[0])
     title = f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}"
     session.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
-    rewards: dict[str, dict[str, float]] = {}
-    for (problem, kind, _), score in zip(tried, scores, strict=True):
-        rewards.setdefault(problem.id, {})[kind] = score.reward or 0.0
     alike = [
         problem.id
         for problem in problems[:SHOWN]
         if problem.answer is not None
-        and not rewards[problem.id]["right"] > rewards[problem.id]["wrong"]
+        and not rewards[problem.id, "right"] > rewards[problem.id, "wrong"]
     ]
     if alike and session.config.verifiable[task]:
         session.tracker.say(
@@ -309,9 +296,7 @@ def _warn_of_form(session: Session, task: str, asked: Form) -> None:
         " or ".join(map(repr, readers(asked))),
     )
     session.tracker.say(
-        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the "
-        f"rule {rule!r}, by which "
-        "that is none: let tokenizer.prompt_template, or the data's prompts, ask for "
-        f"{in_form('x', rule)}, or set "
-        f"reward.answers={rules}"
+        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
+        f"{rule!r}, by which that is none: let tokenizer.prompt_template, or the data's prompts, "
+        f"ask for {in_form('x', rule)}, or set reward.answers={rules}"
     )

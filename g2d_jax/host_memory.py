@@ -62,8 +62,8 @@ def estimates(session: Session) -> Iterator[Estimate]:
         size = _size(session, fullest)
         samplers = [program for program in programs if _samples(program)]
         if samplers and "gradients" in fullest.work.parts:
-            # The sampler's weights and cache are small arrays, which the allocator keeps when they
-            # are done with.
+            # The sampler's weights and cache are small arrays: the allocator keeps their memory
+            # when they are done with, and the update's comes on top.
             size += _view_bytes(session) + max(
                 program.work.parts["KV cache"] for program in samplers
             )

@@ -58,9 +58,8 @@ def make_mesh(
     if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
         raise ValueError(
             f"collectives of {len(devices)} CPU devices may hang: call "
-            "g2d_jax.runtime.processes.initialise() before "
-            "JAX is used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add "
-            f"{flags.ORDER}=false to XLA_FLAGS"
+            "g2d_jax.runtime.processes.initialise() before JAX is used, with JAX_PLATFORMS=cpu "
+            f"where JAX passes over an accelerator, or add {flags.ORDER}=false to XLA_FLAGS"
         )
     sizes = [data, fsdp, tensor]
     if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
@@ -83,8 +82,8 @@ def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
     Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not
     equally large.
     """
-    # jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice of its
-    # own.
+    # By hand: jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice
+    # of its own.
     devices_of = _devices_of_slices(devices)
     count = len(devices_of)
     if count == 1:
@@ -97,11 +96,9 @@ def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
     data, *inner = sizes
     if data % count:
         raise ValueError(
-            f"the {len(devices)} devices are {count} slices, and mesh.data alone goes over "
-            "slices: with "
-            f"{_named(sizes)} weights would be gathered over the network between them; set "
-            f"mesh.data={count} or a "
-            "multiple of it, and mesh.fsdp=-1"
+            f"the {len(devices)} devices are {count} slices, and mesh.data alone goes over slices: "
+            f"with {_named(sizes)} weights would be gathered over the network between them; set "
+            f"mesh.data={count} or a multiple of it, and mesh.fsdp=-1"
         )
     return mesh_utils.create_hybrid_device_mesh(
         (data // count, *inner), (count, 1, 1), devices, allow_split_physical_axes=True
@@ -161,9 +158,8 @@ def check_host_memory(mesh: Mesh) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         raise ValueError(
-            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} tell "
-            f"of no {HOST} memory "
-            f"(there is: {', '.join(kinds) or 'none'}): leave it off"
+            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} tell of "
+            f"no {HOST} memory (there is: {', '.join(kinds) or 'none'}): leave it off"
         )
 
 
@@ -226,10 +222,9 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
     inside = mesh.size // slices([*mesh.devices.flat])
     if inside % tensor:
         raise ValueError(
-            f"sampling over {tensor} devices for a copy of the weights goes beyond the {inside} "
-            "of a slice: set "
-            f"compute.sampling_tensor to a divisor of {inside}, or take larger slices where none "
-            "leaves room for rows"
+            f"sampling over {tensor} devices for a copy of the weights goes beyond the {inside} of "
+            f"a slice: set compute.sampling_tensor to a divisor of {inside}, or take larger slices "
+            "where none leaves room for rows"
         )
     heads = math.gcd(tensor, kv_heads)
     devices = mesh.devices.reshape(-1, tensor // heads, heads)

@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax.config import Config, places
 from g2d_jax.config.io import to_dict
-from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import (
     Objectives,
@@ -34,6 +33,9 @@ from g2d_jax.run_stages import (
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.workdir import absolute
+
+if TYPE_CHECKING:
+    from g2d_jax.report.result import Result
 
 
 def run(
@@ -71,6 +73,8 @@ def run(
         manifests = {name: run_stage(session, name, order) for name in names}
         if until is None:
             processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
+        from g2d_jax.report.result import Result  # here: stages run without reports
+
         return Result(session.workdir)
 
 
@@ -85,8 +89,7 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
             raise
         tracker.say(
             f"WARNING: the report was not written: {type(error).__name__}: {error}. All results "
-            "are there; once the "
-            f"cause is gone: g2d report {workdir}"
+            f"are there; once the cause is gone: g2d report {workdir}"
         )
 
 

@@ -61,7 +61,7 @@ def push(
             "give --repo USER/NAME to upload, or --output FOLDER to write what would be uploaded"
         )
     folder = absolute(workdir)
-    target = None if output is None else processes.on_leader(lambda: _check_output(output))
+    target = None if output is None else processes.on_leader(lambda: _new_folder(output))
     upload = (
         None if repo is None else _Upload(repo, "dataset" if what == "dataset" else "model", public)
     )
@@ -90,7 +90,7 @@ def push(
         return processes.on_leader(lambda: _publish(upload, target, Path(place), dry_run))
 
 
-def _check_output(output: storage.PathLike) -> str:
+def _new_folder(output: storage.PathLike) -> str:
     """Return the absolute path of a folder to write, links followed. Raises ValueError where
     something is there, and for a store."""
     if not storage.is_local(output):

@@ -144,21 +144,6 @@ def recipe(name: str, arg: str) -> ConfigDict:
         length=RESPONSE,
         moments=("float32", "bfloat16"),
     )
-    _check(chosen)
-    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
-    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
-    config.name = "-".join(
-        [name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])]
-    )
-    config.tokenizer.update(model.tokenizer)
-    if chosen.lora:
-        # Frozen parameters are only read: in bfloat16, as the published weights are.
-        config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
-    (_g2d if chosen.method == "g2d" else _grpo)(config, chosen)
-    return config
-
-
-def _check(chosen: SimpleNamespace) -> None:
     for choice, least in (("k", 0), ("steps", 0), ("lora", 0), ("length", 1)):
         if getattr(chosen, choice) < least:
             raise ValueError(
@@ -170,6 +155,19 @@ def _check(chosen: SimpleNamespace) -> None:
         raise ValueError(
             f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N"
         )
+    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
+    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
+    config.name = f"{name}-{chosen.variant}-{chosen.method}"
+    config.tokenizer.update(model.tokenizer)
+    if chosen.lora:
+        config.name += f"-lora{chosen.lora}"
+        # Frozen parameters are only read: in bfloat16, as the published weights are.
+        config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
+    if chosen.method == "g2d":
+        _g2d(config, chosen)
+    else:
+        _grpo(config, chosen)
+    return config
 
 
 def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
@@ -184,7 +182,7 @@ def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
     config.stages.dpo = settings.offline(
         beta=DPO_BETA,
         batch_size=PAIRS_PER_STEP,
-        optimizer=adam(_rate(chosen), moment_dtype=chosen.moments),
+        optimizer=_optimizer(chosen),
     )
     config.stages.evaluate = _evaluate(("init", "warmup", "dpo"), chosen)
 
@@ -202,7 +200,7 @@ def _online(chosen: SimpleNamespace, steps: int) -> ConfigDict:
         num_generations=GROUP,
         beta=KL_COEF,
         sampling=settings.sampling(chosen.length),
-        optimizer=adam(_rate(chosen), moment_dtype=chosen.moments),
+        optimizer=_optimizer(chosen),
     )
 
 
@@ -212,8 +210,9 @@ def _evaluate(policies: tuple[str, ...], chosen: SimpleNamespace) -> ConfigDict:
     )
 
 
-def _rate(chosen: SimpleNamespace) -> float:
-    return LORA_LEARNING_RATE if chosen.lora else LEARNING_RATE
+def _optimizer(chosen: SimpleNamespace) -> ConfigDict:
+    rate = LORA_LEARNING_RATE if chosen.lora else LEARNING_RATE
+    return adam(rate, moment_dtype=chosen.moments)
 
 
 # Shared with the configs of the other paper's rows
@@ -236,16 +235,14 @@ def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
     source = TRAIN.get(train, train)
     config.data.train = settings.source(source, "train")
     config.data.dev = settings.source(source, "dev", dev)
+    config.data.test = settings.source(test)
     # NuminaMath comes in one piece, of which the splits are made here; the other suites are test
     # problems.
-    whole = test.partition(":")[0] != "numinamath"
-    config.data.test = (
-        settings.source(test) if whole else settings.source(test, "test", NUMINAMATH_TEST)
-    )
+    if test.partition(":")[0] == "numinamath":
+        config.data.test.update(split="test", limit=NUMINAMATH_TEST)
+    # A few rows have no text to speak of; they are counted.
     for split in ("train", "dev", "test"):
-        config.data[
-            split
-        ].on_error = "skip"  # a few rows have no text to speak of; they are counted
+        config.data[split].on_error = "skip"
     config.reward.workers = 8
     return config
 

@@ -20,7 +20,10 @@ import numpy as np
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "system" | "user" | "assistant", "content": text}."""
 
-Prompt: TypeAlias = str | tuple[Message, ...]
+Conversation: TypeAlias = tuple[Message, ...]
+"""The messages of a chat, in order."""
+
+Prompt: TypeAlias = str | Conversation
 """A bare problem statement, or a conversation that ends with a user message."""
 
 AnswerRule = Literal["boxed", "last_line", "hash", "tags"]
@@ -95,27 +98,26 @@ MOST_STOPS, LONGEST_STOP = 16, 256
 before it."""
 
 
-def check_stop(stop: Sequence[str]) -> None:
-    """Raise ValueError for stop strings that cannot end a response, with what to change."""
+def stop_fault(stop: Sequence[str]) -> str:
+    """Say why stop strings cannot end a response, and what to change; "" where they can."""
     if isinstance(stop, str) or not all(isinstance(string, str) for string in stop):
-        raise ValueError(f'stop is a list of texts, such as ("\\nProblem:",), got {stop!r:.200}')
+        return f'is a list of texts, such as ("\\nProblem:",), got {stop!r:.200}'
     if len(stop) > MOST_STOPS:
-        raise ValueError(
-            f"stop may have {MOST_STOPS} texts, got {len(stop)}: keep those that come up"
-        )
+        return f"may have {MOST_STOPS} texts, got {len(stop)}: keep those that come up"
     for string in stop:
         if not string:
-            raise ValueError("stop has an empty text, which every response holds: leave it out")
+            return "has an empty text, which every response holds: leave it out"
         if len(string) > LONGEST_STOP:
-            raise ValueError(
-                f"stop has a text of {len(string)} characters, of at most {LONGEST_STOP}: take "
+            return (
+                f"has a text of {len(string)} characters, of at most {LONGEST_STOP}: take "
                 "its beginning"
             )
         if "\ufffd" in string or any("\ud800" <= character <= "\udfff" for character in string):
-            raise ValueError(
-                f"stop has {string!r:.100}: U+FFFD and surrogates stand for broken characters, "
+            return (
+                f"has {string!r:.100}: U+FFFD and surrogates stand for broken characters, "
                 "leave it out"
             )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_stop(self.stop)
+        if fault := stop_fault(self.stop):
+            raise ValueError(f"stop {fault}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not self.temperature >= 0.0:

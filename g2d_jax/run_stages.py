@@ -16,21 +16,18 @@ from etils import epath
 
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, Reward, places, prefix_of, setting_of
-from g2d_jax.config.graph import Plan, check_inputs, check_names, dependents_of_final, plan
+from g2d_jax.config import Config, places, prefix_of, setting_of
+from g2d_jax.config.graph import Plan, valid_plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
-from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import flags, memory, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
-from g2d_jax.sampler import remote
-from g2d_jax.scoring import reward_model
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.policies import check_elsewhere
 from g2d_jax.session.problems import table
@@ -39,11 +36,11 @@ from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,
-    check_claim,
     check_token,
     claim,
     mark_start,
     packages,
+    stages_to_extend,
     without_secrets,
 )
 
@@ -57,20 +54,30 @@ def check(config: Config, until: str | None = None) -> Plan:
     until: the stage to stop after, None for all. Raises ValueError naming the field or the stage.
     Looks at settings and at whether files exist; loads nothing.
     """
-    check_names(config)
-    order = plan(config)
-    if until is not None and until not in order.order:
-        raise ValueError(
-            f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}"
-        )
-    check_inputs(config, order)
+    order = valid_plan(config, until)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
-        remote.check(config.engine)
-    for name, task in config.all_tasks.items():
-        check_training(task.train.path, f"{setting_of(name, 'train')}.path")
+        from g2d_jax.runtime import endpoint  # here, as judges and reward models: few runs have one
+
         try:
-            _check_reward(task.reward)
+            endpoint.check_url(config.engine.url)
+            endpoint.api_key(config.engine.url, config.engine.api_key_env)
+        except ValueError as error:
+            raise ValueError(f"engine: {error}") from error
+    for name, task in config.all_tasks.items():
+        reward = task.reward
+        check_training(task.train.path, f"{setting_of(name, 'train')}.path")
+        # Files are looked for; reward models and judges are sent nothing.
+        try:
+            if reward.function == "model":
+                if reason := places.missing(reward.model.path, "model"):
+                    raise ValueError(f"reward.model.path: {reason}")
+            elif reward.function == "judge":
+                from g2d_jax.rewards.judge import check_judge
+
+                check_judge(reward.judge)
+            elif reward.function != "verify":
+                load_reward(reward.function, reward.folder)
         except ValueError as error:
             raise ValueError(f"{prefix_of(name)}{error}") from error
     for name in order.order:
@@ -88,17 +95,6 @@ def check_packages(config: Config) -> None:
     """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and
     that is missing."""
     check_services(config.logging.services())
-
-
-def _check_reward(reward: Reward) -> None:
-    """Raise ValueError for a reward whose files do not exist; reward models and judges are sent
-    nothing."""
-    if reward.function == "model" and (reason := places.missing(reward.model.path, "model")):
-        raise ValueError(f"reward.model.path: {reason}")
-    if reward.function == "judge":
-        check_judge(reward.judge)
-    if reward.function not in ("verify", "model", "judge"):
-        load_reward(reward.function, reward.folder)
 
 
 @contextlib.contextmanager
@@ -128,8 +124,7 @@ def open_session(
             "packages": packages(),
         }
         processes.agreed("settings or packages", mine)
-        ends = dependents_of_final(config, order)
-        token = processes.on_leader(lambda: _take(config, folder, own_functions, ends))
+        token = processes.on_leader(lambda: _take(config, folder, own_functions))
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
@@ -140,10 +135,9 @@ def open_session(
                 processes.on_leader(lambda: check_models(session))
                 _ = session.problems  # by all processes, which agree on them
                 session.contents = processes.on_leader(lambda: _compared(session))
-                processes.on_leader(lambda: claim(config, folder, own_functions, ends))
-                _ = (
-                    session.sampling.devices.for_sampling
-                )  # raises for an impossible mesh, before any work
+                processes.on_leader(lambda: claim(config, folder, own_functions))
+                # Raises for an impossible mesh, before any work.
+                _ = session.sampling.devices.for_sampling
                 compiling.take_programs()  # those of an earlier run in this process
                 for task, split, source, count in table(config, session.problems.by_split):
                     tracker.say(f"{task}, {split}: {count} problems; source: {source}")
@@ -160,19 +154,19 @@ def check_models(session: Session) -> None:
     for name, task in session.config.all_tasks.items():
         is_own = name == "main" and session.reward is not None
         if task.reward.function == "model" and not is_own:
-            reward_model.check(task.reward.model)
+            from g2d_jax.scoring import reward_model
+
+            reward_model.conversations_of(task.reward.model)
 
 
-def _take(
-    config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapping[str, Sequence[str]]
-) -> str:
+def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
     """Check a work directory, and take a new one; return the token of this start.
 
     One that holds a run is left as it is until what the run reads has been compared.
     """
     if not (folder / "config.json").exists():
-        return claim(config, folder, own, ends)
-    check_claim(config, folder, own, ends)
+        return claim(config, folder, own)
+    stages_to_extend(config, folder, own)
     return mark_start(folder)
 
 

@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__
 from g2d_jax.config import Config, places
 from g2d_jax.config.gone import without_undeciding
+from g2d_jax.config.graph import dependents_of_final
 from g2d_jax.config.io import (
     differences,
     from_dict,
@@ -61,8 +62,7 @@ def check_place(workdir: storage.PathLike) -> None:
     if path.startswith("s3://"):
         raise ValueError(
             f"{path}: a work directory is on a local disk or on Google Cloud Storage (gs://…). "
-            "Work on a local disk, "
-            f"and copy it with `aws s3 sync DIRECTORY {path}`"
+            f"Work on a local disk, and copy it with `aws s3 sync DIRECTORY {path}`"
         )
 
 
@@ -145,7 +145,6 @@ def claim(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
-    ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
     """Take a work directory for a config, or check that it is this config's. Writes config.json and
     environment.json.
@@ -154,12 +153,11 @@ def claim(
 
     own: names of functions given from Python in place of configured ones; they belong to the run's
     identity.
-    ends: stage -> stages that are made from the policy it ends with. As long as no stage has begun,
-    the settings may still change: a mistake in the first try costs nothing. Later a stage that
-    `with_longer` lets go on may have more steps, unless a stage that is made from its end has
-    begun.
+    As long as no stage has begun, the settings may still change: a mistake in the first try costs
+    nothing. Later a stage that `with_longer` lets go on may have more steps, unless a stage that is
+    made from its end has begun.
     """
-    for folder in check_claim(config, workdir, own, ends):
+    for folder in stages_to_extend(config, workdir, own):
         storage.unfinish(folder)
     write_settings(config, workdir, own)
     return mark_start(workdir)
@@ -185,11 +183,10 @@ def mark_start(workdir: epath.Path) -> str:
     return token
 
 
-def check_claim(
+def stages_to_extend(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
-    ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[epath.Path]:
     """Return the folders of the begun stages that would go on past their old end. Raises as
     `claim`; writes nothing."""
@@ -200,6 +197,7 @@ def check_claim(
             raise ValueError(
                 f"{workdir} holds a config.json that is not a run's: choose another --workdir"
             )
+        # As long as no stage has begun the settings may be any: nothing rests on them.
         begun = stage_folders(workdir)
         if not begun:
             return []
@@ -209,58 +207,62 @@ def check_claim(
             raise ValueError(
                 f"{file} does not hold this version's settings: {error}. Choose another --workdir"
             ) from error
-        content = {**content, "config": before}
-        _check_unchanged(
-            content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends}
-        )
-        longer = with_longer(*_identities(before, config, workdir))[1]
+        ended = {
+            name: sorted(begun.keys() & set(others))
+            for name, others in dependents_of_final(config).items()
+        }
+        functions = own_differences(content.get("own") or {}, own)
+        then, now = _identities(before, config, workdir)
+        if changed := _changes(workdir, then, now, functions, ended):
+            raise ValueError(changed)
+        longer = with_longer(then, now)[1]
         return [begun[name] for name in longer if name in begun]
+    # A start that was interrupted before it wrote its settings leaves these two.
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
     return []
 
 
-def _check_unchanged(
-    content: Mapping[str, Any],
-    config: Config,
+def _changes(
     workdir: epath.Path,
-    own: Mapping[str, str],
-    ends: Mapping[str, Collection[str]],
-) -> None:
-    """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those
-    that have begun."""
-    functions = own_differences(content.get("own") or {}, own)
-    before, now = _identities(content["config"], config, workdir)
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    functions: Sequence[str],
+    ended: Mapping[str, Sequence[str]],
+) -> str:
+    """Say how a run that has begun would not go on as this config's, and what to do; "" if it
+    would.
+
+    before, now: identities. functions: the differences of functions from Python. ended: stage ->
+    the begun stages that are made from the policy it ends with.
+    """
     longer, names = with_longer(before, now)
-    stale = {name: sorted(ends[name]) for name in names if ends.get(name)}
     others = [*differences(longer, now, places=True), *functions]
+    stale = [name for name in names if ended.get(name)]
     if not (stale or others):
-        return
+        return ""
     changed = differences(before, now, places=True)
     parts = [
         f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
-        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime "
-        "may change: mesh, "
-        "compute, logging, checkpoint …, and the steps of an online stage that can go on may be "
-        "raised",
-        *(
-            f"Stage {name} could go on, but {', '.join(made)} began with the policy that it "
-            "ended with: move their "
-            "folders away and it does"
-            for name, made in stale.items()
-            if not others
-        ),
+        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may "
+        "change: mesh, compute, logging, checkpoint …, and the steps of an online stage that can "
+        "go on may be raised",
     ]
+    if not others:
+        parts += [
+            f"Stage {name} could go on, but {', '.join(ended[name])} began with the policy that it "
+            "ended with: move their folders away and it does"
+            for name in stale
+        ]
     trained = [
         line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)
     ]
     parts.append(
-        f"To go on under other settings from where a stage ended, start another run with "
+        "To go on under other settings from where a stage ended, start another run with "
         f"policy='run:{workdir}#{[*trained, 'STAGE'][0]}' in its first stage, or 'hf:FOLDER' of "
-        "what g2d export wrote: "
-        "its optimiser starts anew"
+        "what g2d export wrote: its optimiser starts anew"
     )
-    raise ValueError("\n".join(parts))
+    return "\n".join(parts)
 
 
 def _identities(
@@ -282,8 +284,7 @@ def check_token(workdir: epath.Path, token: str) -> None:
     if not file.exists() or storage.read_json(file).get("start") != token:
         raise ValueError(
             f"{workdir} is not the same folder on {socket.gethostname()} as for process 0: the "
-            "work directory must be "
-            "on a file system or object store that all processes share"
+            "work directory must be on a file system or object store that all processes share"
         )
 
 

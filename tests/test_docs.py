@@ -18,7 +18,7 @@ from g2d_jax import __version__, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config
 from g2d_jax.config_load import resolve
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tracking import read_metrics
 
@@ -286,7 +286,7 @@ def test_the_package_is_installed_from_a_folder_or_a_url() -> None:
         with_extra = re.findall(r"g2d[-_]jax(?:\[[^\]]*\]|\{extra\}).{0,3}", text)
         alone = re.findall(r"pip install [^\n]*\bg2d[-_]jax\b(?!\[|\{|'s)", text)
         assert [name for name in with_extra if " @ " not in name] + alone == [], file
-    assert extras.install("cuda").startswith("pip install '.[cuda]'")
+    assert failures.install_command("cuda").startswith("pip install '.[cuda]'")
     assert "pip install '.[cuda]'" in (ROOT / "docs" / "index.md").read_text()
 
 

@@ -21,7 +21,7 @@ ROOMS = [
     "run_stages",
     (
         "report sweep card dataset push outputs host_memory dryrun plan forecast pipeline commands "
-        "cli __main__"
+        "status arguments cli __main__"
     ),
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}

@@ -168,8 +168,8 @@ def begun(
 
 def again(config: ConfigDict, workdir: epath.Path) -> None:
     """What `pipeline.run` does first."""
-    order = pipeline.check(Config.of(config))
-    claim(Config.of(config), workdir, {}, graph.dependents_of_final(Config.of(config), order))
+    pipeline.check(Config.of(config))
+    claim(Config.of(config), workdir)
 
 
 def test_an_online_stage_may_have_more_steps(config: ConfigDict, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -22,9 +22,9 @@ class Inner(Section):
     rate: Annotated[float, Bounds(above=0, below=1)] = 0.5
     limit: Annotated[int, Bounds(least=1)] | None = None
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         if self.limit == 13:
-            raise ValueError("limit 13 does not go with anything")
+            yield ValueError("limit 13 does not go with anything")
 
 
 class Outer(Section):

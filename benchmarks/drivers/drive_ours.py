@@ -29,7 +29,6 @@ from g2d_jax.training.step import (
     make_scorer,
     make_train_step,
     put_batch,
-    put_number,
     put_numbers,
 )
 
@@ -124,7 +123,7 @@ class Library:
             ]
         packed = self.pack(groups, together)
         logprobs, _ = self.scorer(
-            self.model, *put_batch(packed, self.mesh), put_number(1.0, self.mesh)
+            self.model, *put_batch(packed, self.mesh), put_numbers(1.0, self.mesh)
         )
         return packed.unpack(np.asarray(logprobs))
 

@@ -10,12 +10,11 @@ from typing import Any, Literal, ParamSpec
 from ml_collections import ConfigDict
 
 from g2d_jax.config.gone import find
+from g2d_jax.config.rewards import Reward, Source
 from g2d_jax.config.section import Section, editable
-from g2d_jax.config.sections.problems import Source
-from g2d_jax.config.sections.rewards import Reward
-from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
 from g2d_jax.config.settings import Config
 from g2d_jax.config.stages.stage import Stage
+from g2d_jax.config.training import Optimizer, Probe, Sampling
 
 P = ParamSpec("P")
 
@@ -37,8 +36,7 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
 
     @_parameters_of(kind)
     def build(**changes: Any) -> ConfigDict:
-        config = editable(kind())  # type: ignore[call-arg]
-        return _filled(config, _without_gone(config, changes))
+        return _filled(editable(kind()), changes, "stages.*.")  # type: ignore[call-arg]
 
     name = str(getattr(kind, "kind", ""))
     build.__name__ = build.__qualname__ = name
@@ -46,23 +44,6 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
         f"Return the settings of a stage of kind {name}: see `{getattr(kind, '__name__', name)}`."
     )
     return build
-
-
-def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
-    return _filled(editable(section), changes)
-
-
-def _without_gone(stage: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes of a stage without those of fields that are gone. Raises ValueError for
-    one that was used."""
-    kept = {}
-    for name, value in changes.items():
-        gone = find(f"stages.*.{name}")
-        if gone is not None and gone.used(value):
-            raise gone.refusal(name, value)
-        if gone is None or name in stage:
-            kept[name] = value
-    return kept
 
 
 def base() -> ConfigDict:
@@ -84,7 +65,7 @@ def source(
 @_parameters_of(Reward)
 def reward(**changes: Any) -> ConfigDict:
     """Return the scoring of responses: see `Reward`."""
-    return _changed(Reward(), changes)
+    return _filled(editable(Reward()), changes)
 
 
 def task(
@@ -100,19 +81,19 @@ def task(
 @_parameters_of(Optimizer)
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
     """Return an optimiser's settings: see `Optimizer`."""
-    return _changed(Optimizer(), {"learning_rate": learning_rate, **changes})
+    return _filled(editable(Optimizer()), {"learning_rate": learning_rate, **changes})
 
 
 @_parameters_of(Sampling)
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
     """Return settings of sampling: see `Sampling`."""
-    return _changed(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
+    return _filled(editable(Sampling()), {"max_new_tokens": max_new_tokens, **changes})
 
 
 @_parameters_of(Probe)
 def probe(**changes: Any) -> ConfigDict:
     """Return the settings of a stage's probes: see `Probe`."""
-    return _changed(Probe(), changes)
+    return _filled(editable(Probe()), changes)
 
 
 def sweep(**changes: Any) -> ConfigDict:
@@ -135,8 +116,16 @@ def arm(**changes: Any) -> ConfigDict:
     return _filled(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
 
 
-def _filled(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+def _filled(config: ConfigDict, changes: Mapping[str, Any], prefix: str = "") -> ConfigDict:
+    """Return a section with other values. prefix: of its fields' paths.
+
+    Fields that are gone are left out. Raises ValueError for one that was used.
+    """
     config.lock()
     for name, value in changes.items():
-        setattr(config, name, value)
+        gone = find(f"{prefix}{name}")
+        if gone is not None and gone.used(value):
+            raise gone.refusal(name, value)
+        if gone is None or name in config:
+            setattr(config, name, value)
     return config

@@ -10,6 +10,7 @@ decided in its config.json.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,8 +25,12 @@ from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.config.section import Place, Section
 from g2d_jax.runtime import storage
 
-FILES = (".jsonl", ".json", ".parquet", ".safetensors")
+FILES = (".jsonl", ".json", ".parquet", ".safetensors", ".gguf")
 """Endings by which a text is known to name a file."""
+
+PACKAGE = "package:"
+"""The beginning of a text that names a file of an installed Python package."""
+_OF_PACKAGE = re.compile(r"package:([A-Za-z_]\w*)/(\w[\w.-]*(?:/\w[\w.-]*)*\.gguf)", re.IGNORECASE)
 
 _WITHOUT_PATH = ("sample", "archive")  # of rollouts
 _OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
@@ -87,8 +92,8 @@ class Parts(NamedTuple):
 
 def is_path(text: str) -> bool:
     """Return whether a text has the form of a path: no hub id begins with "/", "." or "~", has a
-    scheme or two "/", or ends like a file of data or weights."""
-    return (
+    scheme or two "/", or ends like a file of data or weights. A package's file has none."""
+    return not text.startswith(PACKAGE) and (
         text.startswith(("/", ".", "~"))
         or not storage.is_local(text)
         or text.count("/") > 1
@@ -102,7 +107,7 @@ def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
 
     kind: of the setting's mark. stages: names that mean a stage of the run.
     """
-    if not text or text.startswith("procedural:"):
+    if not text or text.startswith("procedural:") or _in_package(text, kind):
         return None
     if kind == "path":
         return Parts("", text, "", True)
@@ -119,6 +124,11 @@ def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
     if text in _WITHOUT_PATH or text in stages:
         return None
     return Parts("", text, "", True)
+
+
+def _in_package(text: str, kind: str) -> bool:
+    """Tell whether a text names a file of a package."""
+    return kind in ("model", "policy") and text.removeprefix(OF_MODEL).startswith(PACKAGE)
 
 
 def _of_policy(text: str) -> Parts | None:
@@ -200,24 +210,26 @@ def shown(path: str) -> str:
 def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
     """Decide what the settings of a config name, in place. only: the path of the one setting to
     look at."""
-    stages = tuple(config.get("stages", {}))
-    change(config, lambda text, kind: decided(text, kind, base, stages), only)
+    change(config, lambda text, kind, stages: decided(text, kind, base, stages), only)
 
 
 def change(
-    config: ConfigDict, new: Callable[[str, str], str], only: str | None = None
+    config: ConfigDict,
+    new: Callable[[str, str, Collection[str]], str],
+    only: str | None = None,
 ) -> list[str]:
     """Replace texts that may name a place, in place. Return a line for each that changed,
     "model.path: OLD -> NEW".
 
-    new: from a text and the kind of its setting to what it becomes. only: the path of the one
-    setting to look at.
+    new: from a text, the kind of its setting, and the names of the run's stages to what it becomes.
+    only: the path of the one setting to look at.
     """
+    stages = tuple(config.get("stages", {}))
     lines: list[str] = []
     for named in walk(config):
         if only not in (None, named.path):
             continue
-        texts = {text: new(text, named.place.kind) for text in named.texts}
+        texts = {text: new(text, named.place.kind, stages) for text in named.texts}
         changed = {old: text for old, text in texts.items() if old != text}
         if not changed:
             continue
@@ -270,9 +282,13 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     A path that is still relative is refused: what it is relative to would be another folder for the
     next command.
     """
+    if _in_package(text, kind):
+        return _missing_package(text.removeprefix(OF_MODEL))
     found = parts(text, kind, stages)
     if found is None or not storage.is_local(found.place):
         return ""
+    # A path that is sure, or looks like one, was not made absolute; else the text is a hub id, which
+    # the hub's libraries take for a folder where one of that name is at hand.
     if not os.path.isabs(found.place):
         if found.sure or is_path(found.place):
             return (
@@ -282,14 +298,43 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
         if not os.path.isdir(found.place):
             return ""
         return (
-            f"{found.place} is the name of a repository on the hub, but the working directory "
-            "has a folder of that "
-            "name, which the hub's libraries would take instead: start from another working "
-            "directory"
+            f"{found.place} is the name of a repository on the hub, but the working directory has "
+            "a folder of that name, which the hub's libraries would take instead: start from "
+            "another working directory"
         )
     if kind == "path" or _exists(found.place):
         return ""
     return f"there is no {shown(found.place)}"
+
+
+def package_file(text: str) -> str:
+    """Return the path of "package:NAME/FILE.gguf", a file in the folder of an installed package,
+    which is not imported. Raises ValueError for another form, and where there is none."""
+    found = _OF_PACKAGE.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r:.200}: write package:NAME/FILE.gguf, the name of a Python package and a file "
+            "in its folder"
+        )
+    package, file = found.groups()
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    if not folders:
+        raise ValueError(f"{text}: no Python package {package} is installed here")
+    for folder in folders:
+        path = os.path.join(folder, file)
+        if os.path.isfile(path):
+            return path
+    raise ValueError(f"{text}: there is no {file} in {folders[0]}")
+
+
+def _missing_package(text: str) -> str:
+    """Say why a package's file is not to be had, "" if it is."""
+    try:
+        package_file(text)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _exists(path: str) -> bool:
@@ -300,14 +345,20 @@ def _exists(path: str) -> bool:
     return os.path.exists(place)
 
 
+def module_file(function: str, folder: Path) -> Path | None:
+    """Return the file in a folder that holds a reward "module:function", None without one."""
+    module = function.partition(":")[0]
+    file = folder / f"{module}.py"
+    return file if module.isidentifier() and file.is_file() else None
+
+
 # For others to read
 
 
 def without_folders(config: ConfigDict) -> ConfigDict:
     """Cut the local paths of a config to their last part, in place; return it."""
-    stages = tuple(config.get("stages", {}))
 
-    def cut(text: str, kind: str) -> str:
+    def cut(text: str, kind: str, stages: Collection[str]) -> str:
         found = parts(text, kind, stages)
         if found is None:
             return text
@@ -334,8 +385,7 @@ def follow(config: ConfigDict, was: str, now: str) -> list[str]:
     """
     if was == now or not (storage.is_local(was) and storage.is_local(now)):
         return []
-    stages = tuple(config.get("stages", {}))
-    return change(config, lambda text, kind: followed(text, kind, was, now, stages))
+    return change(config, lambda text, kind, stages: followed(text, kind, was, now, stages))
 
 
 def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] = ()) -> str:
@@ -360,6 +410,7 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
     files: list[str] = []
     for path in paths:
         place = epath.Path(path).expanduser()
+        matching: list[epath.Path] = []
         if "*" in path:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))
@@ -369,8 +420,6 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
             )
         elif place.exists():
             matching = [place]
-        else:
-            matching = []
         if not matching:
             raise ValueError(
                 f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob "

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
@@ -28,39 +29,38 @@ S = TypeVar("S", bound="Section")
 @dataclass(frozen=True)
 class Bounds:
     """The bounds of a number: at least, more than, at most, less than these. why: of a bound that
-    is not plain."""
+    is not plain. words: the bounds in a word, in place of these."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
     why: str = ""
+    words: str = ""
 
     @property
-    def _limits(self) -> dict[str, tuple[Any, float | None]]:
-        """Return what each bound is called, how a value is compared with it, and the bound."""
-        return {
-            "at least": (operator.ge, self.least),
-            "more than": (operator.gt, self.above),
-            "at most": (operator.le, self.most),
-            "less than": (operator.lt, self.below),
-        }
+    def _limits(self) -> Iterator[tuple[str, Any, float]]:
+        """Yield what each bound is called, how a value is compared with it, and the bound."""
+        for words, holds, limit in (
+            ("at least", operator.ge, self.least),
+            ("more than", operator.gt, self.above),
+            ("at most", operator.le, self.most),
+            ("less than", operator.lt, self.below),
+        ):
+            if limit is not None:
+                yield words, holds, limit
 
     def __str__(self) -> str:
         """Return the bounds for a message: "at least 1 and at most 90"."""
         limits = []
-        for words, (_, limit) in self._limits.items():
-            if isinstance(limit, int):
-                limits.append(f"{words} {limit:,}")
-            elif limit is not None:
-                limits.append(f"{words} {limit:g}")
-        return " and ".join(limits)
+        for words, _, limit in self._limits:
+            shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+            limits.append(f"{words} {shown}")
+        return self.words or " and ".join(limits)
 
     def hold(self, value: float) -> bool:
         """Return whether a value keeps to the bounds; NaN keeps to none."""
-        return all(
-            within(value, limit) for within, limit in self._limits.values() if limit is not None
-        )
+        return all(holds(value, limit) for _, holds, limit in self._limits)
 
 
 NonNegative = Annotated[int, Bounds(least=0)]
@@ -77,6 +77,37 @@ class Place:
     """
 
     kind: Literal["path", "model", "problems", "policy", "rollouts", "preferences"]
+
+
+# Types that several sections share
+
+Dtype = Literal["float32", "bfloat16"]
+Split = Literal["dev", "test"]
+SamplingWeights = Literal["", "int8"]
+Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
+Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
+
+NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
+
+# Of servers that are asked: beyond these a run would hang, or take all connections of this machine,
+# and not say why.
+Timeout = Annotated[
+    float,
+    Bounds(above=0, most=86_400, why="seconds, a day at most, after which a server is given up"),
+]
+Retries = Annotated[int, Bounds(least=0, most=100, why="further attempts of one request")]
+Concurrency = Annotated[
+    int, Bounds(least=1, most=4096, why="each request under way takes a thread and a connection")
+]
+
+# Texts that may name a file or folder: places.py makes them absolute.
+FilePath = Annotated[str, Place("path")]
+ModelPath = Annotated[str, Place("model")]
+ProblemsPath = Annotated[str, Place("problems")]
+Policy = Annotated[str, Place("policy")]
+Policies = Annotated[tuple[str, ...], Place("policy")]
+Rollouts = Annotated[str, Place("rollouts")]
+Preferences = Annotated[str, Place("preferences")]
 
 
 class FieldError(ValueError):
@@ -98,6 +129,18 @@ class Hint(NamedTuple):
     choices: tuple[Any, ...] = ()
     bounds: Bounds = Bounds()
     place: Place | None = None
+
+    def fault(self, value: Any) -> str:
+        """Say what a value must be, "" for one that the field may have."""
+        if value is None:
+            return ""
+        if self.choices and value not in self.choices:
+            choices = ", ".join(choice or repr(choice) for choice in self.choices)
+            return f"must be one of {choices}, got {value!r:.200}"
+        if not self.bounds.hold(value):
+            why = self.bounds.why and f": {self.bounds.why}"
+            return f"must be {self.bounds}, got {value!s:.40}{why}"
+        return ""
 
 
 def _read(annotation: Any) -> Hint:
@@ -131,21 +174,16 @@ class Section:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
+        # A field's own bounds first: what `conflicts` says of several fields takes each for granted.
         for name, hint in self.hints().items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if hint.choices and value not in hint.choices:
-                choices = ", ".join(choice or repr(choice) for choice in hint.choices)
-                raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
-            if not hint.bounds.hold(value):
-                why = hint.bounds.why and f": {hint.bounds.why}"
-                raise FieldError(name, f"must be {hint.bounds}, got {value!s:.40}{why}")
-        self.check()
+            if fault := hint.fault(getattr(self, name)):
+                raise FieldError(name, fault)
+        for error in self.conflicts():
+            raise error
 
-    def check(self) -> None:
-        """Raise ValueError where fields do not go together; a section with such rules has its
-        own."""
+    def conflicts(self) -> Iterator[ValueError]:
+        """Yield an error for each rule that fields break together; the first is raised."""
+        yield from ()
 
     @classmethod
     @functools.cache

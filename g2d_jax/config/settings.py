@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config.choices import Dtype
 from g2d_jax.config.gone import refuse
-from g2d_jax.config.section import FieldError, Section, record
-from g2d_jax.config.sections.engine import Engine
-from g2d_jax.config.sections.machine import Checkpoint, Compute, Faults, Logging, Mesh
-from g2d_jax.config.sections.model import Lora, Model, Tokenizer
-from g2d_jax.config.sections.problems import Data
-from g2d_jax.config.sections.rewards import Reward, RewardModel, Task
+from g2d_jax.config.machine import Checkpoint, Compute, Engine, Faults, Logging, Mesh
+from g2d_jax.config.model import Lora, Model, Tokenizer
+from g2d_jax.config.rewards import Data, Reward, RewardModel, Task
+from g2d_jax.config.section import Dtype, FieldError, Section, record
 from g2d_jax.config.stages.stage import STAGES, Stage
 
 StageT = TypeVar("StageT", bound=Stage)
 
-RUNTIME = (
-    *(
+RUNTIME = frozenset(
+    [
         "mesh",
         "compute",
         "logging",
@@ -30,17 +27,21 @@ RUNTIME = (
         "faults",
         "reward.workers",
         "reward.model.batch_tokens",
-    ),
-    "reward.folder",
-    *(
-        f"reward.judge.{name}"
-        for name in ("url", "api_key_env", "timeout", "retries", "concurrency")
-    ),
-    *(
-        f"engine.{name}"
-        for name in ("url", "model", "sync", "folder", "api_key_env", "timeout", "retries")
-    ),
-    "engine.concurrency",
+        "reward.folder",
+        "reward.judge.url",
+        "reward.judge.api_key_env",
+        "reward.judge.timeout",
+        "reward.judge.retries",
+        "reward.judge.concurrency",
+        "engine.url",
+        "engine.model",
+        "engine.sync",
+        "engine.folder",
+        "engine.api_key_env",
+        "engine.timeout",
+        "engine.retries",
+        "engine.concurrency",
+    ]
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
@@ -123,75 +124,62 @@ class Config(Section):
         """Return the stages of a kind by name."""
         return {name: stage for name, stage in self.stages.items() if isinstance(stage, kind)}
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse what sections and stages do not allow each other; what stages read of each other
         is in graph.py."""
-        weights = [task.weight for task in self.all_tasks.values()]
-        if not sum(weights):
-            raise ValueError(
+        if not any(task.weight for task in self.all_tasks.values()):
+            yield ValueError(
                 "data.weight and all tasks.*.weight are 0: one of them must be positive"
             )
-        self._check_attention()
-        self._check_profile()
-        if self.engine.is_server:
-            self._check_engine()
-        for name, stage in self.stages.items():
-            if self.tasks and stage.filters:
-                raise ValueError(
-                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
-                    "prompts, of whatever task, "
-                    "in place of those they skip, and so change the ratio of the tasks of a "
-                    "mixed run: leave them off"
-                )
-
-    def _check_attention(self) -> None:
-        """Refuse cuDNN where it cannot serve on any devices; models/kernels.py says the rest."""
+        # Where cuDNN cannot serve on any devices; models/kernels.py says the rest.
         if self.compute.attention == "cudnn" and self.dtype == "float32":
-            raise ValueError(
+            yield ValueError(
                 "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to "
                 "bfloat16, or auto"
             )
+        yield from self._window_conflicts()
+        if self.engine.is_server:
+            yield from self._engine_conflicts()
+        for name, stage in self.stages.items():
+            if self.tasks and stage.filters:
+                yield ValueError(
+                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
+                    "prompts, of whatever task, in place of those they skip, and so change the "
+                    "ratio of the tasks of a mixed run: leave them off"
+                )
 
-    def _check_engine(self) -> None:
+    def _engine_conflicts(self) -> Iterator[ValueError]:
         """Refuse what a server cannot do: to follow a policy update by update, or to hold several
         without sync."""
-        drawn: set[str] = set()
+        sampled: set[str] = set()
         for name, stage in self.stages.items():
-            try:
-                stage.check_served()
-            except ValueError as error:
-                raise ValueError(f"stages.{name}: with engine.kind='server' {error}") from error
-            drawn |= stage.policies_sampled(name)
-        if self.engine.sync == "none" and len(drawn) > 1:
-            raise FieldError(
+            for error in stage.conflicts_served():
+                yield ValueError(f"stages.{name}: with engine.kind='server' {error}")
+            sampled |= stage.policies_sampled(name)
+        if self.engine.sync == "none" and len(sampled) > 1:
+            yield FieldError(
                 "engine.sync",
                 "is 'none', so the server holds one policy, and stages sample from "
-                f"{', '.join(sorted(drawn))}: set it "
-                "to 'folder' or 'adapter'",
+                f"{', '.join(sorted(sampled))}: set it to 'folder' or 'adapter'",
             )
         if self.engine.sync == "adapter" and not self.lora.rank:
-            raise FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
+            yield FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
 
-    def _check_profile(self) -> None:
+    def _window_conflicts(self) -> Iterator[ValueError]:
         """Refuse a window of updates that cannot come."""
         window = self.logging.window
         if window is None:
             return
+        given = f"is {self.logging.profile!r}"
         training = [name for name, stage in self.stages.items() if stage.trains]
         if window.stage not in training:
-            raise FieldError(
-                "logging.profile",
-                f"is {self.logging.profile!r}: the stages with updates are "
-                f"{', '.join(training) or 'none'}",
-            )
-        steps = getattr(
-            self.stages[window.stage], "steps", None
-        )  # those of an offline stage are known later
+            updated = ", ".join(training) or "none"
+            yield FieldError("logging.profile", f"{given}: the stages with updates are {updated}")
+            return
+        # An offline stage has as many as its pairs fill, which are not known yet.
+        steps = getattr(self.stages[window.stage], "steps", None)
         if steps is not None and window.last > steps:
-            raise FieldError(
-                "logging.profile",
-                f"is {self.logging.profile!r}, but {window.stage} has {steps} updates",
-            )
+            yield FieldError("logging.profile", f"{given}, but {window.stage} has {steps} updates")
 
 
 def prefix_of(task: str) -> str:

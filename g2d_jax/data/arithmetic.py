@@ -39,6 +39,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -134,24 +135,20 @@ def example(task: Task, seed: int, index: int) -> Example:
     Distinct from `problem(task, seed, index)`: the first of its own draws that falls into the train
     split.
     """
-    attempt = 0
-    while True:
+    for attempt in itertools.count():
         start, moves = _chain(task, f"example/{seed}/{index}/{attempt}")
         prompt = _prompt(start, moves)
         identifier = problem_id(prompt)
         if split_of(identifier) == "train":
-            style = _style(task, _draws(f"style/{seed}/{index}")[0] / 2**64)
-            chances = [
-                task.forgotten.get(operand, 0.0) * (operator == "-") for operator, operand in moves
-            ]
-            draws = _draws(f"slips/{seed}/{index}", len(moves))
-            forgotten = [
-                draw / 2**64 < chance for draw, chance in zip(draws, chances, strict=False)
-            ]
-            return Example(
-                identifier, prompt, demonstration(start, moves, style, forgotten, task.modulus)
-            )
-        attempt += 1
+            break
+    style = _style(task, _draws(f"style/{seed}/{index}")[0] / 2**64)
+    forgotten = []
+    draws = _draws(f"slips/{seed}/{index}", len(moves))
+    for draw, (operator, operand) in zip(draws, moves, strict=False):
+        chance = task.forgotten.get(operand, 0.0)
+        forgotten.append(operator == "-" and draw / 2**64 < chance)
+    completion = demonstration(start, moves, style, forgotten, task.modulus)
+    return Example(identifier, prompt, completion)
 
 
 def demonstration(
@@ -231,6 +228,7 @@ def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
     moves: list[Move] = []
     for draw in draws[2 : 2 + count]:
         choices = _choices(value, task.max_value, task.modulus)
+        # The operator goes by the low bits, the operand by the high ones: neither tells the other.
         operator, operands = choices[draw % len(choices)]
         moves.append((operator, operands[(draw >> 32) % len(operands)]))
         value = evaluate(value, moves[-1:], task.modulus)

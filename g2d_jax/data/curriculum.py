@@ -24,7 +24,7 @@ import numpy as np
 
 from g2d_jax import keys
 from g2d_jax.config import Difficulty, DropSolved
-from g2d_jax.data.order import Mixture, Order
+from g2d_jax.data.order import Draw, Mixture, Order
 
 _NEW_SHARE = 0.5
 """The weight of the last group in the running pass rate: the policy moves, so older groups soon
@@ -122,7 +122,7 @@ class Draws:
     """Holds the draws, (index, visit) each, the position to go on from, and how many were skipped
     and why."""
 
-    draws: list[tuple[int, int]]
+    draws: list[Draw]
     cursor: int
     skipped_retired: int
     skipped_outside: int
@@ -152,9 +152,9 @@ def draw(
     With both filters off they are order[cursor] … order[cursor + wanted - 1]. The counts of skipped
     ones are of those that were not drawn after all.
     """
-    drawn: list[tuple[int, int]] = []
-    retired: list[tuple[int, int]] = []
-    beyond: list[tuple[int, int]] = []
+    drawn: list[Draw] = []
+    retired: list[Draw] = []
+    beyond: list[Draw] = []
     end = cursor + max(order.count, wanted)
     while len(drawn) < wanted and cursor < end:
         index, visit = order[cursor]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from g2d_jax.config import Source
-from g2d_jax.data.fields import BrokenRow, LeftOut
+from g2d_jax.data.fields import BrokenRow, LeftOut, Values
 from g2d_jax.data.rows import Row
 from g2d_jax.data.splits import HasId, split_of
 
@@ -43,7 +43,7 @@ class LoadReport:
 def collect(
     source: Source,
     rows: Iterable[Row],
-    convert: Callable[[dict[str, Any]], T],
+    convert: Callable[[Values], T],
     *,
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,
@@ -79,6 +79,7 @@ def collect(
             counts["conflicts"] += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
+        # Only now: a problem that comes twice is a duplicate in whichever split it is.
         if source.split not in ("", split_of(record.id)):
             counts["other_split"] += 1
             continue
@@ -90,8 +91,7 @@ def collect(
         left_out = "".join(f", {count} {reason}" for reason, count in filtered.items())
         raise ValueError(
             f"{source.path} holds nothing usable: {counts['rows']} rows, {counts['broken']} of "
-            "them broken"
-            f"{left_out}{shown}"
+            f"them broken{left_out}{shown}"
         )
     report = LoadReport(
         source.path, kept=len(records), errors=tuple(errors), filtered=dict(filtered), **counts

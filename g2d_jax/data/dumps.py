@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -28,7 +28,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config.places import data_files
-from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text
+from g2d_jax.data.fields import BrokenRow, Values, as_answer, as_messages, as_prompt, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import MOST_REWARD, Prompt, is_reward
@@ -36,9 +36,8 @@ from g2d_jax.records import MOST_REWARD, Prompt, is_reward
 MOST_LOGPROB = 1e-3  # what rounding may add to 0
 _EXPECTED = (
     "a rollout has prompt or prompt_ids, completion or completion_ids, and reward or answer; "
-    "TRL's has step, prompt, "
-    "completion, advantage; verl's input, output, score, step; NeMo-RL's content, rewards, "
-    "input_lengths"
+    "TRL's has step, prompt, completion, advantage; verl's input, output, score, step; NeMo-RL's "
+    "content, rewards, input_lengths"
 )
 
 
@@ -101,6 +100,7 @@ class _Taken(Protocol):
 
 
 R = TypeVar("R", bound=_Taken)
+T = TypeVar("T")
 
 
 def by_step(rows: Iterable[R]) -> list[list[R]]:
@@ -115,7 +115,7 @@ def by_step(rows: Iterable[R]) -> list[list[R]]:
     return [same for _, same in sorted(together.items(), key=lambda item: item[0][0])]
 
 
-def _read(where: str, step: int | None, reward: str | None, values: Mapping[str, Any]) -> DumpRow:
+def _read(where: str, step: int | None, reward: str | None, values: Values) -> DumpRow:
     """Recognise a row's format by its columns and read it. step: of its file's name. Raises
     BrokenRow."""
     columns = values.keys()
@@ -125,9 +125,8 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
             "completion_ids": "token_ids",
             "finish_reason": "stop_reason",
         }
-        own = {
-            name: value for name, value in values.items() if name != "answer"
-        }  # the response's, not the reference
+        # Its answer is the response's, not the reference.
+        own = {name: value for name, value in values.items() if name != "answer"}
         return _row(where, {**own, "step": step}, {**names, "reward": reward or "reward"})
     if columns >= {"content", "rewards", "input_lengths"}:
         rewards = "rewards"
@@ -154,88 +153,86 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
 
 
 def _row(
-    where: str, values: Mapping[str, Any], names: Mapping[str, str], *, rendered: bool = False
+    where: str, values: Values, names: Mapping[str, str], *, rendered: bool = False
 ) -> DumpRow:
     """Make a row of checked values. names: the dump's name of a field, where it is another. Raises
     BrokenRow."""
 
-    def given(field: str) -> tuple[str, Any]:
+    def given(field: str, read: Callable[[Any, str], T]) -> T | None:
         path = names.get(field, field)
-        return path, values.get(path)
+        value = values.get(path)
+        return None if value is None else read(value, path)
 
-    named = names["reward"]
-    if named not in values and named != "reward":
-        raise BrokenRow(
-            f"it has no field {named!r} with the reward; it has {', '.join(map(repr, values))}"[
-                :500
-            ]
-        )
-    completion_ids, logprobs = as_ids(*given("completion_ids")), _logprobs(*given("logprobs"))
-    if logprobs is not None and (completion_ids is None or len(logprobs) != len(completion_ids)):
-        count = "none" if completion_ids is None else len(completion_ids)
-        raise BrokenRow(
-            f"it has {len(logprobs)} logprobs, but {count} completion_ids: each id needs one"
-        )
-    finish, step, answer = given("finish_reason")[1], values.get("step"), values.get("answer")
-    if finish not in (None, "stop", "length"):
-        raise BrokenRow(
-            f"{given('finish_reason')[0]!r} must be 'stop', 'length' or null, got {finish!r:.100}"
-        )
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-        raise BrokenRow(f"'step' must be a whole number, got {step!r:.100}")
-    path, prompt = given("prompt")
-    if prompt is not None:
-        prompt = as_prompt(prompt, path)
+    reward = names["reward"]
+    if reward not in values and reward != "reward":
+        has = ", ".join(map(repr, values))
+        raise BrokenRow(f"it has no field {reward!r} with the reward; it has {has}"[:500])
     row = DumpRow(
         where=where,
-        step=step,
-        prompt=prompt,
-        completion=_completion(*given("completion")),
-        prompt_ids=as_ids(*given("prompt_ids")),
-        completion_ids=completion_ids,
-        logprobs=logprobs,
-        finish_reason=finish,
-        reward=_reward(*given("reward")),
-        has_reward=named in values,
-        answer=None if answer is None else as_answer(answer, "answer"),
+        step=given("step", _step),
+        prompt=given("prompt", as_prompt),
+        completion=given("completion", _completion),
+        prompt_ids=given("prompt_ids", as_ids),
+        completion_ids=given("completion_ids", as_ids),
+        logprobs=given("logprobs", _logprobs),
+        finish_reason=given("finish_reason", _finish_reason),
+        reward=given("reward", _reward),
+        has_reward=reward in values,
+        answer=given("answer", as_answer),
         rendered=rendered,
     )
     if row.prompt is None and row.prompt_ids is None:
         raise BrokenRow("its prompt is null, and it has no prompt_ids")
     if row.completion is None and row.completion_ids is None:
         raise BrokenRow("its completion is null, and it has no completion_ids")
+    ids = () if row.completion_ids is None else row.completion_ids
+    if row.logprobs is not None and len(row.logprobs) != len(ids):
+        raise BrokenRow(
+            f"it has {len(row.logprobs)} logprobs, but {len(ids) or 'none'} completion_ids: each "
+            "id needs one"
+        )
     return row
 
 
-def _completion(path: str, value: Any) -> str | None:
+def _step(value: Any, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BrokenRow(f"{path!r} must be a whole number, got {value!r:.100}")
+    return value
+
+
+def _finish_reason(value: Any, path: str) -> Any:
+    if value not in ("stop", "length"):
+        raise BrokenRow(f"{path!r} must be 'stop', 'length' or null, got {value!r:.100}")
+    return value
+
+
+def _completion(value: Any, path: str) -> str:
     """Read a text, which may be blank, or a conversation of one assistant message."""
     if isinstance(value, list | tuple):
         messages = as_messages(value, path)
         if len(messages) > 1 or messages[0]["role"] != "assistant":
-            raise BrokenRow(f"{path!r} must be one assistant message, has {len(messages)} messages: of several turns "
-                            "or tool calls no response can be told apart")  # fmt: skip
+            raise BrokenRow(
+                f"{path!r} must be one assistant message, has {len(messages)} messages: of several "
+                "turns or tool calls no response can be told apart"
+            )
         value = messages[0]["content"]
-    if value is None or value == "" or (isinstance(value, str) and value.isspace()):
+    if isinstance(value, str) and not value.strip():
         return value
     return as_text(value, path)
 
 
-def as_ids(path: str, value: Any) -> np.ndarray | None:
+def as_ids(value: Any, path: str) -> np.ndarray:
     """Read token ids, int32 [T], at least one. The vocabulary is the caller's to check."""
-    if value is None:
-        return None
-    ids = _array(path, value, "iu", "whole numbers")
+    ids = _array(value, path, "iu", "whole numbers")
     if not len(ids) or ids.min() < 0 or ids.max() >= 2**31:
         raise BrokenRow(f"{path!r} must hold token ids from 0 on, at least one")
     return ids.astype(np.int32)
 
 
-def _logprobs(path: str, value: Any) -> np.ndarray | None:
+def _logprobs(value: Any, path: str) -> np.ndarray | None:
     """Read log-probabilities, float32 [T]; None where they are not known: all NaN in rollouts of
     this library."""
-    if value is None:
-        return None
-    logprobs = _array(path, value, "iuf", "numbers").astype(np.float32)
+    logprobs = _array(value, path, "iuf", "numbers").astype(np.float32)
     if np.isnan(logprobs).all():
         return None
     if not np.isfinite(logprobs).all():
@@ -247,22 +244,20 @@ def _logprobs(path: str, value: Any) -> np.ndarray | None:
     return logprobs
 
 
-def _array(path: str, value: Any, kinds: str, of: str) -> np.ndarray:
+def _array(value: Any, path: str, kinds: str, of: str) -> np.ndarray:
+    array = np.zeros(0, int)
     try:
-        array = np.asarray(value) if isinstance(value, list) and value else np.zeros(0, int)
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # lists of different lengths, numbers beyond 64 bits
-        raise BrokenRow(f"{path!r} must be a list of {of}") from error
+        if value:
+            array = np.asarray(value)
+    # lists of different lengths, numbers beyond 64 bits
+    except (ValueError, OverflowError):
+        value = None
     if not isinstance(value, list) or array.ndim != 1 or array.dtype.kind not in kinds:
         raise BrokenRow(f"{path!r} must be a list of {of}")
     return array
 
 
-def _reward(path: str, value: Any) -> float | None:
-    if value is None:
-        return None
+def _reward(value: Any, path: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -272,7 +267,7 @@ def _reward(path: str, value: Any) -> float | None:
     return number
 
 
-def _trl_reward(values: Mapping[str, Any]) -> str:
+def _trl_reward(values: Values) -> str:
     """Find the one column of a reward function among TRL's; its other columns are texts that a
     function logged."""
     taken = ("step", "prompt", "completion", "advantage")

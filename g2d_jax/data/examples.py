@@ -9,14 +9,14 @@ are for problems: no example is left out by them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from g2d_jax.config import Source
 from g2d_jax.data import arithmetic
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import (
     BrokenRow,
     Fields,
+    Found,
+    Values,
     as_messages,
     as_prompt,
     as_text,
@@ -26,7 +26,7 @@ from g2d_jax.data.fields import (
 )
 from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import problem_id
-from g2d_jax.records import Example, Message
+from g2d_jax.records import Conversation, Example
 
 _NAMES = ("messages", "prompt", "completion")
 
@@ -59,36 +59,34 @@ def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadRep
     )
 
 
-def to_example(values: dict[str, Any], fields: Fields) -> Example:
+def to_example(values: Values, fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
 
-    def field(name: str) -> tuple[str | None, Any]:
+    def field(name: str) -> Found:
         if name in fields:
             return named(values, fields[name])
         return find(values, name)
 
-    path, value = field("messages") if "prompt" not in fields else (None, None)
+    path, value = (None, None) if "prompt" in fields else field("messages")
     if path is not None:
         messages = as_messages(value, path)
         completion = _answer(messages, path)
         if len(messages) == 1:
             raise BrokenRow(f"{path!r} has no user message before the assistant's")
         prompt = as_prompt(messages[:-1], path)
-        return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
-    (prompt_path, prompt_value), (path, value) = field("prompt"), field("completion")
+        return Example(problem_id(prompt), prompt, completion)
+    prompt_path, prompt_value = field("prompt")
+    path, value = field("completion")
     if prompt_path is None or path is None:
         names = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(f"needs messages, or prompt and completion; the row has {names}"[:500])
     prompt = as_prompt(prompt_value, prompt_path)
-    completion = (
-        as_text(value, path)
-        if isinstance(value, str)
-        else _answer(as_messages(value, path), path, alone=True)
-    )
-    return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
+    if not isinstance(value, str):
+        value = _answer(as_messages(value, path), path, alone=True)
+    return Example(problem_id(prompt), prompt, as_text(value, path))
 
 
-def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) -> str:
+def _answer(messages: Conversation, path: str, *, alone: bool = False) -> str:
     """Return the content of the last message, which must be the assistant's (and the only one)."""
     if messages[-1]["role"] != "assistant" or (alone and len(messages) > 1):
         what = "be one assistant message" if alone else "end with an assistant message"

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from g2d_jax.config.io import suggest
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Prompt
+
+Values: TypeAlias = Mapping[str, Any]
+"""What a row has, by the names of its fields."""
+
+Found: TypeAlias = tuple[str | None, Any]
+"""The path at which a row has a field, and the value there; (None, None) where it has none."""
 
 Fields: TypeAlias = Mapping[str, str]
 """Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into
@@ -21,10 +27,9 @@ MAX_TEXT = 2**20  # characters of a text: more than any model here reads
 MAX_MESSAGES = 4096
 
 
-_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?""", re.DOTALL)
-_LIST = re.compile(
-    rf"\s*\[\s*(?:(?:{_ITEM.pattern})\s*(?:,\s*(?:{_ITEM.pattern})\s*)*,?\s*)?\]\s*", re.DOTALL
-)
+_ITEM = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?)""", re.DOTALL)
+_ITEMS = rf"{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*,?\s*"
+_LIST = re.compile(rf"\s*\[\s*(?:{_ITEMS})?\]\s*", re.DOTALL)
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\[\"'\\/bfnrt]")
 _SINGLE = re.compile(
     r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})"
@@ -50,7 +55,7 @@ def check_fields(fields: Fields, names: Iterable[str]) -> None:
             )
 
 
-def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[str | None, Any]:
+def find(values: Values, *paths: str, scalar: bool = False) -> Found:
     """Find (path, value) of the first path that the row has and that is not null; (None, None) if
     there is none.
 
@@ -58,14 +63,13 @@ def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[
     """
     for path in paths:
         value = _at(values, path)
-        if value is not None and not (
-            scalar and (isinstance(value, bool) or not isinstance(value, str | int | float))
-        ):
+        is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if value is not None and (is_scalar or not scalar):
             return path, value
     return None, None
 
 
-def named(values: Mapping[str, Any], *paths: str) -> tuple[str, Any]:
+def named(values: Values, *paths: str) -> tuple[str, Any]:
     """Look up (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or
     it is null."""
     path, value = find(values, *paths)
@@ -98,7 +102,7 @@ def as_prompt(value: Any, path: str) -> Prompt:
     return messages
 
 
-def as_messages(value: Any, path: str) -> tuple[Message, ...]:
+def as_messages(value: Any, path: str) -> Conversation:
     """Read at least one message with a role of system, user or assistant and a text; other keys are
     left out."""
     if not isinstance(value, list | tuple) or not value:
@@ -171,7 +175,7 @@ def as_scalar(value: Any, path: str) -> str | None:
     if isinstance(value, str):
         return _clean(value, path).strip() or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
-        number = decimal.Decimal(repr(value) if isinstance(value, float) else value)
+        number = decimal.Decimal(str(value))
         if number.is_finite():
             text = format(number, "f")
             if "." in text:
@@ -197,7 +201,7 @@ def _clean(value: str, path: str) -> str:
     return value
 
 
-def _at(values: Mapping[str, Any], path: str) -> Any:
+def _at(values: Values, path: str) -> Any:
     if path in values:
         return values[path]
     value: Any = values

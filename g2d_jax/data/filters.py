@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from g2d_jax.data.fields import BrokenRow, LeftOut, as_text, find
+from g2d_jax.data.fields import BrokenRow, LeftOut, Values, as_text, find
 from g2d_jax.records import Message, Problem
 
 SYNTHETIC = ("orca_math", "synthetic_amc", "synthetic_math")
@@ -64,11 +63,9 @@ _OPTION = re.compile(r"\(\s*[A-E]\s*\)|[A-E]\s*(?:[.:)．、：](?![A-Za-z])|$)"
 def filter_numinamath(problem: Problem) -> None:
     """Raise LeftOut for a problem that the module's rules leave out. The problem's subset is the
     row's source."""
-    text = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else "\n".join(m["content"] for m in problem.prompt)
-    )
+    text = problem.prompt
+    if not isinstance(text, str):
+        text = "\n".join(message["content"] for message in text)
     answer = problem.answer or ""
     if problem.subset in SYNTHETIC:
         raise LeftOut("synthetic")
@@ -86,7 +83,7 @@ def has_options(text: str) -> bool:
     return any(_in_order(labels, plain) for labels in _LISTS)
 
 
-def first_turn(values: Mapping[str, Any], path: str) -> Message:
+def first_turn(values: Values, path: str) -> Message:
     """Return the user's first message of a WildChat row, whose conversation is the field `path`.
 
     Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or
@@ -103,10 +100,8 @@ def first_turn(values: Mapping[str, Any], path: str) -> Message:
     for flag in _FLAGS:
         if values.get(flag) is True or turn.get(flag) is True:
             raise LeftOut(flag)
-    return {
-        "role": "user",
-        "content": long_enough(as_text(turn.get("content"), f"{path}: content"), path),
-    }
+    content = as_text(turn.get("content"), f"{path}: content")
+    return {"role": "user", "content": long_enough(content, path)}
 
 
 def long_enough(text: str, path: str) -> str:

@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from g2d_jax.data.fields import BrokenRow, as_text, named
+from g2d_jax.data.fields import BrokenRow, Values, as_text, named
 from g2d_jax.data.rows import file_rows
 from g2d_jax.runtime import storage
 
@@ -52,13 +52,10 @@ def read_questions(path: str, form: Format) -> list[Question]:
     questions = [row.read(parse) for row in file_rows(path)]
     if not questions:
         raise ValueError(f"{path} holds no prompt")
-    twice = [
-        uid
-        for uid, count in Counter(question.id for question in questions if question.id).items()
-        if count > 1
-    ]
-    if twice:
-        raise ValueError(f"{path}: uid {twice[0]!r} stands there twice")
+    counts = Counter(question.id for question in questions if question.id)
+    for uid, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{path}: uid {uid!r} stands there twice")
     return questions
 
 
@@ -87,21 +84,19 @@ def arena_jsonl(
     now = time.time()
     lines = []
     for question, text, length in zip(questions, texts, lengths, strict=True):
-        messages = [
-            {"role": "user", "content": question.text},
-            {"role": "assistant", "content": {"answer": text}},
-        ]
         values = {
             "uid": question.id,
             "ans_id": storage.fingerprint([name, question.id, text]),
             "model": name,
-            "messages": messages,
+            "messages": [
+                {"role": "user", "content": question.text},
+                {"role": "assistant", "content": {"answer": text}},
+            ],
             "tstamp": now,
             "metadata": {"token_len": length, **markdown_counts(text)},
         }
-        lines.append(
-            json.dumps(values) + "\n"
-        )  # keys as they stand: show_result.py takes metadata by position
+        # Keys as they stand: show_result.py takes metadata by position.
+        lines.append(json.dumps(values) + "\n")
     return "".join(lines).encode("ascii")
 
 
@@ -120,7 +115,7 @@ def markdown_counts(text: str) -> dict[str, dict[str, int]]:
     }
 
 
-def _alpaca_question(values: Mapping[str, Any]) -> Question:
+def _alpaca_question(values: Values) -> Question:
     if values.get("input"):
         raise BrokenRow("the field 'input' is not supported: write it into 'instruction'")
     dataset = values.get("dataset", "")
@@ -130,7 +125,7 @@ def _alpaca_question(values: Mapping[str, Any]) -> Question:
     return Question(as_text(text, name), dataset=dataset)
 
 
-def _arena_question(values: Mapping[str, Any]) -> Question:
+def _arena_question(values: Values) -> Question:
     name, uid = named(values, "uid", "question_id")
     uid = as_text(uid, name)
     name, text = named(values, "prompt", "turns")

@@ -15,6 +15,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
+
+Draw: TypeAlias = tuple[int, int]
+"""The index of a record, and the visit: how often it was drawn before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Order:
     count: int
     seed: int | None
 
-    def __getitem__(self, position: int) -> tuple[int, int]:
+    def __getitem__(self, position: int) -> Draw:
         """Return (index, visit) at a position from 0: the record's index and how often it was drawn
         before, the epoch.
 
@@ -65,10 +69,8 @@ class Mixture:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (
-            any(self.weights)
-            and all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
-        ):
+        are_shares = all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
+        if not any(self.weights) or not are_shares:
             raise ValueError(
                 "weights of tasks are finite and not negative, one above 0, got "
                 f"{list(self.weights)}"
@@ -79,7 +81,7 @@ class Mixture:
         """Count the records of all tasks together."""
         return sum(self.counts)
 
-    def __getitem__(self, position: int) -> tuple[int, int]:
+    def __getitem__(self, position: int) -> Draw:
         """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of
         the record's task."""
         for start, order, share in self._tasks:
@@ -94,19 +96,15 @@ class Mixture:
     def _tasks(self) -> list[tuple[int, Order, Fraction]]:
         """List the tasks that are drawn: (first index, order, share of what the tasks before it
         leave) of each."""
-        weights = [
-            Fraction(repr(float(weight))) for weight in self.weights
-        ]  # as written: 0.1 is a tenth
-        starts = [sum(self.counts[:number]) for number in range(len(weights))]
-        return [
-            (
-                starts[number],
-                Order(self.counts[number], self._seed(number)),
-                weight / sum(weights[number:]),
-            )
-            for number, weight in enumerate(weights)
-            if weight
-        ]
+        # As written: 0.1 is a tenth.
+        weights = [Fraction(repr(float(weight))) for weight in self.weights]
+        tasks = []
+        for number, weight in enumerate(weights):
+            if weight:
+                order = Order(self.counts[number], self._seed(number))
+                share = weight / sum(weights[number:])
+                tasks.append((sum(self.counts[:number]), order, share))
+        return tasks
 
     def _seed(self, number: int) -> int:
         """Tasks of equally many records must not be drawn in the same order."""
@@ -121,7 +119,7 @@ def _taken(positions: int, share: Fraction) -> int:
     return (2 * positions * share.numerator + share.denominator) // (2 * share.denominator)
 
 
-def draw(order: Order | Mixture, start: int, count: int) -> list[tuple[int, int]]:
+def draw(order: Order | Mixture, start: int, count: int) -> list[Draw]:
     """Draw (index, visit) at positions start … start + count - 1. Process p of n takes its part of
     them by slicing."""
     return [order[position] for position in range(start, start + count)]

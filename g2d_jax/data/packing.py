@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -44,6 +44,9 @@ class Group:
     keep_together: bool = False
 
 
+Arrays: TypeAlias = dict[str, np.ndarray]
+
+
 class Place(NamedTuple):
     """Locates a response: flat row (micro-batch * R + row), first column, length."""
 
@@ -65,7 +68,7 @@ class Packed:
     down.
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: Arrays
     count: int
     places: list[list[Place]]
     used: int
@@ -189,16 +192,14 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
         if prompt + length > row_length:
             raise ValueError(
                 f"a prompt of {prompt} and a response of {length} tokens do not fit a row of "
-                f"{row_length}: "
-                "raise compute.row_length or lower the maximal lengths"
+                f"{row_length}: raise compute.row_length or lower the maximal lengths"
             )
         if size + length > row_length or i - first == max_responses_per_row:
             if group.keep_together:
                 raise ValueError(
                     f"a prompt of {prompt} tokens and its {len(group.responses)} responses must "
-                    "share a row of "
-                    f"{row_length} tokens and {max_responses_per_row} responses: raise "
-                    "compute.row_length"
+                    f"share a row of {row_length} tokens and {max_responses_per_row} responses: "
+                    "raise compute.row_length"
                 )
             units.append(_Unit(index, first, group.prompt_ids, group.responses[first:i], size))
             first = i
@@ -230,9 +231,7 @@ def _first_fit(
     return rows
 
 
-def _blank(
-    groups: Sequence[Group], rows: int, length: int, max_responses_per_row: int
-) -> dict[str, np.ndarray]:
+def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_row: int) -> Arrays:
     names = ("tokens", "positions", "segment_ids", "logit_index")
     arrays = {name: np.zeros((rows, length), np.int32) for name in names}
     arrays["response_index"] = np.full((rows, length), -1, np.int32)
@@ -248,9 +247,7 @@ def _blank(
     return arrays
 
 
-def _fill_row(
-    arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], where: list[list[Place]]
-) -> None:
+def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], where: list[list[Place]]) -> None:
     """Write the units of one row, and where their responses lie."""
     column = place = 0
     for number, unit in enumerate(units, start=1):

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from g2d_jax.config.places import data_files
 from g2d_jax.data.dumps import as_ids
-from g2d_jax.data.fields import BrokenRow, LeftOut, as_messages, as_prompt, as_text, find
+from g2d_jax.data.fields import BrokenRow, LeftOut, Values, as_messages, as_prompt, as_text, find
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.rows import Row, file_rows
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Message, Prompt
 
 HUB = "hub:"
 _PROMPT = ("prompt", "question", "instruction")
@@ -36,7 +36,7 @@ _SYSTEM = ("system", "system_prompt")
 _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 EMPTY, EQUAL = "with an empty response", "with two equal responses"
 
-Conversation = tuple[Message, ...]
+Ids: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class PairRow:
     prompt: Prompt
     chosen: str
     rejected: str
-    ids: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    ids: Ids | None = None
 
 
 def pair_rows(path: str) -> Iterator[Row]:
@@ -66,7 +66,7 @@ def pair_rows(path: str) -> Iterator[Row]:
         yield from file_rows(file)
 
 
-def to_pair(values: Mapping[str, Any]) -> PairRow:
+def to_pair(values: Values) -> PairRow:
     """Read one row. Raises BrokenRow for a row of no form, LeftOut for an empty or equal pair."""
     chosen_path, chosen = _reply(values, _CHOSEN)
     rejected_path, rejected = _reply(values, _REJECTED)
@@ -91,7 +91,7 @@ def to_pair(values: Mapping[str, Any]) -> PairRow:
     return PairRow(_with_system(pair.prompt, values), pair.chosen, pair.rejected, _ids(values))
 
 
-def _reply(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, str | Conversation]:
+def _reply(values: Values, names: tuple[str, ...]) -> tuple[str, str | Conversation]:
     """Read a response as a text or as messages, of which one may stand alone; "" where it is null
     or empty."""
     path = next((name for name in names if name in values), None)
@@ -99,22 +99,23 @@ def _reply(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, str 
         listed = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(
             f"no field {' or '.join(map(repr, names))}; the row has {listed}. A preference set "
-            "has prompt, chosen and "
-            "rejected, as texts or as lists of messages"[:600]
+            "has prompt, chosen and rejected, as texts or as lists of messages"[:600]
         )
     value = values[path]
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, Mapping):
+        value = [value]
+    if value is None or value in ([], ()) or _is_blank(value):
         return path, ""
     if isinstance(value, str):
         return path, as_text(value, path)
-    if isinstance(value, Mapping):
-        value = [value]
-    if isinstance(value, list | tuple) and not value:
-        return path, ""
     return path, as_messages(value, path)
 
 
-def _prompt(values: Mapping[str, Any]) -> Prompt | None:
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
+def _prompt(values: Values) -> Prompt | None:
     """Read the prompt's own column, None without one. An instruction is followed by its input, if
     the row has one."""
     path, value = find(values, *_PROMPT)
@@ -122,12 +123,8 @@ def _prompt(values: Mapping[str, Any]) -> Prompt | None:
         return None
     prompt = as_prompt(value, path)
     extra = values.get("input")
-    if (
-        path == "instruction"
-        and isinstance(prompt, str)
-        and isinstance(extra, str)
-        and extra.strip()
-    ):
+    has_input = isinstance(extra, str) and extra.strip()
+    if path == "instruction" and isinstance(prompt, str) and has_input:
         prompt = f"{prompt}\n{as_text(extra, 'input')}"
     return prompt
 
@@ -157,14 +154,13 @@ def _of_messages(prompt: Prompt | None, chosen: Conversation, rejected: Conversa
     differ in their last."""
     length = _common(chosen, rejected)
     shared = chosen[:length]
-    if prompt is None:
-        if not shared:
-            raise BrokenRow(
-                "there is no 'prompt', and 'chosen' and 'rejected' have no message in common"
-            )
-        prompt = as_prompt(shared, "chosen")
-    elif shared:
+    if prompt is None and not shared:
+        raise BrokenRow(
+            "there is no 'prompt', and 'chosen' and 'rejected' have no message in common"
+        )
+    if prompt is not None and shared:
         _check_begins(prompt, shared)
+    if prompt is None or shared:
         prompt = as_prompt(shared, "chosen")
     return PairRow(prompt, _last(chosen[length:], "chosen"), _last(rejected[length:], "rejected"))
 
@@ -188,16 +184,16 @@ def _last(messages: Conversation, path: str) -> str:
         roles = ", ".join(message["role"] for message in messages) or "nothing"
         raise BrokenRow(
             f"{path!r} must be one assistant message behind what both conversations begin with, "
-            f"got {roles}: "
-            "chosen and rejected share their prompt, and differ in the last message alone"
+            f"got {roles}: chosen and rejected share their prompt, and differ in the last message "
+            "alone"
         )
     return messages[0]["content"]
 
 
-def _with_system(prompt: Prompt, values: Mapping[str, Any]) -> Prompt:
+def _with_system(prompt: Prompt, values: Values) -> Prompt:
     """Put the row's system text, if it has one, before its prompt, which then is a conversation."""
     path, value = find(values, *_SYSTEM)
-    if path is None or (isinstance(value, str) and not value.strip()):
+    if path is None or _is_blank(value):
         return prompt
     system: Message = {"role": "system", "content": as_text(value, path)}
     messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
@@ -208,12 +204,11 @@ def _with_system(prompt: Prompt, values: Mapping[str, Any]) -> Prompt:
     return messages
 
 
-def _ids(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _ids(values: Values) -> Ids | None:
     """Read the row's token ids, None unless it has all three."""
     if any(values.get(name) is None for name in _IDS):
         return None
-    prompt, chosen, rejected = (as_ids(name, values[name]) for name in _IDS)
-    assert prompt is not None and chosen is not None and rejected is not None
+    prompt, chosen, rejected = (as_ids(values[name], name) for name in _IDS)
     return prompt, chosen, rejected
 
 

@@ -13,6 +13,9 @@ import numpy as np
 from g2d_jax import keys
 from g2d_jax.records import Preference, Prompt, ScoredRollout
 
+Pair: TypeAlias = tuple[int, int]
+"""The places of the chosen and the rejected response in their group."""
+
 Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
 """The pairs that go first when not all are kept: random ones, or those of the most or the least
 uncertain prompts."""
@@ -26,7 +29,7 @@ def pairs_of(
     limit: int,
     *,
     verifiable: bool,
-) -> list[tuple[int, int]]:
+) -> list[Pair]:
     """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one
     pair rule.
 
@@ -51,7 +54,7 @@ def is_correct(group: Sequence[ScoredRollout]) -> np.ndarray:
 
 def best_worst(
     rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None
-) -> list[tuple[int, int]]:
+) -> list[Pair]:
     """Pair the highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second
     against the second …
 
@@ -80,7 +83,7 @@ def random_pairs(
     correct: np.ndarray,
     limit: int,
     contents: Sequence[Hashable] | None = None,
-) -> list[tuple[int, int]]:
+) -> list[Pair]:
     """Pair random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit`
     pairs of one prompt.
 
@@ -152,6 +155,7 @@ def select_pairs(
                 f"problem {problem_id} has no uncertainty to choose by: select all or random "
                 "pairs instead"
             )
+        # tie orders prompts of one rank, whose pairs stay together; at random each pair has its own.
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
         rank = 0.0
         if not at_random:
@@ -164,9 +168,7 @@ def select_pairs(
     return list(map(sorted, chosen))
 
 
-def to_preference(
-    prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]
-) -> Preference:
+def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: Pair) -> Preference:
     """Make the record of one pair of a group. prompt: what the model was shown, as text or as
     messages."""
     chosen, rejected = group[pair[0]], group[pair[1]]

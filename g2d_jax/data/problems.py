@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from etils import epath
 
@@ -32,6 +31,8 @@ from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import (
     Fields,
+    Found,
+    Values,
     as_answer,
     as_prompt,
     as_scalar,
@@ -127,14 +128,14 @@ def _by_our_names(fields: Fields) -> Fields:
     return {"prompt" if name == "problem" else name: path for name, path in fields.items()}
 
 
-def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+def to_problem(values: Values, source: str, fields: Fields) -> Problem:
     r"""Read one row as a Problem. Raises BrokenRow.
 
     An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the
     answer. With a solution only, the answer is found in it the same way; a solution of one short
     line is taken to be the answer.
     """
-    used: dict[str, tuple[str | None, Any]] = {}
+    used: dict[str, Found] = {}
     for name, paths in _CANDIDATES.items():
         if name in fields:
             used[name] = named(values, fields[name])
@@ -159,7 +160,7 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     )
 
 
-def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+def _numinamath(values: Values, source: str, fields: Fields) -> Problem:
     r"""Read a row of NuminaMath-CoT: problem, solution, source; the answer is its own or the
     solution's last box.
 
@@ -177,7 +178,7 @@ def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     return problem
 
 
-def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+def _wildchat(values: Values, source: str, fields: Fields) -> Problem:
     """Read the first user turn of a row of WildChat-1M as a conversation of one message, without an
     answer.
 
@@ -192,7 +193,7 @@ def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     return to_problem({**columns, "problem": [turn]}, source, rest)
 
 
-_READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {
+_READ: dict[str, Callable[[Values, str, Fields], Problem]] = {
     "numinamath": _numinamath,
     "wildchat": _wildchat,
 }
@@ -206,53 +207,53 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
     source, and for a revision of what is not on the hub.
     """
     head, _, rest = source.partition(":")
+    name = head if head in NAMED else ""
     check_revision(source, revision)
-    if head in NAMED and rest.lower().endswith(SUFFIXES):
-        return head, file_rows(rest)
-    if head in NAMED or head == "hub":
-        place, _, split = NAMED.get(head, rest).partition(":")
-        repository, _, configuration = place.partition("@")
-        name = ""
-        if head in NAMED:
-            name = head
-            split = rest or split
-        rows = hub_rows(repository, configuration or None, split or "train", revision, name=name)
-        return name or repository, rows
+    hub = _on_hub(source)
+    if hub:
+        return name or hub[0], hub_rows(*hub, revision, name=name)
+    if name:
+        return name, file_rows(rest)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
     if _HUB_ID.fullmatch(source) and not _FILE.search(source):
         raise ValueError(
             f"unknown data source {source!r}: a data set on the Hugging Face hub is written "
-            f"hub:{source}, and a file "
-            f"ends in {', '.join(SUFFIXES)}"
+            f"hub:{source}, and a file ends in {', '.join(SUFFIXES)}"
         )
     raise ValueError(
-        f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, "
-        "or one of "
-        f"{', '.join((*arithmetic.TASKS, *NAMED))}{suggest(source, (*NAMED, *arithmetic.TASKS))}"
+        f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, or "
+        f"one of {', '.join((*arithmetic.TASKS, *NAMED))}"
+        f"{suggest(source, (*NAMED, *arithmetic.TASKS))}"
     )
 
 
 def check_revision(source: str, revision: str | None) -> None:
     """Raise ValueError for a revision of a source that does not lie on the hub."""
-    head, _, rest = source.partition(":")
-    hub = head == "hub" or (head in NAMED and not rest.lower().endswith(SUFFIXES))
-    if revision is not None and not hub:
+    if revision is not None and not _on_hub(source):
         raise ValueError(
             f"revision is {revision!r}, but {source!r} does not come from the hub: leave it unset"
         )
 
 
+def _on_hub(source: str) -> tuple[str, str | None, str] | None:
+    """Return repository, configuration and split of a source on the hub; None for any other."""
+    head, _, rest = source.partition(":")
+    if head != "hub" and (head not in NAMED or rest.lower().endswith(SUFFIXES)):
+        return None
+    place, _, split = NAMED.get(head, rest).partition(":")
+    repository, _, configuration = place.partition("@")
+    if head in NAMED:
+        split = rest or split
+    return repository, configuration or None, split or "train"
+
+
 def check_training(source: str, field: str) -> None:
     """Raise ValueError naming the field for the test problems of a suite, by its name or its place
     on the hub."""
-    place, _, split = source.removeprefix("hub:").partition(":")
-    name = place.partition("@")[0]
-    repositories = {place.partition(":")[0].partition("@")[0] for place in NAMED.values()}
-    default = NAMED.get(name, "").partition(":")[2]
-    if name in repositories:
-        default = "train"
-    if default and (split or default) == "test":
+    suites = [place.partition(":")[0].partition("@")[0] for place in NAMED.values()]
+    repository, _, split = _on_hub(source) or ("", None, "")
+    if repository in suites and split == "test":
         raise ValueError(
             f"{field} is {source!r}, which are test problems: train on math, numinamath or "
             "gsm8k:train, or on a file"
@@ -294,9 +295,7 @@ def plain_answer(answer: str) -> str | None:
     return ", ".join(values) or None
 
 
-def _reference(
-    answer: tuple[str | None, Any], solution: tuple[str | None, Any]
-) -> tuple[str | None, str | None]:
+def _reference(answer: Found, solution: Found) -> tuple[str | None, str | None]:
     """Return (answer, solution) of a row from the (path, value) of its two fields."""
     worked = as_scalar(solution[1], solution[0]) if solution[0] is not None else None
     given = as_answer(answer[1], answer[0]) if answer[0] is not None else None

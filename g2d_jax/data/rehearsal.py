@@ -41,18 +41,14 @@ def rehearse(
 
 @functools.cache  # what passed once passes again
 def _rehearse(job: str) -> None:
-    command = [
-        sys.executable,
-        "-P",
-        __file__,
-    ]  # -P: this folder's names must not hide other packages
+    # -P: this folder's names must not hide other packages.
+    command = [sys.executable, "-P", __file__]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, input=job.encode(), capture_output=True, env=environment)
     if done.returncode == _TOO_MUCH or done.returncode < 0:
         raise ValueError(
             f"the chat template does not end within {CPU_SECONDS} seconds of processor time and "
-            f"{MEMORY_MB} MB: "
-            "replace it, or set chat=False to do without it"
+            f"{MEMORY_MB} MB: replace it, or set chat=False to do without it"
         )
     if done.returncode:
         raise ValueError(

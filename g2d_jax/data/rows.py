@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax.data.fields import BrokenRow
-from g2d_jax.runtime import extras, storage
+from g2d_jax.data.fields import BrokenRow, Values
+from g2d_jax.runtime import failures, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ROW_BYTES = 64 * 2**20
@@ -31,6 +34,7 @@ _INDEXED = {"PLAIN", "RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 """Encodings of texts that Arrow reads as indices."""
 _APART = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings that store each text for itself."""
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _BOM = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
@@ -41,10 +45,10 @@ class Row:
     None if they were."""
 
     where: str
-    values: dict[str, Any]
+    values: Values
     error: str | None = None
 
-    def read(self, convert: Callable[[dict[str, Any]], T]) -> T:
+    def read(self, convert: Callable[[Values], T]) -> T:
         """Convert the values. Raises BrokenRow with the place where they could not be read, or are
         not as they must."""
         try:
@@ -93,17 +97,16 @@ def hub_rows(
     try:
         import datasets
     except ImportError as error:
-        raise extras.missing(f"hub:{repository} needs the package datasets", "hub") from error
+        raise failures.missing_extra(
+            f"hub:{repository} needs the package datasets", "hub"
+        ) from error
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
-    except (
-        Exception
-    ) as error:  # network, authentication, configuration and parsing each raise their own kinds
-        advice = (
-            f"write {name}:FILE.jsonl"
-            if name
-            else "give its path, or write hub:owner/name@configuration:split"
-        )
+    # Network, authentication, configuration and parsing each raise their own kinds.
+    except Exception as error:
+        advice = "give its path, or write hub:owner/name@configuration:split"
+        if name:
+            advice = f"write {name}:FILE.jsonl"
         raise ValueError(
             f"hub:{repository}: split {split!r} of configuration {config!r} cannot be loaded: "
             f"{storage.hub_reason(error)}. Of a file on this machine {advice}"
@@ -151,9 +154,6 @@ def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
 
 
 def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         file = pq.ParquetFile(handle)
         for number, row in enumerate(_single_rows(file, handle, path), 1):
@@ -163,12 +163,8 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
                 continue
             try:
                 yield _checked(where, row.to_pylist()[0])
-            except (
-                ArithmeticError,
-                LookupError,
-                TypeError,
-                ValueError,
-            ) as error:  # a date in the year 10000 …
+            # a date in the year 10000 …
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 yield Row(where, {}, f"it holds what Python cannot: {error}")
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
@@ -183,9 +179,6 @@ def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
     are known to fit. Raises ValueError for a group of rows of which even that is too much: one that
     was compressed by far more than text is, or a list of a number said a billion times.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     leaves = list(map(file.schema.column, range(len(file.schema))))
     groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
     texts = []
@@ -222,13 +215,10 @@ def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str)
     for i, leaf in enumerate(leaves):
         chunk = group.column(i)
         value = 8
+        is_expanded = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
         if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
             value = max(leaf.length, 8)
-        elif (
-            leaf.physical_type == "BYTE_ARRAY"
-            and leaf.path not in texts
-            and not _APART.issuperset(chunk.encodings)
-        ):
+        elif is_expanded and not _APART.issuperset(chunk.encodings):
             value = chunk.total_uncompressed_size
         compressed += chunk.total_compressed_size
         whole += chunk.total_uncompressed_size
@@ -239,8 +229,7 @@ def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str)
     if whole > max(GROUP_BYTES, MOST_GROWTH * compressed):
         raise ValueError(
             f"{where}: {compressed:,} bytes may become {whole:,} in memory, and of so few "
-            f"{GROUP_BYTES:,} are read. "
-            "Write it in smaller groups (row_group_size), or as .jsonl"
+            f"{GROUP_BYTES:,} are read. Write it in smaller groups (row_group_size), or as .jsonl"
         )
     return min(max(BATCH_BYTES // width, 1), 1024)
 
@@ -251,8 +240,6 @@ def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
 
     A piece is a copy: of a slice, what Arrow expands is all that it is a slice of.
     """
-    import pyarrow as pa
-
     piece = batch.take(pa.array(numbers, pa.int64()))
     if sum(map(_expanded_bytes, piece.columns)) <= BATCH_BYTES:
         yield piece
@@ -266,9 +253,6 @@ def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
 
 def _expanded_bytes(values: Any) -> int:
     """Return the bytes of an Arrow array in which texts are expanded that it has as indices."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = values.type
     if pa.types.is_struct(kind):
         return sum(map(_expanded_bytes, values.flatten()))
@@ -276,24 +260,10 @@ def _expanded_bytes(values: Any) -> int:
         return _expanded_bytes(values.keys) + _expanded_bytes(values.items) + 8 * len(values)
     if pa.types.is_nested(kind):  # lists of all kinds
         return _expanded_bytes(values.flatten()) + 8 * len(values)
-    if not pa.types.is_dictionary(kind) or not _is_text(kind.value_type):
+    if not pa.types.is_dictionary(kind) or kind.value_type not in _TEXTS:
         return int(values.nbytes)
     lengths = pc.binary_length(values.dictionary).take(values.indices)
     return int(pc.sum(lengths).as_py() or 0) + 8 * len(values)
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}

@@ -53,6 +53,8 @@ class Watch:
         # Text only grows at its end, but where a character is broken: there tokenizers with a
         # fallback to bytes take back what they had made of the bytes before it.
         if _BROKEN in text or self._has_stop(text):
+            # The part's text settles that there is an end, and each of its tokens is tried as one;
+            # the whole text has the last word, for a text that is cut out may begin otherwise.
             for end in range(before + 1, len(self._ids) + 1):
                 seen = self._has_stop(self._decode(self._ids[self._begin : end]))
                 if seen and self._has_stop(self._decode(self._ids[:end])):

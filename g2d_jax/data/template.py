@@ -20,10 +20,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from g2d_jax.data.rehearsal import rehearse
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -44,14 +44,15 @@ _WORDS = re.compile(r"\w\s+\w")
 # A backslash and an n as a shell hands them over; not the beginning of a command of LaTeX.
 _TYPED_BREAK = re.compile(r"\\n(?!(?:abla|e|eg|eq|ewline|i|mid|onumber|ot|otin|u)\b)")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-# Stand-ins whose place in a rendered conversation shows what the template put around them.
+# Stand-ins whose place in a rendered conversation shows what the template put around them; of
+# letters alone, which no template escapes, strips or splits.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _OWN_TEMPLATE = (
     "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
 )
 
-Apply = Callable[[tuple[Message, ...], bool], str]
+Apply = Callable[[Conversation, bool], str]
 """A chat template: messages, and whether a response is to follow them -> text."""
 
 
@@ -82,8 +83,7 @@ class TemplateSettings:
             hint = "".join(f" Did you mean {name!r}?" for name in close)
             raise ValueError(
                 f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that "
-                f"contains {PLACEHOLDER}, "
-                f"got {self.prompt_template!r}.{hint}"
+                f"contains {PLACEHOLDER}, got {self.prompt_template!r}.{hint}"
             )
         try:
             datetime.date.fromisoformat(self.date)
@@ -105,8 +105,7 @@ def check_typed(setting: str, text: str) -> str:
         return ""
     return (
         f"WARNING: {setting} has a backslash and an n where a line break may be meant: in bash "
-        "write "
-        f"$'--config.{setting}=…\\n…', or set it in the config file"
+        f"write $'--config.{setting}=…\\n…', or set it in the config file"
     )
 
 
@@ -118,6 +117,14 @@ finished."""
 def refuse(error: ValueError) -> None:
     """Raise the error."""
     raise error
+
+
+def hand_over(check: Callable[[], None], fault: Fault) -> None:
+    """Run a check, and hand the ValueError that it may raise to `fault`."""
+    try:
+        check()
+    except ValueError as error:
+        fault(error)
 
 
 class Template:
@@ -150,9 +157,8 @@ class Template:
         self._tokenizer = tokenizer
         self._fault = fault
         self._bos = str(tokenizer.bos_token or "")
-        self._tried: set[tuple[str, ...]] = (
-            set()
-        )  # roles of conversations that the template is known to write whole
+        # Roles of conversations that the template is known to write whole.
+        self._tried: set[tuple[str, ...]] = set()
         self.own: str = _chat_template(tokenizer) if self.is_chat else ""
         self.source: str = _at_midnight(self.own, settings.date)
         self.pinned: str = ""
@@ -160,13 +166,11 @@ class Template:
         if self.is_chat:
             self._pin()
 
-    def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
+    def conversation(self, prompt: Prompt) -> Conversation:
         """Return the messages of a prompt: with the prompt template and the system message of the
         settings, if any."""
         if isinstance(prompt, str):  # braces in it stay as they are
-            messages: tuple[Message, ...] = (
-                _user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),
-            )
+            messages: Conversation = (_user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),)
         elif prompt and prompt[-1]["role"] == "user":
             messages = tuple(prompt)
         else:
@@ -227,7 +231,7 @@ class Template:
             )
         return said or ["It writes one BOS, where the model's own writes two."]
 
-    def _is_same(self, messages: tuple[Message, ...]) -> bool:
+    def _is_same(self, messages: Conversation) -> bool:
         """Tell whether the pinned template renders a conversation as the tokenizer's own does,
         errors included."""
         texts = []
@@ -256,21 +260,18 @@ class Template:
         self.apply((*asked, _ANSWERED), generation=False)
         check_header(self._run, asked)
 
-    def apply(self, messages: tuple[Message, ...], *, generation: bool) -> str:
+    def apply(self, messages: Conversation, *, generation: bool) -> str:
         """Run the chat template on messages as they are, up to where a response begins if
         `generation`.
 
         The text begins with one BOS at most. What the template raises becomes a ValueError that
         says what to do, and so does a text that it leaves out, unless `fault` goes on.
         """
-        try:
-            self._check_texts(messages)
-        except ValueError as error:
-            self._fault(error)
-            self._tried.add(_roles(messages))  # once is enough
+        hand_over(partial(self._check_texts, messages), self._fault)
+        self._tried.add(_roles(messages))  # once is enough
         return self._with_one_bos(self._run(messages, generation))
 
-    def _check_texts(self, messages: tuple[Message, ...]) -> None:
+    def _check_texts(self, messages: Conversation) -> None:
         roles = _roles(messages)
         if roles not in self._tried:
             check_texts(self._run, roles)
@@ -282,9 +283,7 @@ class Template:
         self._check_texts(messages)
         return self._run(messages, generation=False)
 
-    def _run(
-        self, messages: tuple[Message, ...], generation: bool, source: str | None = None
-    ) -> str:
+    def _run(self, messages: Conversation, generation: bool, source: str | None = None) -> str:
         """Run the chat template as it is, whatever it leaves out and however many BOS it writes.
 
         source: another template, None for the pinned one.
@@ -301,11 +300,9 @@ class Template:
             roles = ", ".join(_roles(messages))
             raise ValueError(
                 f"the tokenizer's chat template failed on a conversation ({roles}): "
-                f"{error!s:.1000}. Some templates "
-                "take no system message: unset tokenizer.system, and put its text into "
-                "tokenizer.prompt_template. Some "
-                "ask for alternating roles: change the data. tokenizer.chat=False does without a "
-                "template."
+                f"{error!s:.1000}. Some templates take no system message: unset tokenizer.system, "
+                "and put its text into tokenizer.prompt_template. Some ask for alternating roles: "
+                "change the data. tokenizer.chat=False does without a template."
             ) from error
         return str(text)
 
@@ -416,10 +413,8 @@ def pin(
             "{%- if rendered.startswith(block) %}{%- set first_turn = block | length %}",
             '{%- elif first_role == "user" %}{%- set first_turn = rendered.find(header) %}',
             "{%- else %}{%- set first_turn = -1 %}{%- endif %}",
-            (
-                f"{{%- if first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}{{%- "
-                f"endif %}}"
-            ),
+            f"{{%- if first_turn < 0 %}}{{{{- raise_exception({_literal(_NO_USER)}) }}}}",
+            "{%- endif %}",
             f"{{%- set rendered = {_literal(kept)} + rendered[first_turn:] %}}{{%- endif %}}",
         ]
     if doubled:
@@ -449,38 +444,36 @@ def check_texts(apply: Apply, roles: Sequence[str]) -> None:
     text = apply(messages, roles[-1] == "user")
     written = "".join(text.split())
     place = 0
-    for message in messages:
-        if message["role"] == "system":
-            continue
+    for message in sorted(messages, key=_is_system):
+        if _is_system(message):
+            place = 0
         place = written.find(message["content"], place)
         if place < 0:
             raise ValueError(_left_out(message, messages, text))
-    for message in messages:
-        if message["content"] not in written:
-            raise ValueError(_left_out(message, messages, text))
+
+
+def _is_system(message: Message) -> bool:
+    return message["role"] == "system"
 
 
 def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
     asked = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
-    role = message["role"]
-    told = (
-        f"the chat template leaves out the {role}'s text, or moves it: for {asked} it writes "
-        f"{text!r:.500}."
+    advice = (
+        "It may be made for other roles (human, gpt) or for content in parts, or misspell a name. "
+        f"Use {_OWN_TEMPLATE}, or set tokenizer.chat=False to do without one"
     )
-    if role == "system":
-        return (
-            f"{told} Unset tokenizer.system and put its text into tokenizer.prompt_template, or "
-            "leave system messages "
-            f"out of the data; or use {_OWN_TEMPLATE}"
+    if _is_system(message):
+        advice = (
+            "Unset tokenizer.system and put its text into tokenizer.prompt_template, or leave "
+            f"system messages out of the data; or use {_OWN_TEMPLATE}"
         )
     return (
-        f"{told} It may be made for other roles (human, gpt) or for content in parts, or "
-        "misspell a name. Use "
-        f"{_OWN_TEMPLATE}, or set tokenizer.chat=False to do without one"
+        f"the chat template leaves out the {message['role']}'s text, or moves it: for {asked} it "
+        f"writes {text!r:.500}. {advice}"
     )
 
 
-def check_header(apply: Apply, asked: tuple[Message, ...]) -> None:
+def check_header(apply: Apply, asked: Conversation) -> None:
     """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
 
     That is one that writes the same with add_generation_prompt as without, though it begins an
@@ -493,10 +486,9 @@ def check_header(apply: Apply, asked: tuple[Message, ...]) -> None:
         header = whole.removeprefix(prompt)
         raise ValueError(
             "the chat template ignores add_generation_prompt: a prompt ends with "
-            f"{prompt!r:.200}, and an assistant's "
-            f"message begins with {header!r:.200}, which the model would have to write itself. "
-            f"Use {_OWN_TEMPLATE}, or "
-            f"add at its end: {{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}}"
+            f"{prompt!r:.200}, and an assistant's message begins with {header!r:.200}, which the "
+            f"model would have to write itself. Use {_OWN_TEMPLATE}, or add at its end: "
+            f"{{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}}"
         )
 
 
@@ -521,6 +513,8 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     system = ({"role": "system", "content": _SYSTEM},)
     conversations = [(*before, *turns[:count]) for before in ((), system) for count in (1, 2, 3)]
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
+    from g2d_jax.data.rehearsal import rehearse  # here: most runs have no chat template
+
     rehearse(_at_midnight(_chat_template(tokenizer), settings.date), conversations, variables)
 
 
@@ -566,12 +560,11 @@ def _at_midnight(source: str, date: str) -> str:
 
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
     """Return what chat templates are given beside the messages."""
-    variables: dict[str, Any] = {
-        "date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")
-    }
-    if settings.enable_thinking is None:
-        return variables
-    return {**variables, "enable_thinking": settings.enable_thinking}
+    date = datetime.date.fromisoformat(settings.date)
+    variables: dict[str, Any] = {"date_string": date.strftime("%d %b %Y")}
+    if settings.enable_thinking is not None:
+        variables["enable_thinking"] = settings.enable_thinking
+    return variables
 
 
 _UNREMOVABLE = (

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -21,10 +21,10 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import places
-from g2d_jax.data import arithmetic
-from g2d_jax.data.template import Fault, Template, TemplateSettings, refuse, try_out
-from g2d_jax.records import Example, Message, Problem, Prompt
-from g2d_jax.runtime import storage
+from g2d_jax.data import arithmetic, gguf_tokenizer
+from g2d_jax.data.template import Fault, Template, TemplateSettings, hand_over, refuse, try_out
+from g2d_jax.records import Conversation, Example, Problem, Prompt
+from g2d_jax.runtime import gguf_file, storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,9 +50,8 @@ _VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-_MAX_VOCABULARY = (
-    2**24
-)  # a larger id is a damaged file's: the tables of a model are made for the largest one
+# A larger id is a damaged file's: the tables of a model are made for the largest one.
+_MAX_VOCABULARY = 2**24
 
 
 class PromptTokenizer:
@@ -104,9 +103,8 @@ class PromptTokenizer:
         self.pretrained = tokenizer
         vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        if (
-            not 0 < self.vocab_size <= _MAX_VOCABULARY
-        ):  # before a copy is made: the bindings walk through all ids
+        # Before a copy is made: the bindings walk through all ids.
+        if not 0 < self.vocab_size <= _MAX_VOCABULARY:
             raise ValueError(
                 f"a tokenizer has 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}"
             )
@@ -123,7 +121,7 @@ class PromptTokenizer:
             name: self.special_tokens[name] for name in THINKING if name in self.special_tokens
         }
         if generates:
-            _checked(self.template.check, fault)
+            hand_over(self.template.check, fault)
         self.stop_id, self.eos_ids = self._stops(eos_ids)
         self.pad_id: int = self.stop_id
         if tokenizer.pad_token_id is not None:
@@ -133,7 +131,7 @@ class PromptTokenizer:
         self.id_limit: int = self.vocab_size
         if rows is not None:
             self.id_limit = min(self.vocab_size, rows)
-        _checked(self._check_own_ids, fault)
+        hand_over(self._check_own_ids, fault)
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
@@ -141,7 +139,7 @@ class PromptTokenizer:
         does."""
         return self.template.render(_bare(prompt))
 
-    def conversation(self, prompt: Problem | Prompt) -> tuple[Message, ...]:
+    def conversation(self, prompt: Problem | Prompt) -> Conversation:
         """Return the prompt as chat messages, system message included, for other libraries'
         templating."""
         return self.template.conversation(_bare(prompt))
@@ -194,11 +192,7 @@ class PromptTokenizer:
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
         if self.thinking:
-            return str(
-                self.backend.decode(
-                    [i for i in ids if i not in self._hidden], skip_special_tokens=False
-                )
-            )
+            return self.decode_raw([i for i in ids if i not in self._hidden])
         return str(self.backend.decode(ids, skip_special_tokens=True))
 
     def decode_raw(self, ids: Ids | Sequence[int]) -> str:
@@ -223,8 +217,7 @@ class PromptTokenizer:
                 way = "leave the string out, for that token ends a response by itself"
             return (
                 f"warning: {setting} has {string!r}, and responses are read without the special "
-                f"token {name!r}, so "
-                f"that the string never ends one at it: {way}"
+                f"token {name!r}, so that the string never ends one at it: {way}"
             )
         return ""
 
@@ -287,8 +280,7 @@ class PromptTokenizer:
                 at = max(text.index(name) - 20, 0)
                 raise ValueError(
                     f"the special token {name!r} stands in the text itself "
-                    f"({text[at : at + 60]!r}) and would act as "
-                    "one: remove it from the data"
+                    f"({text[at : at + 60]!r}) and would act as one: remove it from the data"
                 )
 
     def _check_own_ids(self) -> None:
@@ -308,12 +300,9 @@ class PromptTokenizer:
     def _outside(self, identifier: int, kind: str) -> str:
         return (
             f"{kind}, {self.backend.id_to_token(identifier)!r}, has the id {identifier}, and the "
-            "model's embedding has "
-            f"{self.id_limit} rows (vocab_size in its config.json). Take the tokenizer that the "
-            "model was trained "
-            "with; if tokens were added to it, resize the embedding with transformers "
-            "(resize_token_embeddings) and "
-            "save the model again"
+            f"model's embedding has {self.id_limit} rows (vocab_size in its config.json). Take the "
+            "tokenizer that the model was trained with; if tokens were added to it, resize the "
+            "embedding with transformers (resize_token_embeddings) and save the model again"
         )
 
     def _stops(self, given: Sequence[int]) -> tuple[int, tuple[int, ...]]:
@@ -321,9 +310,8 @@ class PromptTokenizer:
         turn_end = self.template.turn_end().lstrip()
         # Whatever added token a turn ends with ends a response; not all tokenizers mark theirs as
         # special.
-        added = {
-            token.content: i for i, token in self.backend.get_added_tokens_decoder().items()
-        } | self.special_tokens
+        decoder = self.backend.get_added_tokens_decoder()
+        added = {token.content: i for i, token in decoder.items()} | self.special_tokens
         names = [name for name in added if name and turn_end.startswith(name)]
         end_of_turn = None
         if names:
@@ -335,11 +323,8 @@ class PromptTokenizer:
                 "the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids"
             )
         for i in stops:
-            if (
-                isinstance(i, bool)
-                or not isinstance(i, int | np.integer)
-                or not 0 <= i < self.vocab_size
-            ):
+            is_whole = isinstance(i, int | np.integer) and not isinstance(i, bool)
+            if not is_whole or not 0 <= i < self.vocab_size:
                 raise ValueError(
                     f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}"
                 )
@@ -360,20 +345,11 @@ class PromptTokenizer:
         )
 
 
-def _checked(check: Callable[[], None], fault: Fault) -> None:
-    """Hand the ValueError of a check, if it raises one, to `fault`."""
-    try:
-        check()
-    except ValueError as error:
-        fault(error)
-
-
 _NO_UNKNOWN = (
-    "a part of it is in no token, and there is none for what is unknown. Where neither "
-    "model.path nor tokenizer.path "
-    "is set it is the tokenizer of the embedded arithmetic, which knows digits and signs alone: "
-    "set model.path to a "
-    "model that reads such text, or tokenizer.path for a random one"
+    "a part of it is in no token, and there is none for what is unknown. Where neither model.path "
+    "nor tokenizer.path is set it is the tokenizer of the embedded arithmetic, which knows digits "
+    "and signs alone: set model.path to a model that reads such text, or tokenizer.path for a "
+    "random one"
 )
 
 
@@ -382,9 +358,7 @@ def encode(backend: Any, text: str) -> list[int]:
     encoded."""
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
-    except (
-        Exception
-    ) as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
+    except Exception as error:  # also TypeError, for lone surrogates; the bindings raise no others
         reason = str(error)
         if "Missing [UNK] token" in reason:
             reason = _NO_UNKNOWN
@@ -400,8 +374,8 @@ def load_tokenizer(
     generates: bool = True,
     fault: Fault = refuse,
 ) -> PromptTokenizer:
-    """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task
-    ("procedural:slips").
+    """Load a tokenizer by folder (local, gs:// or s3://), hub id, GGUF file (also of a package, see
+    `places.package_file`), or an embedded task ("procedural:slips").
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of
     the repository is run.
@@ -409,9 +383,13 @@ def load_tokenizer(
     or does not fit.
     """
     name = os.fspath(source)
+    if name.startswith(places.PACKAGE):
+        name = places.package_file(name)
     options = {"rows": rows, "generates": generates, "fault": fault}
     if name in arithmetic.TASKS:
         return PromptTokenizer(arithmetic.tokenizer(), settings, rows=rows)
+    if gguf_file.is_gguf(name):
+        return _prompting(name, *gguf_tokenizer.load(name), settings, options)
     if storage.is_local(name):
         return _load_hugging_face(name, name, settings, revision, options)
     with tempfile.TemporaryDirectory() as temporary:
@@ -452,41 +430,47 @@ def _load_hugging_face(
     is_folder = os.path.isdir(source)
     if places.is_path(source) and not is_folder:
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
-    if is_folder and not any(os.path.exists(os.path.join(source, file)) for file in _VOCABULARIES):
+    vocabularies = list(filter(os.path.exists, (f"{source}/{file}" for file in _VOCABULARIES)))
+    if is_folder and not vocabularies:
         raise ValueError(  # transformers would make an empty one
             f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the "
-            "files of the one the "
-            "model was trained with into it, or set tokenizer.path to a folder or hub id that "
-            "has it"
+            "files of the one the model was trained with into it, or set tokenizer.path to a "
+            "folder or hub id that has it"
         )
-    for file in _VOCABULARIES:
-        path = os.path.join(source, file)
-        if is_folder and os.path.exists(path):
-            with open(path, "rb") as handle:
-                storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
+    for path in vocabularies:
+        with open(path, "rb") as handle:
+            storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
     try:
         # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place
         # of a tokenizer.json that declares a class of its own for generic tokenizers.
-        generic = (
-            _declared(source, "tokenizer_config.json", "tokenizer_class", revision) in _GENERIC
-        )
-        loader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
+        declared_class = _declared(source, "tokenizer_config.json", "tokenizer_class", revision)
+        loader: Any = PreTrainedTokenizerFast if declared_class in _GENERIC else AutoTokenizer
         tokenizer = loader.from_pretrained(source, revision=revision, trust_remote_code=False)
         declared = _declared_eos(source, revision)
     except ImportError:
         raise  # it names what to install
-    except (
-        Exception
-    ) as error:  # damaged files make transformers raise anything, and the bindings bare Exceptions
-        reason = (
-            f"{type(error).__name__}: {error!s:.1000}" if is_folder else storage.hub_reason(error)
-        )
+    # Damaged files make transformers raise anything, and the bindings bare Exceptions.
+    except Exception as error:
+        reason = storage.hub_reason(error)
+        if is_folder:
+            reason = f"{type(error).__name__}: {error!s:.1000}"
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
+    return _prompting(name, tokenizer, declared, settings, options)
+
+
+def _prompting(
+    name: str,
+    tokenizer: PreTrainedTokenizerFast,
+    eos_ids: Sequence[int],
+    settings: TemplateSettings | None,
+    options: Mapping[str, Any],
+) -> PromptTokenizer:
+    """Return the PromptTokenizer of a tokenizer. name, options: as of `_load_hugging_face`."""
     try:
         try_out(tokenizer, settings or TemplateSettings())
-        return PromptTokenizer(tokenizer, settings, eos_ids=declared, **options)
+        return PromptTokenizer(tokenizer, settings, eos_ids=eos_ids, **options)
     except ValueError as error:
         raise ValueError(f"tokenizer {name!r}: {error}") from error
 

@@ -20,6 +20,7 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from g2d_jax.config import OnlineDPO
 from g2d_jax.losses.reduction import (
@@ -55,7 +56,7 @@ def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
     )
 
 
-def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array:
+def sigmoid_loss(margins: Array, label_smoothing: Number = 0.0) -> Array:
     """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels
     taken as flipped.
 
@@ -65,7 +66,7 @@ def sigmoid_loss(margins: jax.Array, label_smoothing: Number = 0.0) -> jax.Array
     return -(1.0 - label_smoothing) * as_labelled - label_smoothing * flipped
 
 
-def ipo_loss(gaps: jax.Array, beta: Number) -> jax.Array:
+def ipo_loss(gaps: Array, beta: Number) -> Array:
     """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always
     asks for more.
 
@@ -75,17 +76,17 @@ def ipo_loss(gaps: jax.Array, beta: Number) -> jax.Array:
 
 
 def dpo_loss(
-    policy_chosen: jax.Array,
-    policy_rejected: jax.Array,
-    ref_chosen: jax.Array | None,
-    ref_rejected: jax.Array | None,
-    weights: jax.Array,
+    policy_chosen: Array,
+    policy_rejected: Array,
+    ref_chosen: Array | None,
+    ref_rejected: Array | None,
+    weights: Array,
     settings: OnlineDPO,
     *,
     numbers: Mapping[str, Number] = MappingProxyType({}),
-    chosen_lengths: jax.Array | None = None,
-    rejected_lengths: jax.Array | None = None,
-) -> tuple[jax.Array, Sums]:
+    chosen_lengths: Array | None = None,
+    rejected_lengths: Array | None = None,
+) -> tuple[Array, Sums]:
     """Compute sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
     policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference;
@@ -118,38 +119,38 @@ def dpo_loss(
     beta, label_smoothing, simpo_gamma, nll_coef = (
         numbers.get(name, getattr(settings, name)) for name in NUMBERS
     )
-    loss_type, has_nll = settings.loss_type, not is_off(nll_coef)
-    if loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
-        raise ValueError(
-            f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and "
-            "rejected_lengths"
-        )
-    if has_nll and settings.nll_length_normalization and chosen_lengths is None:
-        raise ValueError(
-            "the NLL term is a mean over tokens: pass chosen_lengths, or "
-            "nll_length_normalization=False"
-        )
+    loss_type = settings.loss_type
+    has_nll = not is_off(nll_coef)
+    _check_lengths(settings, has_nll, chosen_lengths, rejected_lengths)
     if not settings.compares:
         ref_chosen, ref_rejected = jnp.zeros_like(policy_chosen), jnp.zeros_like(policy_rejected)
     elif ref_chosen is None or ref_rejected is None:
         raise ValueError(
             f"loss_type {loss_type!r} compares with a reference: pass ref_chosen and ref_rejected"
         )
-    inputs = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
-    names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
-    lengths = {"chosen_lengths": chosen_lengths, "rejected_lengths": rejected_lengths}
-    check_same_shape(**dict(zip(names, inputs, strict=True)), weights=weights, **lengths)
-
-    policy_chosen, policy_rejected, ref_chosen, ref_rejected = (
-        fill_inactive(x, weights) for x in inputs
+    check_same_shape(
+        policy_chosen=policy_chosen,
+        policy_rejected=policy_rejected,
+        ref_chosen=ref_chosen,
+        ref_rejected=ref_rejected,
+        weights=weights,
+        chosen_lengths=chosen_lengths,
+        rejected_lengths=rejected_lengths,
     )
-    chosen_logratio = policy_chosen - jax.lax.stop_gradient(ref_chosen)
-    rejected_logratio = policy_rejected - jax.lax.stop_gradient(ref_rejected)
-    scores = chosen_logratio, rejected_logratio
-    if chosen_lengths is not None and rejected_lengths is not None and loss_type in PER_TOKEN:
+    terms = tuple(
+        fill_inactive(x, weights)
+        for x in (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
+    )
+    policy_chosen, policy_rejected, ref_chosen, ref_rejected = terms
+    rewarded = (
+        policy_chosen - jax.lax.stop_gradient(ref_chosen),
+        policy_rejected - jax.lax.stop_gradient(ref_rejected),
+    )
+    scores = rewarded
+    if loss_type in PER_TOKEN:
         scores = (
-            _per_token(chosen_logratio, chosen_lengths),
-            _per_token(rejected_logratio, rejected_lengths),
+            _per_token(rewarded[0], chosen_lengths),
+            _per_token(rewarded[1], rejected_lengths),
         )
     gaps = scores[0] - scores[1]
     if loss_type == "ipo":
@@ -157,35 +158,51 @@ def dpo_loss(
     else:
         margin = simpo_gamma if loss_type == "simpo" else 0.0
         pair_loss = sigmoid_loss(beta * gaps - margin, label_smoothing)
-
-    rewarded = chosen_logratio, rejected_logratio
-    terms: tuple[jax.Array, ...] = policy_chosen, policy_rejected, ref_chosen, ref_rejected
     if loss_type == "simpo":
         rewarded = terms = scores
-    chosen_reward, rejected_reward = (beta * x for x in rewarded)
+    chosen_reward = beta * rewarded[0]
+    rejected_reward = beta * rewarded[1]
     margins = chosen_reward - rejected_reward
+    # Sums of tens of thousands of log-probabilities differ by rounding alone: within it a pair is
+    # a tie, and a policy that is its reference has an accuracy of one half.
     slack = beta * tie_nats(sum(map(jnp.abs, terms)))
+    is_right = jnp.where(jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32))
     metrics = {
         "rewards/chosen": chosen_reward,
         "rewards/rejected": rejected_reward,
         "rewards/margins": margins,
-        "rewards/accuracies": jnp.where(
-            jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32)
-        ),
+        "rewards/accuracies": is_right,
         "logps/chosen": policy_chosen,
         "logps/rejected": policy_rejected,
     }
     if has_nll:
         nll = -policy_chosen
-        if settings.nll_length_normalization and chosen_lengths is not None:
+        if settings.nll_length_normalization:
             nll = _per_token(nll, chosen_lengths)
         pair_loss = pair_loss + nll_coef * nll
         metrics["nll_loss"] = nll
-    sums = {"pairs": active_count(weights)} | {
-        name: active_sum(x, weights) for name, x in metrics.items()
-    }
-    return weighted_sum(pair_loss, weights), sums
+    sums = {name: active_sum(x, weights) for name, x in metrics.items()}
+    return weighted_sum(pair_loss, weights), sums | {"pairs": active_count(weights)}
 
 
-def _per_token(total: jax.Array, lengths: jax.Array) -> jax.Array:
+def _check_lengths(
+    settings: OnlineDPO,
+    has_nll: bool,
+    chosen_lengths: Array | None,
+    rejected_lengths: Array | None,
+) -> None:
+    if settings.loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
+        raise ValueError(
+            f"loss_type {settings.loss_type!r} averages log-probabilities: pass chosen_lengths and "
+            "rejected_lengths"
+        )
+    if has_nll and settings.nll_length_normalization and chosen_lengths is None:
+        raise ValueError(
+            "the NLL term is a mean over tokens: pass chosen_lengths, or "
+            "nll_length_normalization=False"
+        )
+
+
+def _per_token(total: Array, lengths: Array | None) -> Array:
+    assert lengths is not None
     return total / jnp.maximum(lengths.astype(jnp.float32), 1.0)

@@ -12,11 +12,13 @@ R rows, M response places of a row, N prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike
 
 from g2d_jax.config import OnlineDPO
@@ -36,21 +38,17 @@ def group_dpo_weights(
     Returns [N] float32. Host side. Raises ValueError for other shapes or a negative count.
     """
     correct, incorrect = np.asarray(num_correct, np.int64), np.asarray(num_incorrect, np.int64)
-    if (
-        correct.ndim != 1
-        or correct.shape != incorrect.shape
-        or (correct < 0).any()
-        or (incorrect < 0).any()
-    ):
+    is_1d = correct.ndim == 1 and correct.shape == incorrect.shape
+    if not is_1d or min(correct.min(initial=0), incorrect.min(initial=0)) < 0:
         raise ValueError(
             f"counts must be [prompts] and >= 0; got shapes {correct.shape} and {incorrect.shape}"
         )
     pairs = correct * incorrect
     prompts = max(int((pairs > 0).sum()) if num_prompts is None else num_prompts, 1)
-    return np.asarray(np.where(pairs > 0, 1.0 / (prompts * np.maximum(pairs, 1)), 0.0), np.float32)
+    return np.where(pairs > 0, 1.0 / (prompts * np.maximum(pairs, 1)), 0.0).astype(np.float32)
 
 
-def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax.Array:
+def pair_weights(sides: Array, groups: Array, weights: Array) -> Array:
     """Spread weights [R, M] to [R, M, M] float32: of chosen place i with rejected place j, 0 where
     they are no pair.
 
@@ -65,16 +63,16 @@ def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax
 
 
 def group_dpo_loss(
-    policy: jax.Array,
-    reference: jax.Array | None,
-    sides: jax.Array,
-    groups: jax.Array,
-    weights: jax.Array,
+    policy: Array,
+    reference: Array | None,
+    sides: Array,
+    groups: Array,
+    weights: Array,
     settings: OnlineDPO,
     *,
     numbers: Mapping[str, Number] = MappingProxyType({}),
-    lengths: jax.Array | None = None,
-) -> tuple[jax.Array, Sums]:
+    lengths: Array | None = None,
+) -> tuple[Array, Sums]:
     """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row
     and one group.
 
@@ -102,20 +100,22 @@ def group_dpo_loss(
         raise ValueError(f"the arrays of GroupDPO must be [rows, places], got {policy.shape}")
     pairs = pair_weights(sides, groups, weights)
 
-    def chosen(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x[:, :, None], pairs.shape)
+    # Each response was forwarded once. Its number is read in the row of every pair in which it is
+    # chosen, and in the column of every pair in which it is rejected.
+    def spread(x: Array | None, axis: int) -> Any:
+        if x is None:
+            return None
+        return jnp.broadcast_to(jnp.expand_dims(x, axis), pairs.shape)
 
-    def rejected(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x[:, None, :], pairs.shape)
-
+    chosen, rejected = partial(spread, axis=2), partial(spread, axis=1)
     return dpo_loss(
         chosen(policy),
         rejected(policy),
-        None if reference is None else chosen(reference),
-        None if reference is None else rejected(reference),
+        chosen(reference),
+        rejected(reference),
         pairs,
         settings,
         numbers=numbers,
-        chosen_lengths=None if lengths is None else chosen(lengths),
-        rejected_lengths=None if lengths is None else rejected(lengths),
+        chosen_lengths=chosen(lengths),
+        rejected_lengths=rejected(lengths),
     )

@@ -22,6 +22,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike
 
 from g2d_jax.config import GRPOLossType, ScaleRewards
@@ -35,6 +36,7 @@ from g2d_jax.losses.reduction import (
     active_sum,
     check_not_negative,
     check_same_shape,
+    constant,
     fill_inactive,
     is_off,
     weighted_sum,
@@ -78,9 +80,8 @@ def group_advantages(
             "unscorable"
         )
     scorable = ~np.isnan(rewards)
-    mean = np.where(scorable, rewards, 0.0).sum(1, keepdims=True) / np.maximum(
-        scorable.sum(1, keepdims=True), 1
-    )
+    total = np.where(scorable, rewards, 0.0).sum(1, keepdims=True)
+    mean = total / np.maximum(scorable.sum(1, keepdims=True), 1)
     lowest = np.where(scorable, rewards, np.inf).min(1, keepdims=True)
     highest = np.where(scorable, rewards, -np.inf).max(1, keepdims=True)
     # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a
@@ -160,9 +161,8 @@ def token_weights(
         raise ValueError(
             f"unknown GRPO loss_type {loss_type!r}; choose one of {', '.join(normalizers)}"
         )
-    return np.asarray(
-        np.where(included, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32
-    )
+    shares = 1.0 / np.asarray(normalizers[loss_type], np.float64)
+    return np.where(included, shares, 0.0).astype(np.float32)
 
 
 def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np.ndarray:
@@ -183,7 +183,7 @@ def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np
     return (0.0 - np.clip(over / buffer, 0.0, 1.0)).astype(np.float32)
 
 
-def k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
+def k3(logprobs: Array, ref_logprobs: Array) -> Array:
     """Compute the k3 estimate of KL(policy || reference) per sampled token: r - 1 - log r with r = reference / policy.
 
     Any equal shapes, float32 nats, never negative. Log r is bounded above by MAX_LOG_RATIO.
@@ -193,20 +193,20 @@ def k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
 
 
 def grpo_loss(
-    logprobs: jax.Array,
-    old_logprobs: jax.Array | None,
-    ref_logprobs: jax.Array | None,
-    advantages: jax.Array,
-    weights: jax.Array,
+    logprobs: Array,
+    old_logprobs: Array | None,
+    ref_logprobs: Array | None,
+    advantages: Array,
+    weights: Array,
     *,
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
     beta: Number = 0.0,
     cispo: bool = False,
-    sampler_logprobs: jax.Array | None = None,
+    sampler_logprobs: Array | None = None,
     importance_cap: Number = 0.0,
-    sequence_ids: jax.Array | None = None,
-) -> tuple[jax.Array, Sums]:
+    sequence_ids: Array | None = None,
+) -> tuple[Array, Sums]:
     """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) *
     importance + beta * k3)).
 
@@ -260,8 +260,7 @@ def grpo_loss(
             f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL "
             "term"
         )
-    capped = not is_off(importance_cap)
-    if capped and sampler_logprobs is None:
+    if not is_off(importance_cap) and sampler_logprobs is None:
         raise ValueError(
             f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were "
             "drawn with"
@@ -276,21 +275,24 @@ def grpo_loss(
         sequence_ids=sequence_ids,
     )
     old_logprobs = jax.lax.stop_gradient(logprobs if old_logprobs is None else old_logprobs)
-    logprobs, old_logprobs = fill_inactive(logprobs, weights), fill_inactive(old_logprobs, weights)
-    advantages = fill_inactive(jax.lax.stop_gradient(advantages), weights)
-
+    logprobs = fill_inactive(logprobs, weights)
+    old_logprobs = fill_inactive(old_logprobs, weights)
+    advantages = constant(advantages, weights)
     log_ratio = logprobs - old_logprobs
     if sequence_ids is not None:
         log_ratio = sequence_means(log_ratio, jnp.where(weights != 0, sequence_ids, -1))
     ratio = jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
     lowest = 0.0 if cispo else 1.0 - epsilon
-    low, high = (ratio < lowest) & (advantages < 0), (ratio > 1.0 + epsilon_high) & (advantages > 0)
-    clipped = jnp.clip(jax.lax.stop_gradient(ratio), lowest, 1.0 + epsilon_high)
+    highest = 1.0 + epsilon_high
+    low = (ratio < lowest) & (advantages < 0)
+    high = (ratio > highest) & (advantages > 0)
+    clipped = jnp.clip(jax.lax.stop_gradient(ratio), lowest, highest)
     # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a
     # constant.
-    token_loss = -advantages * (
-        clipped * logprobs if cispo else jnp.where(low | high, clipped, ratio)
-    )
+    policy_term = jnp.where(low | high, clipped, ratio)
+    if cispo:
+        policy_term = clipped * logprobs
+    token_loss = -advantages * policy_term
     metrics = {
         "clip_ratio/low_mean": low.astype(jnp.float32),
         "clip_ratio/high_mean": high.astype(jnp.float32),
@@ -299,27 +301,37 @@ def grpo_loss(
     }
     extremes: Sums = {}
     if sampler_logprobs is not None:
-        log_importance = old_logprobs - fill_inactive(
-            jax.lax.stop_gradient(sampler_logprobs), weights
-        )
-        importance = jnp.exp(
-            jnp.minimum(log_importance, jnp.log(importance_cap) if capped else MAX_LOG_RATIO)
-        )
-        if capped:
+        log_importance = old_logprobs - constant(sampler_logprobs, weights)
+        importance, more, extremes = _importance(log_importance, weights, importance_cap)
+        metrics |= more
+        if not is_off(importance_cap):
             token_loss = token_loss * importance
-        metrics["rollout_corr/kl"] = -log_importance
-        for name, values in (
-            ("sampling_logp_difference", jnp.abs(log_importance)),
-            ("importance_sampling_ratio", importance),
-        ):
-            metrics[f"sampling/{name}/mean"] = values
-            extremes[f"sampling/{name}/max"] = active_max(values, weights)
-        extremes["sampling/importance_sampling_ratio/min"] = active_min(importance, weights)
     if ref_logprobs is not None:
-        kl = k3(logprobs, fill_inactive(jax.lax.stop_gradient(ref_logprobs), weights))
+        kl = k3(logprobs, constant(ref_logprobs, weights))
         token_loss = token_loss + beta * kl
         metrics["kl"] = kl
-    sums = {"tokens": active_count(weights)} | {
-        name: active_sum(x, weights) for name, x in metrics.items()
+    sums = {name: active_sum(x, weights) for name, x in metrics.items()}
+    return weighted_sum(token_loss, weights), sums | extremes | {"tokens": active_count(weights)}
+
+
+def _importance(
+    log_importance: Array, weights: Array, cap: Number
+) -> tuple[Array, dict[str, Array], Sums]:
+    """Return old / sampler's probability, at most the cap if that is not 0; its metrics, and
+    extremes."""
+    # The bound is of the logarithm, before exp: nothing grows to infinity, whose product with an
+    # advantage of 0 would be NaN.
+    most = MAX_LOG_RATIO if is_off(cap) else jnp.log(cap)
+    importance = jnp.exp(jnp.minimum(log_importance, most))
+    difference = jnp.abs(log_importance)
+    metrics = {
+        "rollout_corr/kl": -log_importance,
+        "sampling/sampling_logp_difference/mean": difference,
+        "sampling/importance_sampling_ratio/mean": importance,
     }
-    return weighted_sum(token_loss, weights), sums | extremes
+    extremes = {
+        "sampling/sampling_logp_difference/max": active_max(difference, weights),
+        "sampling/importance_sampling_ratio/max": active_max(importance, weights),
+        "sampling/importance_sampling_ratio/min": active_min(importance, weights),
+    }
+    return importance, metrics, extremes

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax.losses.reduction import Number
@@ -44,7 +44,7 @@ def chunk_of(words: int, platform: str) -> int:
     return min(CHUNK, max(LOGITS // words // 256, 1) * 256)
 
 
-def transform_logits(logits: jax.Array, temperature: Number = 1.0) -> jax.Array:
+def transform_logits(logits: Array, temperature: Number = 1.0) -> Array:
     """Divide logits by the temperature, in float32: the one transform that sampler and trainer
     share.
 
@@ -60,31 +60,16 @@ def transform_logits(logits: jax.Array, temperature: Number = 1.0) -> jax.Array:
     return logits.astype(jnp.float32) / temperature
 
 
-@overload
 def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: Number = ..., chunk: int = ..., with_entropy: Literal[True] = ...,
-) -> tuple[jax.Array, jax.Array]: ...  # fmt: skip
-@overload
-def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: Number = ..., chunk: int = ..., with_entropy: Literal[False],
-) -> tuple[jax.Array, None]: ...  # fmt: skip
-@overload
-def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
-    temperature: Number = ..., chunk: int = ..., with_entropy: bool,
-) -> tuple[jax.Array, jax.Array | None]: ...  # fmt: skip
-def token_logprobs(
-    hidden: jax.Array,
-    head: jax.Array,
-    targets: jax.Array,
-    counted: jax.Array | None = None,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    counted: Array | None = None,
     *,
     temperature: Number = 1.0,
     chunk: int = CHUNK,
     with_entropy: bool = True,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Array, Array | None]:
     """Compute the log-probability of each target, and the entropy of each next-token distribution,
     in nats.
 
@@ -113,7 +98,7 @@ def token_logprobs(
     return logprobs, (entropies if with_entropy else None)
 
 
-def _check(hidden: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> None:
+def _check(hidden: Array, head: Array, targets: Array, chunk: int) -> None:
     *tokens, width = hidden.shape
     if head.ndim != 2 or width != head.shape[0] or targets.shape != tuple(tokens):
         raise ValueError(
@@ -126,7 +111,7 @@ def _check(hidden: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -
         )
 
 
-def _positive(temperature: Number) -> jax.Array:
+def _positive(temperature: Number) -> Array:
     """Return a temperature as a float32 scalar. Raises ValueError for one that is known and not
     positive."""
     if not isinstance(temperature, jax.core.Tracer) and not temperature > 0:
@@ -146,24 +131,24 @@ class _Settings:
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _chunked(
-    hidden: jax.Array,
-    head: jax.Array,
-    targets: jax.Array,
-    counted: jax.Array,
-    temperature: jax.Array,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    counted: Array,
+    temperature: Array,
     settings: _Settings,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     return _forward(hidden, head, targets, counted, temperature, settings)[0]
 
 
 def _forward(
-    hidden: jax.Array,
-    head: jax.Array,
-    targets: jax.Array,
-    counted: jax.Array,
-    temperature: jax.Array,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    counted: Array,
+    temperature: Array,
     settings: _Settings,
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
     """Return ((logprobs, entropies), residuals): the inputs, the whole head and two numbers per
     token."""
     cast_head = head.astype(hidden.dtype)
@@ -171,17 +156,15 @@ def _forward(
         cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
     chunks, count = _chunks(counted, settings.chunk)
 
-    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         at = chunks[number]
         logits = _logits(_take_rows(hidden, at), cast_head, temperature)
-        target_logits = jnp.sum(
-            jnp.where(_one_hot(_take_rows(targets, at), logits), logits, 0.0), axis=-1
-        )
+        is_target = _one_hot(_take_rows(targets, at), logits)
+        target_logits = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
-        exponentials = jnp.exp(
-            shifted
-        )  # Shared by both sums: most of the cost besides the product.
+        # Shared by both sums: most of the cost besides the product.
+        exponentials = jnp.exp(shifted)
         total = jnp.sum(exponentials, axis=-1)
         log_z = top + jnp.log(total)
         entropies = jnp.zeros_like(log_z)
@@ -194,27 +177,19 @@ def _forward(
     logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
     unknown = counted & ((targets < 0) | (targets >= cast_head.shape[1]))
     logprobs = jnp.where(unknown, jnp.nan, logprobs)
-    return (logprobs, entropies), (
-        hidden,
-        head,
-        cast_head,
-        targets,
-        counted,
-        temperature,
-        log_z,
-        entropies,
-    )
+    residuals = hidden, head, cast_head, targets, counted, temperature, log_z, entropies
+    return (logprobs, entropies), residuals
 
 
 def _backward(
-    settings: _Settings, residuals: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, None, None, None]:
+    settings: _Settings, residuals: tuple[Array, ...], grads: tuple[Array, Array]
+) -> tuple[Array, Array, None, None, None]:
     """Return the gradients of hidden and head. With p the softmax: d logprob / d logit = one_hot -
     p, and d entropy / d logit = -p * (log p + entropy)."""
     hidden, head, cast_head, targets, counted, temperature, log_z, entropies = residuals
     chunks, count = _chunks(counted, settings.chunk)
 
-    def add(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def add(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         at = chunks[number]
         hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = (
             _take_rows(x, at) for x in (hidden, targets, log_z, entropies, *grads)
@@ -236,19 +211,17 @@ def _backward(
 
     start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
     head_grad, hidden_grad = jax.lax.fori_loop(0, count, add, start)
-    for axis, dimension in reversed(
-        settings.parts
-    ):  # in float32, and each device gets its own part only
-        head_grad = sum_scattered(
-            head_grad, axis, dimension, blocks=8 if head_grad.size > LOGITS else 1
-        )
+    # In float32, and each device gets its own part only.
+    for axis, dimension in reversed(settings.parts):
+        blocks = 8 if head_grad.size > LOGITS else 1
+        head_grad = sum_scattered(head_grad, axis, dimension, blocks)
     # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole
     # head's gradient for it.
     head_grad = jax.lax.optimization_barrier(head_grad)
     return hidden_grad, head_grad.astype(head.dtype), None, None, None
 
 
-def sum_scattered(matrix: jax.Array, axis: str, dimension: int, blocks: int) -> jax.Array:
+def sum_scattered(matrix: Array, axis: str, dimension: int, blocks: int) -> Array:
     """Add a matrix up over a mesh axis, each device keeping its part of a dimension. To be traced
     in `shard_map`.
 
@@ -260,7 +233,7 @@ def sum_scattered(matrix: jax.Array, axis: str, dimension: int, blocks: int) -> 
     blocks = math.gcd(matrix.shape[other], blocks)
     width = matrix.shape[other] // blocks
 
-    def add(number: jax.Array, total: jax.Array) -> jax.Array:
+    def add(number: Array, total: Array) -> Array:
         block = jax.lax.dynamic_slice_in_dim(matrix, number * width, width, other)
         block = _scattered(block, axis, dimension)
         return jax.lax.dynamic_update_slice_in_dim(total, block, number * width, other)
@@ -270,7 +243,7 @@ def sum_scattered(matrix: jax.Array, axis: str, dimension: int, blocks: int) -> 
     return jax.lax.fori_loop(0, blocks, add, jnp.zeros(shape, matrix.dtype))
 
 
-def _scattered(block: jax.Array, axis: str, dimension: int) -> jax.Array:
+def _scattered(block: Array, axis: str, dimension: int) -> Array:
     """Add a matrix up over a mesh axis, each device keeping its part of a dimension, in one go."""
     if jax.default_backend() != "cpu" or jax.process_count() == 1:
         return jax.lax.psum_scatter(block, axis, scatter_dimension=dimension, tiled=True)
@@ -284,20 +257,19 @@ def _scattered(block: jax.Array, axis: str, dimension: int) -> jax.Array:
 _chunked.defvjp(_forward, _backward)
 
 
-def _logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
+def _logits(hidden: Array, head: Array, temperature: Array) -> Array:
     """Multiply [C, D] x [D, V] -> [C, V] float32, and divide by the temperature."""
-    return transform_logits(
-        jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature
-    )
+    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    return transform_logits(logits, temperature)
 
 
-def _one_hot(targets: jax.Array, logits: jax.Array) -> jax.Array:
+def _one_hot(targets: Array, logits: Array) -> Array:
     """Compare targets [C] with the columns of logits [C, V]: [C, V] bool. No gather: it fuses with
     its neighbours and needs no scatter."""
     return targets[:, None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
 
 
-def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
+def _chunks(counted: Array, chunk: int) -> tuple[Array, Array]:
     """Locate the tokens that count, int32 [K, C] with N after their end, and count the chunks that
     hold any."""
     size = counted.shape[0]
@@ -307,22 +279,22 @@ def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
     return places.reshape(most, columns), -(-jnp.sum(counted, dtype=jnp.int32) // columns)
 
 
-def _take_rows(x: jax.Array, at: jax.Array) -> jax.Array:
+def _take_rows(x: Array, at: Array) -> Array:
     """Take rows of x [N, ...], zeros for the row N."""
     return x.at[at].get(mode="fill", fill_value=0)
 
 
 def sharded_token_logprobs(
-    hidden: jax.Array,
-    head: jax.Array,
-    targets: jax.Array,
-    counted: jax.Array,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    counted: Array,
     *,
     mesh: Mesh,
     temperature: Number = 1.0,
     chunk: int = CHUNK,
     with_entropy: bool = True,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Array, Array | None]:
     """Compute `token_logprobs` over a mesh: every device takes its own tokens, and the head is
     gathered once.
 
@@ -339,26 +311,26 @@ def sharded_token_logprobs(
     """
     _check(hidden, head, targets, chunk)
     head_spec = spec(mesh, ("embed", "vocab"), head.shape)
-    settings = _Settings(
-        chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis)
-    )
+    parts = tuple((axis, dimension) for dimension, axis in enumerate(head_spec) if axis)
+    settings = _Settings(chunk, with_entropy, parts)
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
     def local(
-        hidden: jax.Array,
-        head: jax.Array,
-        targets: jax.Array,
-        counted: jax.Array,
-        temperature: jax.Array,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        hidden: Array,
+        head: Array,
+        targets: Array,
+        counted: Array,
+        temperature: Array,
+    ) -> tuple[Array, Array | None]:
         flat = hidden.reshape(-1, hidden.shape[-1])
         logprobs, entropies = _chunked(
             flat, head, targets.reshape(-1), counted.reshape(-1), temperature, settings
         )
-        return logprobs.reshape(targets.shape), entropies.reshape(
-            targets.shape
-        ) if with_entropy else None
+        logprobs = logprobs.reshape(targets.shape)
+        if not with_entropy:
+            return logprobs, None
+        return logprobs, entropies.reshape(targets.shape)
 
     # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's
     # transpose adds it up over the axes that do not split the head.
@@ -372,7 +344,7 @@ def sharded_token_logprobs(
     return split(hidden, head, targets, counted, _positive(temperature))
 
 
-def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int) -> jax.Array:
+def sequence_sums(values: Array, sequence_ids: Array, num_sequences: int) -> Array:
     """Sum of token values per sequence of a packed batch: summed log-probabilities, or lengths from
     ones.
 
@@ -390,7 +362,7 @@ def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int
     return jax.ops.segment_sum(counted, jnp.maximum(ids, 0), num_sequences)
 
 
-def sequence_means(values: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+def sequence_means(values: Array, sequence_ids: Array) -> Array:
     """Replace each token's value by the mean over its sequence's tokens; 0 where sequence_ids is
     negative.
 

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-Sums = dict[str, jax.Array]
+Sums = dict[str, Array]
 """Scalar float32 sums (or extremes) over active positions; see `mean_metrics` for turning them into
 means."""
 
-Number = float | jax.Array
+Number = float | Array
 """A number of a loss: a constant of the program, or a float32 scalar that is an argument of it."""
 
 
@@ -38,7 +39,7 @@ def check_not_negative(**numbers: Number) -> None:
             raise ValueError(f"{name} must not be negative, got {number}")
 
 
-def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
+def fill_inactive(values: Array, weights: Array) -> Array:
     """Cast values to float32, with 0 wherever weights is 0.
 
     Apply it to the inputs of a loss, before any arithmetic: a NaN or infinity on padding then
@@ -48,13 +49,18 @@ def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.where(weights != 0, values.astype(jnp.float32), 0.0)
 
 
-def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
+def constant(values: Array, weights: Array) -> Array:
+    """Fill in inactive positions as `fill_inactive` does; no gradient flows into the values."""
+    return fill_inactive(jax.lax.stop_gradient(values), weights)
+
+
+def weighted_sum(values: Array, weights: Array) -> Array:
     """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0,
     whatever their value."""
     return jnp.sum(fill_inactive(values, weights) * weights.astype(jnp.float32))
 
 
-def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
+def active_sum(values: Array, weights: Array) -> Array:
     """Sum values over active positions, each counted once, without gradient, to a float32 scalar:
     for metrics.
 
@@ -64,15 +70,14 @@ def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(jnp.sum(fill_inactive(values, weights)))
 
 
-def active_max(values: jax.Array, weights: jax.Array) -> jax.Array:
+def active_max(values: Array, weights: Array) -> Array:
     """Return the maximum of values over active positions, a float32 scalar without gradient; -inf
     if there are none."""
-    return jax.lax.stop_gradient(
-        jnp.max(jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf))
-    )
+    active = jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf)
+    return jax.lax.stop_gradient(jnp.max(active))
 
 
-def active_min(values: jax.Array, weights: jax.Array) -> jax.Array:
+def active_min(values: Array, weights: Array) -> Array:
     """Return the minimum of values over active positions, a float32 scalar without gradient; +inf
     if there are none."""
     return -active_max(-values, weights)
@@ -97,12 +102,12 @@ def _extreme(name: str) -> str:
     return name.partition("|")[0].rpartition("/")[2]
 
 
-def active_count(weights: jax.Array) -> jax.Array:
+def active_count(weights: Array) -> Array:
     """Count the active positions, as a float32 scalar."""
     return jnp.sum((weights != 0).astype(jnp.float32))
 
 
-def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, float]:
+def mean_metrics(sums: Mapping[str, float | Array], per: str) -> dict[str, float]:
     """Compute means from sums that were added over all micro-batches (and devices) of one step.
 
     sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs". A sum whose
@@ -127,7 +132,7 @@ def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, f
     return means
 
 
-def check_same_shape(**arrays: jax.Array | None) -> None:
+def check_same_shape(**arrays: Array | None) -> None:
     """Raise ValueError that names the arrays if their shapes differ (None is skipped)."""
     shapes = {name: tuple(array.shape) for name, array in arrays.items() if array is not None}
     if len(set(shapes.values())) > 1:

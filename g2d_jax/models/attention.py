@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
@@ -39,16 +40,16 @@ class Windowed(NamedTuple):
     sees.
     """
 
-    segment_ids: jax.Array
-    positions: jax.Array
-    oldest: jax.Array
+    segment_ids: Array
+    positions: Array
+    oldest: Array
 
 
-Segments = jax.Array | Windowed
+Segments = Array | Windowed
 """Segment ids int32 [B, T], with the window of a layer that has one."""
 
 
-def inverse_frequencies(config: ModelConfig) -> jax.Array:
+def inverse_frequencies(config: ModelConfig) -> Array:
     """Compute rotary inverse frequencies, float32 [D/2], with the scaling that is configured.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the
@@ -64,22 +65,17 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
         return jnp.asarray(freqs / np.float32(scaling.factor))
     if isinstance(scaling, YarnRope):
         kept = 1 - _yarn_ramp(config, scaling)
-        return jnp.asarray(
-            np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept
-        )
+        divided = np.float32(1) / (np.float32(scaling.factor) * powers)
+        return jnp.asarray(divided * (1 - kept) + freqs * kept)
     wavelengths = np.float32(2 * np.pi) / freqs
     length = np.float32(scaling.original_max_position_embeddings)
-    low, high, factor = map(
-        np.float32, (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor)
-    )
+    low = np.float32(scaling.low_freq_factor)
+    high = np.float32(scaling.high_freq_factor)
+    factor = np.float32(scaling.factor)
     smooth = (length / wavelengths - low) / (high - low)
     blended = (1 - smooth) * freqs / factor + smooth * freqs
-    scaled = np.where(
-        wavelengths > length / low,
-        freqs / factor,
-        np.where(wavelengths < length / high, freqs, blended),
-    )
-    return jnp.asarray(scaled)
+    kept = np.where(wavelengths < length / high, freqs, blended)
+    return jnp.asarray(np.where(wavelengths > length / low, freqs / factor, kept))
 
 
 def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
@@ -97,26 +93,24 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
     return np.clip((numbers - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
 
 
-def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, Array]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
-    size = (
-        config.rope_scaling.attention_factor if isinstance(config.rope_scaling, YarnRope) else 1.0
-    )
+    scaling = config.rope_scaling
+    size = scaling.attention_factor if isinstance(scaling, YarnRope) else 1.0
     return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
-def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: Array, table: tuple[Array, Array]) -> Array:
     """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in
     float32."""
     cos, sin = (t[:, :, None, :] for t in table)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    ).astype(x.dtype)
+    halves = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(halves, axis=-1).astype(x.dtype)
 
 
-def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0) -> jax.Array:
+def visible(query_ids: Segments, key_ids: Segments, offset: Array | int = 0) -> Array:
     """Return the causal visibility inside packed segments, bool [B, T, S].
 
     query_ids [B, T], key_ids [B, S]; query t sits in column offset + t. A token sees earlier
@@ -127,18 +121,15 @@ def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0)
         assert isinstance(key_ids, Windowed)
         near = key_ids.positions[:, None, :] >= query_ids.oldest[:, :, None]
         return near & visible(query_ids.segment_ids, key_ids.segment_ids, offset)
-    assert isinstance(key_ids, jax.Array)
+    assert isinstance(key_ids, Array)
     query, key = query_ids[:, :, None], key_ids[:, None, :]
-    same = (query == key) | (
-        (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
-    )
+    same = query == key
+    same |= (query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0)
     columns = offset + jnp.arange(query_ids.shape[1])
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
 
 
-def attend_cached(
-    q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool
-) -> jax.Array:
+def attend_cached(q: Array, keys: Array, values: Array, mask: Array, *, by_sums: bool) -> Array:
     """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask
     bool [B, S].
 
@@ -160,14 +151,14 @@ def attend_cached(
 
 
 def attend_blocks(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
-    most: jax.Array,
-) -> jax.Array:
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    column: Array,
+    earlier: Array,
+    most: Array,
+) -> Array:
     """Attend with one query a row to a ring of columns, a block at a time from the newest one back.
 
     q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is
@@ -183,23 +174,23 @@ def attend_blocks(
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
     reached = blocks_back(most, column, block, total)
 
-    def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add_block(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (column // block - number) % total * block
+        # The layer and the block are read in one slice: XLA copies the layer out of the stack
+        # where it is sliced by itself.
         k = jax.lax.dynamic_slice(keys, (layer, 0, 0, 0, first), (1, *keys.shape[1:4], block))[0]
-        v = jax.lax.dynamic_slice(
-            values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim)
-        )[0]
+        size = (1, *values.shape[1:3], block, dim)
+        v = jax.lax.dynamic_slice(values, (layer, 0, 0, first, 0), size)[0]
         scores = _product("bkrd,bkds->bkrs", grouped, k) * dim**-0.5
-        mask = ((column - first - jnp.arange(block)) % width)[None] <= earlier[
-            :, None
-        ]  # [B, block]
+        ages = (column - first - jnp.arange(block)) % width
+        mask = ages[None] <= earlier[:, None]  # [B, block]
         return _softmax_step(carry, jnp.where(mask[:, None, None], scores, LOWEST), v)
 
     _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, _softmax_start(grouped.shape))
     return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
 
 
-def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -> jax.Array:
+def blocks_back(earlier: Array, column: Array, block: int, total: int) -> Array:
     """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and
     `earlier` before it."""
     return jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
@@ -207,8 +198,8 @@ def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def packed_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int = CPU_BLOCK
-) -> jax.Array:
+    q: Array, k: Array, v: Array, segment_ids: Segments, block: int = CPU_BLOCK
+) -> Array:
     """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D],
     softmax in float32.
 
@@ -222,21 +213,20 @@ def packed_attention(
 
 
 def _attended(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int
-) -> tuple[jax.Array, tuple[Any, ...]]:
+    q: Array, k: Array, v: Array, segment_ids: Segments, block: int
+) -> tuple[Array, tuple[Any, ...]]:
     """Return the output, and what the backward pass reads: the inputs, the output and its
     log-sum-exp."""
     ids = _ids_in_blocks(segment_ids, block)
     queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
     pairs, count = _visible_pairs(ids)
 
-    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, j = pairs[number]
         # Where a query sees none of these keys its weights are 1, until a pair that it sees takes
         # them off by `decay`.
-        new = _softmax_step(
-            tuple(x[i] for x in carry), _scores(queries[i], keys[j], ids, i, j), values[j]
-        )
+        own = tuple(x[i] for x in carry)
+        new = _softmax_step(own, _scores(queries[i], keys[j], ids, i, j), values[j])
         return tuple(x.at[i].set(part) for x, part in zip(carry, new, strict=True))
 
     largest, mass, mixed = jax.lax.fori_loop(0, count, add, _softmax_start(queries.shape))
@@ -244,9 +234,7 @@ def _attended(
     return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
 
 
-def _attended_backward(
-    block: int, residuals: tuple[Any, ...], gradient: jax.Array
-) -> tuple[Any, ...]:
+def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
     """Return the gradients. With p the weights and g the gradient of the output: d score = p * (g .
     v - g . output)."""
     q, k, v, segment_ids, out, log_mass = residuals
@@ -257,14 +245,13 @@ def _attended_backward(
     pairs, count = _visible_pairs(ids)
     along = jnp.sum(gradients.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1)
 
-    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         to_q, to_k, to_v = carry
         i, j = pairs[number]
         weights = jnp.exp(_scores(queries[i], keys[j], ids, i, j) - log_mass[i][..., None])
         to_weights = _product("bkqd,bksd->bkqs", gradients[i], values[j])
-        to_scores = (weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5).astype(
-            q.dtype
-        )
+        to_scores = weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5
+        to_scores = to_scores.astype(q.dtype)
         return (
             to_q.at[i].add(_product("bkqs,bksd->bkqd", to_scores, keys[j])),
             to_k.at[j].add(_product("bkqs,bkqd->bksd", to_scores, queries[i])),
@@ -272,16 +259,14 @@ def _attended_backward(
         )
 
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
-    sums = jax.lax.fori_loop(0, count, add, start)
-    return *(
-        _in_rows(x, like.shape).astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True)
-    ), None
+    sums = zip(jax.lax.fori_loop(0, count, add, start), (q, k, v), strict=True)
+    return *(_in_rows(x, like.shape).astype(like.dtype) for x, like in sums), None
 
 
 packed_attention.defvjp(_attended, _attended_backward)
 
 
-def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
+def _in_blocks(x: Array, block: int, kv_heads: int) -> Array:
     """Reshape [B, T, heads, D] to [blocks, B, K, R * columns, D], with zeros after the end.
 
     The R query heads of a key head become further queries: plain batched products, which a CPU
@@ -291,9 +276,8 @@ def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
     count = -(-length // block)
     columns = -(-length // count // 8) * 8 if count > 1 else length
     x = jnp.pad(x, ((0, 0), (0, count * columns - length), (0, 0), (0, 0)))
-    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim).transpose(
-        1, 0, 3, 4, 2, 5
-    )
+    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim)
+    x = x.transpose(1, 0, 3, 4, 2, 5)
     return x.reshape(count, batch, kv_heads, -1, dim)
 
 
@@ -304,14 +288,14 @@ def _ids_in_blocks(segment_ids: Segments, block: int) -> Segments:
     )
 
 
-def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _in_rows(x: Array, shape: tuple[int, ...]) -> Array:
     """Undo `_in_blocks` of an array of this shape."""
     batch, length, heads, dim = shape
     x = x.reshape(*x.shape[:3], heads // x.shape[2], -1, dim).transpose(1, 0, 4, 2, 3, 5)
     return x.reshape(batch, -1, heads, dim)[:, :length]
 
 
-def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
+def _visible_pairs(ids: Segments) -> tuple[Array, Array]:
     """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2],
     and their number.
 
@@ -323,9 +307,7 @@ def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
     return jnp.stack(jnp.nonzero(sees, size=blocks * (blocks + 1) // 2), axis=1), sees.sum()
 
 
-def _scores(
-    queries: jax.Array, keys: jax.Array, ids: Segments, i: jax.Array, j: jax.Array
-) -> jax.Array:
+def _scores(queries: Array, keys: Array, ids: Segments, i: Array, j: Array) -> Array:
     """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R *
     columns, columns], LOWEST where a query does not see the key."""
     scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
@@ -336,15 +318,13 @@ def _scores(
     return jnp.where(mask[:, None, None], grouped, LOWEST).reshape(scores.shape)
 
 
-def _softmax_start(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _softmax_start(shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
     """Return the greatest score, the sum of weights and that of weighted values over no keys, of
     queries [..., D]."""
     return jnp.full(shape[:-1], LOWEST), jnp.zeros(shape[:-1]), jnp.zeros(shape, jnp.float32)
 
 
-def _softmax_step(
-    carry: tuple[jax.Array, ...], scores: jax.Array, values: jax.Array
-) -> tuple[jax.Array, ...]:
+def _softmax_step(carry: tuple[Array, ...], scores: Array, values: Array) -> tuple[Array, ...]:
     """Add a block of keys to `_softmax_start`: scores float32 [B, K, Q, S], values [B, K, S, D]."""
     largest, mass, mixed = carry
     now = jnp.maximum(largest, scores.max(axis=-1))

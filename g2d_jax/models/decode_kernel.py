@@ -16,10 +16,12 @@ Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
@@ -34,14 +36,14 @@ step to begin."""
 
 
 def attend_ring(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    column: Array,
+    earlier: Array,
     mesh: Mesh,
-) -> jax.Array:
+) -> Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads."""
     query = meshes.spec(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
@@ -55,20 +57,20 @@ def attend_ring(
 def block_columns(width: int, column_bytes: int) -> int:
     """Return a block's columns, a divisor of the width. column_bytes: of a column of a device's
     keys in a layer."""
-    sizes = (
-        size for size in (1024, 512) if width % size == 0 and size * column_bytes <= BLOCK_BYTES
-    )
-    return next(sizes, min(COLUMN_BLOCK, width))
+    for size in (1024, 512):
+        if width % size == 0 and size * column_bytes <= BLOCK_BYTES:
+            return size
+    return min(COLUMN_BLOCK, width)
 
 
 def _attend(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
-) -> jax.Array:
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    column: Array,
+    earlier: Array,
+) -> Array:
     """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape
     kv_heads, width = values.shape[2:4]
@@ -79,9 +81,7 @@ def _attend(
     rows = jnp.sum(jnp.arange(batch * total)[:, None] >= ends[None], axis=1)  # of each step
     place = jnp.stack([layer, column])
 
-    def nth(step: Any, place: Any, _: Any, starts: Any, rows: Any) -> Any:
-        """Return the block of columns that a step reads."""
-        return (place[1] // block + total - (step - starts[rows[step]])) % total
+    nth = partial(_nth_block, block, total)
 
     def of_row(step: Any, *scalars: Any) -> Any:
         return scalars[3][step], 0, 0, 0
@@ -94,9 +94,8 @@ def _attend(
         (None, None, kv_heads, block, dim), lambda i, *s: (s[0][0], s[3][i], 0, nth(i, *s), 0)
     )
     mixing = "krs,ksd->krd"
-    if (
-        dim % LANES
-    ):  # XLA stores such values with the columns last: as they are here, they would be copied
+    if dim % LANES:
+        # XLA stores such values with the columns last: as they are here, they would be copied.
         values, value, mixing = values.swapaxes(3, 4), key, "krs,kds->krd"
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=4,
@@ -107,42 +106,51 @@ def _attend(
             pltpu.VMEM((kv_heads, heads // kv_heads, n), jnp.float32) for n in (1, 1, dim)
         ],
     )
-
-    def add_block(*refs: Any) -> None:
-        (place, earlier, starts, rows), (q, k, v, out, largest, mass, mixed) = refs[:4], refs[4:]
-        step = pl.program_id(0)
-        row = rows[step]
-
-        @pl.when(step == starts[row])
-        def _() -> None:
-            largest[...] = jnp.full_like(largest, LOWEST)
-            mass[...], mixed[...] = jnp.zeros_like(mass), jnp.zeros_like(mixed)
-
-        scores = (
-            jnp.einsum("krd,kds->krs", q[...], k[...], preferred_element_type=jnp.float32)
-            * dim**-0.5
-        )
-        back = (
-            place[1]
-            - nth(step, *refs[:4]) * block
-            - jax.lax.broadcasted_iota(jnp.int32, (1, 1, block), 2)
-        )
-        mask = jnp.where(back < 0, back + width, back) <= earlier[row]
-        scores = jnp.where(mask, scores, LOWEST)
-        now = jnp.maximum(largest[...], scores.max(axis=-1, keepdims=True))
-        weights, decay = jnp.exp(scores - now), jnp.exp(largest[...] - now)
-        product = jnp.einsum(
-            mixing, weights.astype(v.dtype), v[...], preferred_element_type=jnp.float32
-        )
-        largest[...], mass[...] = now, mass[...] * decay + weights.sum(axis=-1, keepdims=True)
-        mixed[...] = mixed[...] * decay + product
-
-        @pl.when(step == starts[row + 1] - 1)
-        def _() -> None:
-            out[...] = (mixed[...] / mass[...]).astype(out.dtype)
-
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
     run = pl.pallas_call(
-        add_block, out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype), grid_spec=grid
+        partial(_add_block, block, total, mixing),
+        out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype),
+        grid_spec=grid,
     )
     return run(place, earlier, starts, rows, grouped, keys, values).reshape(q.shape)
+
+
+def _nth_block(
+    block: int, total: int, step: Any, place: Any, _: Any, starts: Any, rows: Any
+) -> Any:
+    """Return the block of columns that a step reads: from the newest one of its row back."""
+    return (place[1] // block + total - (step - starts[rows[step]])) % total
+
+
+def _add_block(block: int, total: int, mixing: str, *refs: Any) -> None:
+    """Add a block to its row's softmax, which the row's first step begins and its last one ends."""
+    (place, earlier, starts, rows), (q, k, v, out, largest, mass, mixed) = refs[:4], refs[4:]
+    step = pl.program_id(0)
+    row = rows[step]
+    width = block * total
+
+    @pl.when(step == starts[row])
+    def _() -> None:
+        largest[...] = jnp.full_like(largest, LOWEST)
+        mass[...], mixed[...] = jnp.zeros_like(mass), jnp.zeros_like(mixed)
+
+    scores = jnp.einsum("krd,kds->krs", q[...], k[...], preferred_element_type=jnp.float32)
+    scores = scores * q.shape[-1] ** -0.5
+    first = _nth_block(block, total, step, *refs[:4]) * block
+    back = place[1] - first - jax.lax.broadcasted_iota(jnp.int32, (1, 1, block), 2)
+    # The ring goes on behind its last column: one that lies after the newest was written before it.
+    mask = jnp.where(back < 0, back + width, back) <= earlier[row]
+    scores = jnp.where(mask, scores, LOWEST)
+    now = jnp.maximum(largest[...], scores.max(axis=-1, keepdims=True))
+    weights = jnp.exp(scores - now)
+    decay = jnp.exp(largest[...] - now)
+    product = jnp.einsum(
+        mixing, weights.astype(v.dtype), v[...], preferred_element_type=jnp.float32
+    )
+    largest[...] = now
+    mass[...] = mass[...] * decay + weights.sum(axis=-1, keepdims=True)
+    mixed[...] = mixed[...] * decay + product
+
+    @pl.when(step == starts[row + 1] - 1)
+    def _() -> None:
+        out[...] = (mixed[...] / mass[...]).astype(out.dtype)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
@@ -38,11 +39,14 @@ from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
+Pair = tuple[Array, Array]
+"""Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
+
 
 class Parameters(nnx.Module):
     """Arrays, or what stands for them in a tree, as attributes: one a row of the table."""
 
-    def __init__(self, values: Mapping[str, jax.Array]):
+    def __init__(self, values: Mapping[str, Array]):
         for name, value in values.items():
             setattr(self, name, nnx.Param(value))
 
@@ -59,9 +63,7 @@ class Decoder(Parameters):
     """The parameters of a model. blocks: one stacked Block (training), or one Block a layer
     (`unstack`, decode)."""
 
-    def __init__(
-        self, config: ModelConfig, outer: Mapping[str, jax.Array], blocks: Block | nnx.List
-    ):
+    def __init__(self, config: ModelConfig, outer: Mapping[str, Array], blocks: Block | nnx.List):
         super().__init__(outer)
         self.config = config
         self.blocks = blocks
@@ -73,9 +75,8 @@ def build(config: ModelConfig, make: Callable[[str, Param], Any]) -> Decoder:
     `make` may return arrays, shapes or shardings: the tree is the same.
     """
     outer = {name: make(name, row) for name, row in outer_params(config).items()}
-    return Decoder(
-        config, outer, Block({name: make(name, row) for name, row in block_params(config).items()})
-    )
+    blocks = {name: make(name, row) for name, row in block_params(config).items()}
+    return Decoder(config, outer, Block(blocks))
 
 
 def parameter(model: Decoder, name: str) -> Any:
@@ -83,12 +84,12 @@ def parameter(model: Decoder, name: str) -> Any:
     return getattr(model if name in outer_params(model.config) else model.blocks, name).get_value()
 
 
-def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
+def init(config: ModelConfig, key: Array, std: float = 0.02) -> Decoder:
     """Draw random float32 parameters: see `fresh`."""
     return build(config, lambda name, row: fresh(name, row, key, std))
 
 
-def fresh(name: str, row: Param, key: jax.Array, std: float) -> jax.Array:
+def fresh(name: str, row: Param, key: Array, std: float) -> Array:
     """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their
     A as PEFT has it, uniform within 1 / sqrt(inputs). Each array's key is its name's."""
     shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
@@ -105,7 +106,7 @@ def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 
     def place(_: str, row: Param) -> Any:
         axes = (*("layers" for _ in row.stacked), *row.axes)
-        return quantise.tree(row, lambda shape, _: meshes.sharding(mesh, axes, shape))
+        return quantise.make_parameter(row, lambda shape, _: meshes.sharding(mesh, axes, shape))
 
     return build(config, place)
 
@@ -122,7 +123,9 @@ def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  #
     float32."""
 
     def describe(_: str, row: Param) -> Any:
-        return quantise.tree(row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else dtype)
+        return quantise.make_parameter(
+            row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else dtype
+        )
 
     return build(config, describe)
 
@@ -178,28 +181,25 @@ class Cache:
     where the next token is written. width: int32 scalar, the columns in use, no more than W.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    column: jax.Array
-    width: jax.Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    column: Array
+    width: Array
 
 
-def rms_norm(
-    x: jax.Array, weight: jax.Array, eps: float, *, unit_offset: bool = False
-) -> jax.Array:
+def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
     """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's
     dtype. unit_offset: multiply by 1 + weight, and round after it."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(
-        jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps
-    )
+    axes = tuple(range(-weight.ndim, 0))
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + eps)
     weight = jnp.expand_dims(weight, range(x.ndim - weight.ndim))
     if unit_offset:
         return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
     return (wide * scale).astype(x.dtype) * weight
 
 
-def norm(c: ModelConfig, parameters: Parameters, name: str, x: jax.Array) -> jax.Array:
+def norm(c: ModelConfig, parameters: Parameters, name: str, x: Array) -> Array:
     """Apply the norm `name` where the family has it; elsewhere x stays as it is."""
     if not hasattr(parameters, name):
         return x
@@ -207,7 +207,7 @@ def norm(c: ModelConfig, parameters: Parameters, name: str, x: jax.Array) -> jax
     return rms_norm(x, weight, c.rms_norm_eps, unit_offset=c.traits.unit_offset)
 
 
-def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
+def linear(x: Array, weight: Array, inputs: int = 1, dtype: Any = None) -> Array:
     """Multiply x [B, T, *in] with weight [*in, *out] to [B, T, *out]; `inputs` input dimensions, in
     dtype, or x's.
 
@@ -215,28 +215,23 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) 
     on three-dimensional arrays 3 times slower; on other devices it makes no difference.
     """
     size = math.prod(weight.shape[:inputs])
-    product = jnp.matmul(
-        x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=dtype
-    )
+    rows = x.reshape(-1, size)
+    product = jnp.matmul(rows, weight.reshape(size, -1), preferred_element_type=dtype)
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def wide_linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
+def wide_linear(x: Array, weight: Array, inputs: int = 1) -> Array:
     """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's
     type."""
     return linear(x, weight, inputs, jnp.float32)
 
 
-def _wide_forward(
-    x: jax.Array, weight: jax.Array, inputs: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _wide_forward(x: Array, weight: Array, inputs: int) -> tuple[Array, Pair]:
     return wide_linear(x, weight, inputs), (x, weight)
 
 
-def _wide_backward(
-    inputs: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _wide_backward(inputs: int, saved: Pair, gradient: Array) -> Pair:
     _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *saved)
     return pull(gradient.astype(saved[0].dtype))  # type: ignore[return-value]
 
@@ -244,13 +239,13 @@ def _wide_backward(
 wide_linear.defvjp(_wide_forward, _wide_backward)
 
 
-def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def quantised(product: Callable[..., Array]) -> Callable[..., Array]:
     """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight
     again from its
     codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a
     time."""
 
-    def decoding(x: jax.Array, weight: Any, inputs: int) -> jax.Array:
+    def decoding(x: Array, weight: Any, inputs: int) -> Array:
         if weight.qtype != "int8":
             return product(x, quantise.decode(weight, x.dtype), inputs)
         # One scale an output is one of the product, and codes are exact in x's type: a GPU's
@@ -265,10 +260,10 @@ def project(
     c: ModelConfig,
     block: Block,
     name: str,
-    x: jax.Array,
+    x: Array,
     inputs: int = 1,
     dropout: Dropout | None = None,
-) -> jax.Array:
+) -> Array:
     """Apply the linear layer `name`, with its adapter and its bias if it has them.
 
     The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would
@@ -277,11 +272,12 @@ def project(
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
     product = wide_linear if adapted else linear
-    y = (quantised(product) if quantise.is_quantised(weight) else product)(x, weight, inputs)
+    if quantise.is_quantised(weight):
+        product = quantised(product)
+    y = product(x, weight, inputs)
     if c.lora and adapted:
-        low = linear(
-            x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs
-        )
+        kept = x if dropout is None else dropout(name, x)
+        low = linear(kept, getattr(block, f"{name}_a")[...], inputs)
         y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
     if hasattr(block, f"{name}_bias"):
         return y + getattr(block, f"{name}_bias")[...][None, None]
@@ -291,10 +287,10 @@ def project(
 def project_qkv(
     c: ModelConfig,
     block: Block,
-    x: jax.Array,
-    rope: tuple[jax.Array, jax.Array],
+    x: Array,
+    rope: Pair,
     dropout: Dropout | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
     rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
@@ -306,7 +302,7 @@ def project_qkv(
     return rotate(q, rope), rotate(k, rope), v
 
 
-def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+def mlp(c: ModelConfig, block: Block, x: Array, dropout: Dropout | None = None) -> Array:
     """Apply the gated feed-forward layer and add its residual."""
     y = norm(c, block, "mlp_norm", x)
     gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(
@@ -318,22 +314,17 @@ def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = No
     return x + norm(c, block, "mlp_post_norm", y)
 
 
-def rotary_tables(c: ModelConfig, positions: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
     """Return the rotary table of the layers, and that of sliding ones where they have a theta of
     their own."""
     tables = [rotary_table(c, positions)]
     if c.rope_local_base_freq and SLIDING in c.layer_types:
-        tables.append(
-            rotary_table(
-                replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None), positions
-            )
-        )
+        local = replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None)
+        tables.append(rotary_table(local, positions))
     return tables
 
 
-def layer_rope(
-    c: ModelConfig, tables: list[tuple[jax.Array, jax.Array]], number: Any
-) -> tuple[jax.Array, jax.Array]:
+def layer_rope(c: ModelConfig, tables: list[Pair], number: Any) -> Pair:
     """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the
     layer has none."""
     rope, *local = tables
@@ -349,20 +340,22 @@ def layer_rope(
 def apply_block(
     c: ModelConfig,
     block: Block,
-    x: jax.Array,
-    rope: tuple[jax.Array, jax.Array],
-    attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    x: Array,
+    rope: Pair,
+    attention: Callable[[Array, Array, Array], tuple[Array, Any]],
     dropout: Dropout | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Apply one layer; return x and this layer's new (keys, values)."""
+) -> tuple[Array, Any]:
+    """Apply one layer. attention: of queries, keys and values; it returns its output, and what of
+    them is kept. Returns x, and the same."""
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
         block,
         is_leaf=quantise.is_quantised,
     )
-    q, k, v = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
-    y = project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
-    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), (k, v)
+    qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
+    mixed, kept = attention(*qkv)
+    y = project(c, block, "o", mixed, inputs=2, dropout=dropout)
+    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), kept
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -376,17 +369,17 @@ def rematerialise(fn: Callable, remat: Remat) -> Callable:
 
 def forward(
     model: Decoder,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
+    tokens: Array,
+    positions: Array,
+    segment_ids: Array,
     *,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     remat: Remat = "none",
     keep_kv: bool = False,
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
-    dropout: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    dropout: Array | None = None,
+) -> tuple[Array, Pair | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
@@ -396,49 +389,47 @@ def forward(
     devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
     in training; None: none is dropped.
     """
-    c, laid_out = model.config, partial(lay_out, mesh)
-    x = laid_out(embedded(model, tokens, dtype, mesh), "rows", None, None)
-    ropes, windows = rotary_tables(c, positions), c.windows(tokens.shape[1])
+    c = model.config
+    place = partial(lay_out, mesh)
+    x = place(embedded(model, tokens, dtype, mesh), "rows", None, None)
+    ropes = rotary_tables(c, positions)
+    windows = c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
 
-    def layer(
-        x: jax.Array, own: tuple[Block, Any]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    def layer(x: Array, own: tuple[Block, Any]) -> tuple[Array, Any]:
         block, number = own
         dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         ids: Segments = segment_ids
         if windows:
             ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
-        x, kv = apply_block(
-            c,
-            block,
-            x,
-            layer_rope(c, ropes, number),
-            lambda q, k, v: attention(q, k, v, ids),
-            dropped,
-        )
-        return laid_out(x, "rows", None, None), kv if keep_kv else None
 
-    layer, numbers = rematerialise(layer, remat), jnp.arange(c.num_hidden_layers)
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
+            return attention(q, k, v, ids), (k, v) if keep_kv else None
+
+        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), attend, dropped)
+        return place(x, "rows", None, None), kv
+
+    layer = rematerialise(layer, remat)
+    numbers = jnp.arange(c.num_hidden_layers)
     if isinstance(model.blocks, Block):
         x, kv = jax.lax.scan(layer, x, (model.blocks, numbers))
     else:
         outputs = []
-        for block, number in zip(model.blocks, numbers, strict=True):
-            x, output = layer(x, (block, number))
+        for own in zip(model.blocks, numbers, strict=True):
+            x, output = layer(x, own)
             outputs.append(output)
         kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
     return norm(c, model, "final_norm", x), kv
 
 
-def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
+def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
     """Split x over the mesh by its logical axes; without a mesh it stays as it is."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
 
 
-def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:
+def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None) -> Array:
     """Look tokens up, each device in its part of the width: the table is not gathered. [B, T, E] in
     dtype.
 
@@ -453,15 +444,15 @@ def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | N
 
 def decode(
     model: Decoder,
-    tokens: jax.Array,
-    positions: jax.Array,
+    tokens: Array,
+    positions: Array,
     cache: Cache,
     *,
     widths: tuple[int, ...],
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
     kernel: DecodeKernel = "xla",
-) -> tuple[jax.Array, Cache]:
+) -> tuple[Array, Cache]:
     """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the
     advanced cache.
 
@@ -475,96 +466,126 @@ def decode(
     A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
     attention alone has its rows split by it.
     """
-    c, laid_out = model.config, partial(lay_out, mesh)
-    x = embedded(model, laid_out(tokens, "rows")[:, None], dtype, mesh)
-    positions = laid_out(positions, "rows")
+    c = model.config
+    place = partial(lay_out, mesh)
+    x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
+    positions = place(positions, "rows")
     ropes = jax.tree.map(
-        lambda x: laid_out(x, "rows", None, None), rotary_tables(c, positions[:, None])
+        lambda table: place(table, "rows", None, None), rotary_tables(c, positions[:, None])
     )
-    longest, windows = jnp.max(positions), c.windows(cache.keys[0].shape[-1])
-    by_sums = mesh is None or platform_of(mesh) == "cpu"
+    reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
 
-    def stored(
-        keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array
-    ) -> Any:
-        """Return the cache of a layer with its new column; k, v [B, 1, K, D]."""
-        k, v = (laid_out(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
-        k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
-        keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
-        return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, cache.column, 0))
+    def layer(
+        x: Array, block: Block, cached: Pair, number: Any, read: Callable
+    ) -> tuple[Array, Pair]:
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
+            # Written before it is read: a token sees itself.
+            kept = _write_column(place, cache.column, number, cached, k, v)
+            mixed = read(place(q, "rows", None, "heads", None), kept, number, reached(number))
+            return place(mixed, "replica_rows", None, "heads", None), kept
 
-    def apply(
-        x: jax.Array, block: Block, keys: Any, values: Any, number: Any, read: Callable
-    ) -> Any:
-        layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
-
-        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            nonlocal keys, values
-            keys, values = stored(keys, values, layer, k, v)
-            mixed = read(laid_out(q, "rows", None, "heads", None), keys, values, number)
-            return laid_out(mixed, "replica_rows", None, "heads", None)
-
-        x, _ = apply_block(c, block, x, layer_rope(c, ropes, number), attention)
-        return laid_out(x, "replica_rows", None, "embed"), keys, values
-
-    def reached(number: Any) -> tuple[jax.Array, jax.Array]:
-        """Return the tokens before the newest one that a layer reads: of each row, and of the
-        longest."""
-        if not windows:
-            return positions, longest
-        most = jnp.array(windows)[number] - 1
-        return jnp.minimum(positions, most), jnp.minimum(longest, most)
-
-    def read_blocks(
-        q: jax.Array, keys: jax.Array, values: jax.Array, number: jax.Array
-    ) -> jax.Array:
-        earlier, most = reached(number)
-        if kernel == "pallas":
-            from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
-
-            assert mesh is not None
-            return attend_ring(q, keys, values, number, cache.column, earlier, mesh=mesh)
-        return attend_blocks(q, keys, values, number, cache.column, earlier, most)
-
-    ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
-
-    def read_columns(q: jax.Array, keys: jax.Array, values: jax.Array, number: int) -> jax.Array:
-        mask = ages[None] <= reached(number)[0][:, None]  # [B, W]
-
-        def first(width: int) -> jax.Array:
-            return attend_cached(
-                q, keys[..., :width], values[..., :width, :], mask[:, :width], by_sums=by_sums
-            )
-
-        if len(widths) == 1:
-            return first(widths[0])
-        at = jnp.searchsorted(jnp.array(widths), cache.width)
-        return jax.lax.switch(at, [partial(first, width) for width in widths])
+        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend)
+        return place(x, "replica_rows", None, "embed"), kept
 
     if isinstance(model.blocks, Block):
+        read = partial(_read_ring, cache.column, mesh, kernel)
 
-        def layer(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
-            x, keys, values = carry
-            return apply(x, own[0], keys, values, own[1], read_blocks), None
+        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
+            x, cached = carry
+            return layer(x, own[0], cached, own[1], read), None
 
+        start = x, (cache.keys[0], cache.values[0])
         numbers = jnp.arange(c.num_hidden_layers)
-        (x, key, value), _ = jax.lax.scan(
-            layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers)
-        )
-        keys, values = (key,), (value,)
+        (x, kept), _ = jax.lax.scan(scanned, start, (model.blocks, numbers))
+        layers = [kept]
     else:
+        ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
+        by_sums = mesh is None or platform_of(mesh) == "cpu"
+        read = partial(_read_columns, ages, cache.width, widths, by_sums)
         layers = []
-        for number, own in enumerate(zip(model.blocks, cache.keys, cache.values, strict=True)):
-            x, *both = apply(x, *own, number, read_columns)
-            layers.append(both)
-        keys, values = zip(*layers, strict=True)
+        for number, block in enumerate(model.blocks):
+            cached = cache.keys[number], cache.values[number]
+            x, kept = layer(x, block, cached, number, read)
+            layers.append(kept)
+    keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width
-    return norm(c, model, "final_norm", x)[:, 0], Cache(
-        tuple(keys), tuple(values), column, cache.width
-    )
+    return norm(c, model, "final_norm", x)[:, 0], Cache(keys, values, column, cache.width)
 
 
-def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]
+def _write_column(
+    place: Callable[..., Array],
+    column: Array,
+    number: Any,
+    cached: Pair,
+    k: Array,
+    v: Array,
+) -> Pair:
+    """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
+    keys, values = cached
+    layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
+    k, v = (place(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
+    k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
+    keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, column))
+    return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, column, 0))
+
+
+def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
+    """Return the tokens before the newest one that a layer reads: of each row, and of the
+    longest."""
+    if not windows:
+        return positions, longest
+    most = jnp.array(windows)[number] - 1
+    return jnp.minimum(positions, most), jnp.minimum(longest, most)
+
+
+def _read_ring(
+    column: Array,
+    mesh: Mesh | None,
+    kernel: DecodeKernel,
+    q: Array,
+    cached: Pair,
+    number: Array,
+    reach: Pair,
+) -> Array:
+    """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
+    longest does."""
+    if kernel == "xla":
+        return attend_blocks(q, *cached, number, column, *reach)
+    from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
+
+    assert mesh is not None
+    return attend_ring(q, *cached, number, column, reach[0], mesh=mesh)
+
+
+def _read_columns(
+    ages: Array,
+    used: Array,
+    widths: tuple[int, ...],
+    by_sums: bool,
+    q: Array,
+    cached: Pair,
+    _: int,
+    reach: Pair,
+) -> Array:
+    """Attend to the columns of a layer's cache that are `used`. ages: int32 [W], how many steps ago
+    each was written."""
+    keys, values = cached
+    mask = ages[None] <= reach[0][:, None]  # [B, W]
+
+    def first(size: int) -> Array:
+        return attend_cached(
+            q, keys[..., :size], values[..., :size, :], mask[:, :size], by_sums=by_sums
+        )
+
+    if len(widths) == 1:
+        return first(widths[0])
+    # Sizes are static, and the width in use is known on the device only: of a branch for each width
+    # that is compiled in, the one in use is run.
+    at = jnp.searchsorted(jnp.array(widths), used)
+    return jax.lax.switch(at, [partial(first, size) for size in widths])
+
+
+def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> Array:  # type: ignore[assignment]
     """Return the output projection [E, V]."""
     weight = model.embed[...].T if model.config.tie_word_embeddings else model.head[...]
     return weight.astype(dtype)

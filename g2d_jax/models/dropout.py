@@ -13,23 +13,27 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-Dropout = Callable[[str, jax.Array], jax.Array]
+KEYS = "dropout"
+"""The name of the array of keys in a batch."""
+
+Dropout = Callable[[str, Array], Array]
 """(name of the linear layer, its input x [B, T, *in]) -> what its adapter reads, of x's shape and
 dtype."""
 
 
-def token_keys(keys: jax.Array, positions: jax.Array) -> jax.Array:
+def token_keys(keys: Array, positions: Array) -> Array:
     """Return typed keys [B, T]. keys: uint32 [B, T, 2], of each token's sequence; positions: int32
     [B, T]."""
 
-    def token_key(data: jax.Array, position: jax.Array) -> jax.Array:
+    def token_key(data: Array, position: Array) -> Array:
         return jax.random.fold_in(jax.random.wrap_key_data(data, impl="threefry2x32"), position)
 
     return jax.vmap(jax.vmap(token_key))(keys, positions)
 
 
-def of_layer(rate: float, keys: jax.Array, layer: jax.Array | int) -> Dropout:
+def of_layer(rate: float, keys: Array, layer: Array | int) -> Dropout:
     """Return the dropout of one layer. rate: share of the inputs that is set to 0; the others are
     divided by 1 - rate.
 
@@ -38,8 +42,8 @@ def of_layer(rate: float, keys: jax.Array, layer: jax.Array | int) -> Dropout:
     own = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, layer)))(keys)
     least = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))  # of 32 random bits that keep a number
 
-    def dropped(name: str, x: jax.Array) -> jax.Array:
-        def draw(key: jax.Array) -> jax.Array:
+    def dropped(name: str, x: Array) -> Array:
+        def draw(key: Array) -> Array:
             return jax.random.bits(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape[2:])
 
         return jnp.where(jax.vmap(jax.vmap(draw))(own) >= least, x / (1 - rate), 0)

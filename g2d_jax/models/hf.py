@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
+from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -122,10 +123,10 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     codes and scales.
     """
     staged = _stored_sharding(row, target)
-    make_zeros, fill = _programs(dataclasses.replace(row, hf=""), dtype, target, staged)
+    make_zeros, fill = _programs(dataclasses.replace(row, hf_name=""), dtype, target, staged)
     array = make_zeros() if row.layers else None
     for layer in range(row.layers or 1):
-        array = fill(array, _read(headers[row.hf.format(layer=layer)], staged), layer)
+        array = fill(array, _read(headers[row.hf_name.format(layer=layer)], staged), layer)
         jax.block_until_ready(array)  # or the host would read ahead and queue up layers
     return array
 
@@ -133,16 +134,16 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
 def _programs(
     row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
-) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
+) -> tuple[Callable[[], Any], Callable[[Any, Array, int], Any]]:
     """Return two jitted programs: make an empty stack; write one stored layer into a (donated)
     stack, or convert what is in no layer."""
 
-    def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
+    def fill(stack: Any, theirs: Array, layer: int) -> Any:
         if staged is not None:
             # What processes read is brought to its devices in the stored dtype; the rest each does
             # with its own part.
             theirs = jax.lax.with_sharding_constraint(theirs, staged)
-        weight = (theirs if row.flat is None else theirs.T).reshape(row.shape)
+        weight = (theirs.T if row.inputs else theirs).reshape(row.shape)
         value = quantise.encode(row, weight) if row.quantised else weight.astype(dtype)
         if not row.layers:
             return value
@@ -150,18 +151,17 @@ def _programs(
             lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, value
         )
 
-    zeros = jax.jit(lambda: quantise.tree(row, jnp.zeros, dtype), out_shardings=target)
+    zeros = jax.jit(lambda: quantise.make_parameter(row, jnp.zeros, dtype), out_shardings=target)
     return zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
-def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
+def _read(stored: Stored, staged: NamedSharding | None) -> Array:
     """Read a tensor in its stored layout and dtype, each device given its part."""
     if staged is None:
-        return jnp.asarray(safetensors_file.read_rows(stored))
+        return jnp.asarray(stored.rows())
 
-    rows = functools.cache(
-        functools.partial(safetensors_file.read_rows, stored)
-    )  # devices that hold parts of them share one read
+    # Devices that hold parts of the same rows share one read.
+    rows = functools.cache(stored.rows)
 
     def piece(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
@@ -195,7 +195,9 @@ def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
     ours: NamedSharding = target.qvalue if row.quantised else target
     spec = (*ours.spec, *(None,) * len(row.axes))[len(row.stacked) :]
     parts = [part for axis, part in zip(row.axes, spec, strict=False) if axis != "head_dim"]
-    return NamedSharding(ours.mesh, PartitionSpec(*(parts if row.flat is None else parts[::-1])))
+    if row.inputs:
+        parts.reverse()
+    return NamedSharding(ours.mesh, PartitionSpec(*parts))
 
 
 def _check_tied(headers: Mapping[str, Stored]) -> None:
@@ -209,12 +211,7 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
     def same() -> bool:
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
         parts = itertools.pairwise(edges)
-        return all(
-            np.array_equal(
-                safetensors_file.read_rows(embed, *part), safetensors_file.read_rows(head, *part)
-            )
-            for part in parts
-        )
+        return all(np.array_equal(embed.rows(*part), head.rows(*part)) for part in parts)
 
     if not processes.on_leader(same):
         raise ValueError(
@@ -284,15 +281,11 @@ def save_adapters(
             "the policy has no adapters: all its parameters were trained, export it as a model"
         )
     processes.on_leader(lambda: _clear(place))
-    shapes = {
-        name: row.stored_shape
-        for name, (_, row, _) in tensors(policy.config).items()
-        if row.adapter
-    }
+    table = tensors(policy.config)
+    shapes = {name: row.stored_shape for name, (_, row, _) in table.items() if row.adapter}
     stored = jnp.dtype(dtype)
-    safetensors_file.write(
-        place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored)
-    )
+    file = place / "adapter_model.safetensors"
+    safetensors_file.write(file, shapes, stored, fetcher(policy, stored))
     if jax.process_index() == 0:
         adapter_config = {
             "peft_type": "LORA",
@@ -352,20 +345,18 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     def fetch(hf_name: str) -> np.ndarray:
         name, row, layer = table[hf_name]
         value = _parameter(model, name, layer).astype(dtype)
-        array = value if row.flat is None else value.reshape(row.flat).T
-        gathered = (
-            array
-            if array.is_fully_addressable
-            else multihost_utils.process_allgather(array, tiled=True)
-        )
-        return np.ascontiguousarray(gathered)
+        stored = row.stored_shape
+        array = value.reshape(stored[::-1]).T if row.inputs else value.reshape(stored)
+        if not array.is_fully_addressable:
+            array = multihost_utils.process_allgather(array, tiled=True)
+        return np.ascontiguousarray(array)
 
     return fetch
 
 
-def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
+def _parameter(model: Decoder, name: str, layer: int | None) -> Array:
     """Return one parameter in our layout, of one layer if it belongs to the layers."""
-    value, adapter = lora.parts(model, name)
+    value, adapter = lora.weight_and_adapter(model, name)
     if adapter or quantise.is_quantised(value):
         assert model.config.lora is not None
         return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
@@ -375,9 +366,7 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="scale")
-def _merged_layer(
-    stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale: float
-) -> jax.Array:
+def _merged_layer(stack: Any, adapter: tuple[Array, ...], layer: int, scale: float) -> Array:
     """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
     value, own_adapter = jax.tree.map(
         lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter)

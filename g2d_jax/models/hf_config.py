@@ -11,6 +11,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from g2d_jax.models.config import (
@@ -36,9 +37,8 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
-    "original_max_position_embeddings": (
-        None,
-    ),  # transformers takes it in place of that of the rope's entries
+    # transformers takes it in place of that of the rope's entries.
+    "original_max_position_embeddings": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "use_bidirectional_attention": (False, None),
@@ -92,15 +92,11 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
     window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
     of_family: dict[str, Any] = {}
-    if absent.rope_local_base_freq:
+    if local_theta := absent.rope_local_base_freq:
         raw = _by_layer_type(raw)
-        of_family["rope_local_base_freq"] = _field(
-            raw, "rope_local_base_freq", float, absent.rope_local_base_freq
-        )
-    if absent.query_pre_attn_scalar:
-        of_family["query_pre_attn_scalar"] = _field(
-            raw, "query_pre_attn_scalar", int, absent.query_pre_attn_scalar
-        )
+        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
+    if scalar := absent.query_pre_attn_scalar:
+        of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
     theta, scaling = _rope(raw, absent.rope_theta, positions)
     return ModelConfig(
         family=family,
@@ -150,9 +146,7 @@ def config_to_hf(
         **copied,
         **config.traits.fixed,
         **_sliding_to_hf(config),
-        "rope_scaling": {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)}
-        if scaling
-        else None,
+        "rope_scaling": scaling and {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)},
         **_activation(config.traits),
         "attention_dropout": 0.0,
         "bos_token_id": bos_id,
@@ -194,9 +188,9 @@ def _sliding(
     kinds = raw.get("layer_types")
     if kinds is None and window is None and family.sliding != "pattern":
         return None, ()
+    usual = [SLIDING] * layers
     if family.sliding == "pattern":
         every = _field(raw, "sliding_window_pattern", int, 6)
-        usual = [SLIDING] * layers
         for number in range(every - 1, layers, every):
             usual[number] = FULL
     else:
@@ -205,14 +199,10 @@ def _sliding(
             full = layers
         elif family.sliding == "last" and raw.get("max_window_layers") != 0:
             full = _field(raw, "max_window_layers", int, 28)
-        usual = [FULL] * min(full, layers) + [SLIDING] * (layers - full)
+        usual[:full] = [FULL] * min(full, layers)
     if kinds is None:
         kinds = usual
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or any(kind not in (SLIDING, FULL) for kind in kinds)
-    ):
+    if not _is_list_of(kinds, (SLIDING, FULL)) or len(kinds) != layers:
         raise ValueError(
             f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got "
             f"{kinds!r:.200}"
@@ -267,13 +257,13 @@ def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tupl
         return no_rope_layers(
             _field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers
         )
-    if (
-        not isinstance(flags, list)
-        or len(flags) < layers
-        or any(flag not in (0, 1) for flag in flags)
-    ):
+    if not _is_list_of(flags, (0, 1)) or len(flags) < layers:
         raise ValueError("config.json: no_rope_layers must be a list of 0 or 1 for each layer")
     return tuple(map(int, flags[:layers]))
+
+
+def _is_list_of(value: Any, members: tuple[Any, ...]) -> bool:
+    return isinstance(value, list) and all(entry in members for entry in value)
 
 
 def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, RopeScaling | None]:
@@ -304,26 +294,21 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
     if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
         default = positions / length
     factor = _field(rope, "factor", float, default)
+    number = partial(_field, rope, kind=float)
     if kind == "linear":
         return theta, LinearRope(factor)
     if kind == "llama3":
-        return theta, Llama3Rope(
-            factor,
-            _field(rope, "low_freq_factor", float),
-            _field(rope, "high_freq_factor", float),
-            length,
-        )
+        low, high = number("low_freq_factor"), number("high_freq_factor")
+        return theta, Llama3Rope(factor, low, high, length)
     size = _mscale(factor, 1.0)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        size = _mscale(factor, _field(rope, "mscale", float)) / _mscale(
-            factor, _field(rope, "mscale_all_dim", float)
-        )
+        size = _mscale(factor, number("mscale")) / _mscale(factor, number("mscale_all_dim"))
     return theta, YarnRope(
         factor,
         length,
-        _field(rope, "attention_factor", float, size),
-        _field(rope, "beta_fast", float, 32.0),
-        _field(rope, "beta_slow", float, 1.0),
+        number("attention_factor", default=size),
+        number("beta_fast", default=32.0),
+        number("beta_slow", default=1.0),
         _field(rope, "truncate", bool, True),
     )
 

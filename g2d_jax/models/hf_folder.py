@@ -1,6 +1,8 @@
 """A Hugging Face model folder: located or downloaded, its config read, its weight files checked by
 their headers.
 
+A GGUF file stands for a folder: gguf_folder.py gives it the config and the tensors of one.
+
 A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is
 fetched. Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code
 of the folder is run.
@@ -18,11 +20,12 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.config import places
+from g2d_jax.models import gguf_folder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header
 from g2d_jax.models.table import expected_shapes
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import gguf_file, storage
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -31,9 +34,8 @@ GENERATION = "generation_config.json"
 ADAPTERS = "adapter_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
-_HARMLESS = re.compile(
-    r"(^|\.)rotary_emb\.inv_freq$"
-)  # derived from the config, written by old transformers
+# Derived from the config, written by old transformers.
+_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _NAMED = 5
 _SAMPLING = (
     "do_sample",
@@ -48,7 +50,8 @@ _SAMPLING = (
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
     """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing
-    local folder, or one on an object store, is taken as it is. What has the form of a path
+    local folder, GGUF file, or file of a package (`places.package_file`), or a folder on an object
+    store, is taken as it is. What has the form of a path
     (`places.is_path`) is never asked of the hub.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into
@@ -56,18 +59,21 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
     ImportError when an object store's driver is absent. `read_config` checks that a folder on an
     object store exists.
     """
-    if not storage.is_local(path_or_id):
-        storage.check_driver(path_or_id)
-        return epath.Path(path_or_id)
     text = os.fspath(path_or_id)
+    if not storage.is_local(text):
+        storage.check_driver(text)
+        if gguf_file.is_gguf(text):
+            raise ValueError(f"model: GGUF files are read from this machine: copy {text} to it")
+        return epath.Path(text)
+    if text.startswith(places.PACKAGE):
+        return epath.Path(places.package_file(text))
+    kind = "model" if isinstance(path_or_id, str) else "path"
     try:
-        name = places.decided(
-            text, "model" if isinstance(path_or_id, str) else "path", places.here()
-        )
+        name = places.decided(text, kind, places.here())
     except ValueError as error:
         raise ValueError(f"model {error}") from error
     if os.path.isabs(name):
-        if not os.path.isdir(name):
+        if not (os.path.isdir(name) or (gguf_file.is_gguf(name) and os.path.isfile(name))):
             raise ValueError(f"model: there is no folder {places.shown(name)}")
         return epath.Path(name)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -93,17 +99,25 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
 def read_config(folder: storage.PathLike) -> ModelConfig:
     """Read a model folder's ModelConfig. Raises ValueError (see config_from_hf), also without a
     config.json."""
-    path = epath.Path(folder) / CONFIG
-    if not _is_file(path):
-        _refuse_adapters(epath.Path(folder))
-        raise ValueError(
-            f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
-        )
-    raw = read_json(path)
+    raw = read_raw_config(folder)
     try:
         return config_from_hf(raw)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
+
+
+def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
+    """Read a model folder's config.json. Raises ValueError naming the folder or file."""
+    if gguf_file.is_gguf(folder):
+        return gguf_folder.read_config(folder)
+    path = epath.Path(folder) / CONFIG
+    if not _is_file(path):
+        _refuse_adapters(epath.Path(folder))
+        _refuse_gguf(epath.Path(folder))
+        raise ValueError(
+            f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
+        )
+    return read_json(path)
 
 
 def _refuse_adapters(folder: epath.Path) -> None:
@@ -117,6 +131,15 @@ def _refuse_adapters(folder: epath.Path) -> None:
         "Merge them with PEFT: "
         "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
     )
+
+
+def _refuse_gguf(folder: epath.Path) -> None:
+    """Raise ValueError for a folder whose model is in a GGUF file, which has to be named."""
+    if not storage.is_local(folder):
+        return
+    files = sorted(path.name for path in folder.glob(f"*{gguf_file.ENDING}"))
+    if files:
+        raise ValueError(f"{folder} holds no {CONFIG}, but {files[0]}: give that file's path")
 
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
@@ -152,13 +175,15 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
-    """Read every tensor's header in the folder, by name, checked as `check_headers` says."""
-    return check_headers(folder, read_headers(folder), config)
+    """Read every tensor's header in the folder, by name, checked as `architecture_headers` says."""
+    return architecture_headers(folder, read_headers(folder), config)
 
 
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
     """Map each tensor's name to its header, unchecked. Raises ValueError naming a missing or
     unreadable file."""
+    if gguf_file.is_gguf(folder):
+        return gguf_folder.read_headers(folder)
     if _is_file(folder / WEIGHTS):
         return read_header(folder / WEIGHTS)
     if _is_file(folder / INDEX):
@@ -175,7 +200,7 @@ def read_headers(folder: epath.Path) -> dict[str, Stored]:
     raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
 
 
-def check_headers(
+def architecture_headers(
     folder: epath.Path,
     headers: Mapping[str, Stored],
     config: ModelConfig,
@@ -207,23 +232,17 @@ def check_headers(
     _refuse(
         folder, "not part of the architecture", [name for name in headers if name not in allowed]
     )
-    wrong = [
-        (
-            f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected "
-            f"{list(allowed[name])}"
-        )
-        for name, stored in headers.items()
-        if stored.shape != allowed[name]
-    ]
-    _refuse(folder, "of another shape than config.json says", wrong)
-    wrong = [
-        f"{name}: {stored.dtype}" for name, stored in headers.items() if stored.dtype not in DTYPES
-    ]
-    _refuse(
-        folder,
-        f"of an unsupported dtype ({', '.join(DTYPES)} are read; quantised weights are not)",
-        wrong,
-    )
+    misshapen, unknown = [], []
+    for name, stored in headers.items():
+        if stored.shape != allowed[name]:
+            file = epath.Path(stored.file).name
+            shapes = f"{list(stored.shape)}, expected {list(allowed[name])}"
+            misshapen.append(f"{name} in {file}: {shapes}")
+        if stored.dtype not in DTYPES:
+            unknown.append(f"{name}: {stored.dtype}")
+    _refuse(folder, "of another shape than config.json says", misshapen)
+    read = f"{', '.join(DTYPES)} are read; quantised weights are not"
+    _refuse(folder, f"of an unsupported dtype ({read})", unknown)
     return headers
 
 

@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
@@ -47,7 +48,7 @@ from g2d_jax.models.attention import CPU_BLOCK, SAVED, Segments, Windowed, packe
 
 Kernel = Literal["xla", "splash", "cudnn"]
 Layout = Literal["sequence", "packed"]
-Attention = Callable[[jax.Array, jax.Array, jax.Array, Segments], jax.Array]
+Attention = Callable[[Array, Array, Array, Segments], Array]
 """(q [B, T, H, D], k and v [B, T, K, D], segment_ids int32 [B, T]) -> [B, T, H, D]."""
 
 LANES = 128
@@ -140,15 +141,14 @@ def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Att
     it is."""
     platform = platform_of(mesh)
 
-    def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments) -> jax.Array:
+    def attention(q: Array, k: Array, v: Array, segment_ids: Segments) -> Array:
         length, dim = q.shape[1], q.shape[3]
         layout = "packed" if isinstance(segment_ids, Windowed) else of_rows
         kernel = choose(
             setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout
         )
-        run: Attention = partial(
-            packed_attention, block=CPU_BLOCK if platform == "cpu" else XLA_BLOCK
-        )
+        block = CPU_BLOCK if platform == "cpu" else XLA_BLOCK
+        run: Attention = partial(packed_attention, block=block)
         if kernel == "splash":
             block = block_size(str(mesh.devices.flat[0].device_kind), length, layout)
             run = partial(splash_attention, layout=layout, block=block)
@@ -168,15 +168,15 @@ def block_size(device_kind: str, length: int, layout: Layout) -> int:
 
 
 def splash_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Array,
+    k: Array,
+    v: Array,
     segment_ids: Segments,
     *,
     layout: Layout,
     block: int,
     interpret: bool = False,
-) -> jax.Array:
+) -> Array:
     """Attend by jax.experimental.pallas.ops.tpu.splash_attention, on one device.
 
     block: columns of a block. interpret: run the kernel's program step by step on any platform, for
@@ -204,7 +204,7 @@ def splash_attention(
         interpret=interpret,
     )
 
-    def row(q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
+    def row(q: Array, k: Array, v: Array, ids: Any) -> Array:
         """Attend in one row: q [K, R, T, D], k and v [K, T, D], ids [T]."""
         if layout == "sequence":
             kernel = make(masks.MultiHeadMask([masks.CausalMask((length, length))] * repeats))
@@ -217,23 +217,22 @@ def splash_attention(
         masked: Any = splash.SplashAttentionKernel(*dynamic_infos, **kernel.kwargs)
         return jax.vmap(masked)(q, k, v)
 
-    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(
-        q.dtype
-    )  # the kernel has no scale of its own
+    # The kernel has no scale of its own.
+    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(q.dtype)
     q = scaled.transpose(0, 2, 1, 3).reshape(batch, -1, repeats, length, dim)
     mixed = jax.vmap(row)(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), segment_ids)
     return mixed.reshape(batch, heads, length, dim).transpose(0, 2, 1, 3)
 
 
 def cudnn_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Array,
+    k: Array,
+    v: Array,
     segment_ids: Segments,
     *,
     layout: Layout,
     implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> jax.Array:
+) -> Array:
     """Attend by jax.nn.dot_product_attention in bfloat16, on one device.
 
     Rows of one sequence are rolled to the left until they begin in column 0. All padding then lies
@@ -243,10 +242,9 @@ def cudnn_attention(
     """
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
     if layout == "packed":
-        return checkpoint_name(
-            attend(q, k, v, mask=visible(segment_ids, segment_ids)[:, None]), SAVED
-        )
-    assert isinstance(segment_ids, jax.Array)
+        mask = visible(segment_ids, segment_ids)[:, None]
+        return checkpoint_name(attend(q, k, v, mask=mask), SAVED)
+    assert isinstance(segment_ids, Array)
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
     q, k, v = (roll(x, -first) for x in (q, k, v))
@@ -254,8 +252,8 @@ def cudnn_attention(
 
 
 def per_device(
-    kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments
-) -> jax.Array:
+    kernel: Attention, mesh: Mesh, q: Array, k: Array, v: Array, segment_ids: Segments
+) -> Array:
     """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a
     loop as long as data.
 

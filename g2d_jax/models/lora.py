@@ -4,9 +4,8 @@ NAME_b beside NAME.
     policy = combine(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = partition(policy)    only `trained` has gradients, moments and checkpoints
     combine(trained, rest)               the policy again; all policies of a run share one frozen tree
-    viewed, unstacked(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
-                                         bfloat16, or int8, is too coarse for W + scale A B while B
-                                         is small
+    to_sampler_params(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
+                                         bfloat16, or int8, is too coarse for W + scale A B while B is small
     merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
                                          a layer at a time
 
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
@@ -28,7 +28,7 @@ from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, parameter
 from g2d_jax.models.table import Param, block_params, outer_params
 
 
-def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
+def adapters(config: ModelConfig, key: Array) -> Decoder:
     """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's
     key is its name's."""
     return build(config, lambda name, row: fresh(name, row, key, 0.0) if row.adapter else None)
@@ -85,18 +85,20 @@ def merge(model: Decoder) -> Decoder:
     lora = model.config.lora
     if lora is None:
         return model
-    return build(model.config.base, lambda name, _: merged(*parts(model, name), lora.scale))
+    return build(
+        model.config.base, lambda name, _: merged(*weight_and_adapter(model, name), lora.scale)
+    )
 
 
 @partial(jax.jit, static_argnames=("dtype", "weights"))
-def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+def to_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
     config = model.config.with_quantisation(weights)
-    return build(config, lambda name, row: _viewed(row, parameter(model, name), dtype))
+    return build(config, lambda name, row: _converted(row, parameter(model, name), dtype))
 
 
-def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
-    """Give `viewed` with one Block a layer. To be traced under jit.
+def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+    """Convert as `to_sampler_params` does, with one Block a layer. To be traced under jit.
 
     Layer after layer where there are codes, so that beside the result no more than one layer exists
     in float32.
@@ -106,18 +108,21 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
         return unstack(cast(model, dtype))
     rows = block_params(config)
     stacks = {name: parameter(model, name) for name in rows}
-    layers: list[dict[str, jax.Array]] = []
+    layers: list[dict[str, Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
-        if layers:  # not before the one before is done
+        if layers:
+            # XLA would decode all layers at once: a layer waits until the one before it is done.
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
-        views = {name: _viewed(rows[name], value, dtype) for name, value in layer.items()}
-        layers.append({name: jax.tree.map(lambda x: x[0], view) for name, view in views.items()})
+        converted = {name: _converted(rows[name], value, dtype) for name, value in layer.items()}
+        layers.append(
+            {name: jax.tree.map(lambda x: x[0], value) for name, value in converted.items()}
+        )
     outer = {name: parameter(model, name).astype(dtype) for name in outer_params(config)}
     return Decoder(config, outer, nnx.List(list(map(Block, layers))))
 
 
-def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
+def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is
     those already."""
     if quantise.is_quantised(value):
@@ -129,14 +134,14 @@ def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
     return value.astype(dtype)
 
 
-def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
+def weight_and_adapter(model: Decoder, name: str) -> tuple[Any, tuple[Array, ...]]:
     """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all
     layers."""
     sides = "ab" if model.config.adapted(name) else ""
     return parameter(model, name), tuple(parameter(model, f"{name}_{side}") for side in sides)
 
 
-def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
+def merged(value: Any, adapter: tuple[Array, ...], scale: float) -> Array:
     """Compute W + scale * A B, float32, of the layers of a parameter: [L, *in, *out], [L, *in,
     rank], [L, rank, *out].
 

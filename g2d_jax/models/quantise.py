@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.models.table import Param
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 
 CODES = {"int8": jnp.int8, "nf4": jnp.uint4}
 """Dtypes of the codes."""
@@ -52,7 +52,7 @@ def check(setting: str, kind: str, *kinds: str) -> None:
     try:
         import qwix  # noqa: F401
     except ImportError as error:
-        raise extras.missing(
+        raise failures.missing_extra(
             f"{setting} is {kind!r}, which needs the package qwix", "quant"
         ) from error
 
@@ -73,7 +73,9 @@ def scale_shape(row: Param) -> tuple[int, ...]:
     return (*row.shape[:last], tiles, *row.shape[last + 1 :])
 
 
-def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None) -> Any:
+def make_parameter(
+    row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None
+) -> Any:
     """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and
     scales."""
     if not row.quantised:

@@ -24,13 +24,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
-from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json
+from g2d_jax.models.hf_folder import (
+    architecture_headers,
+    read_config,
+    read_headers,
+    read_raw_config,
+)
 from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
@@ -79,7 +85,7 @@ class ScalarModel:
     [E]."""
 
     trunk: Decoder
-    head: jax.Array
+    head: Array
     read_out: ReadOut
 
     @property
@@ -98,15 +104,14 @@ def load(
     folder with neither or both of the two heads, and for an architecture whose read-out is not
     known. A language model's lm_head.weight in the file is not read, as in transformers.
     """
-    config, headers, head, read_out = check(folder)
+    config, headers, head, read_out = read_layout(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
-    return ScalarModel(
-        trunk, hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out
-    )
+    array = hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32))
+    return ScalarModel(trunk, array, read_out)
 
 
-def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
+def read_layout(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
     """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the
     headers alone.
 
@@ -122,16 +127,12 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
             f"{folder} holds {what}: a reward model has one scalar head, under one of these names"
         )
     try:
-        read_out = _read_out(read_json(place / CONFIG), heads[0], config)
+        read_out = _read_out(read_raw_config(place), heads[0], config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-    head = Param((config.hidden_size,), ("norm",), "normal", heads[0], (config.hidden_size, 1))
-    return (
-        config,
-        check_headers(place, headers, config, {head.hf: head.stored_shape}),
-        head,
-        read_out,
-    )
+    head = Param((config.hidden_size,), ("norm",), "normal", heads[0], 1)
+    checked = architecture_headers(place, headers, config, {head.hf_name: head.stored_shape})
+    return config, checked, head, read_out
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
@@ -155,9 +156,8 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
                 f"{config.family!r} with vocab_size {config.vocab_size}"
             )
         return ReadOut(cls_id=CLS_ID)
-    labels = raw.get(
-        "num_labels", len(raw["id2label"]) if isinstance(raw.get("id2label"), Mapping) else 1
-    )
+    names = raw.get("id2label")
+    labels = raw.get("num_labels", len(names) if isinstance(names, Mapping) else 1)
     if labels != 1:
         raise ValueError(
             f"config.json: num_labels is {labels!r}; a reward model has 1 ({SCORE} of shape [1, E])"
@@ -176,12 +176,12 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
 
 def read_scores(
     model: ScalarModel,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    tokens: Array,
+    lengths: Array,
     *,
     mesh: Mesh,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
-) -> jax.Array:
+) -> Array:
     """Compute scores, float32 [B], read at the last of each row's tokens, by the platform's
     attention if it can serve.
 
@@ -208,8 +208,5 @@ def score_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
     """
     tokens, positions = sum(lengths), sum(map(flops.attended, lengths))
     unused = 2.0 * config.vocab_size * config.hidden_size * tokens
-    return (
-        flops.forward_flops(config, tokens, positions)
-        - unused
-        + 2.0 * config.hidden_size * len(lengths)
-    )
+    head = 2.0 * config.hidden_size * len(lengths)
+    return flops.forward_flops(config, tokens, positions) - unused + head

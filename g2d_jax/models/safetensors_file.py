@@ -42,6 +42,24 @@ class Stored:
     dtype: str
     start: int
 
+    @property
+    def encoding(self) -> str:
+        """The type that it is stored as."""
+        return self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes in the file, of one of DTYPES."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def rows(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read rows [start, stop), all by default, in the stored layout and dtype: one range of its
+        file."""
+        dtype, (rows, *rest) = DTYPES[self.dtype], self.shape or (1,)
+        stop, row = rows if stop is None else stop, math.prod(rest) * dtype.itemsize
+        data = ranges.read(self.file, self.start + start * row, (stop - start) * row).view(dtype)
+        return data.reshape((stop - start, *rest) if self.shape else ())
+
 
 def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """Read every tensor's place in a file, by name; nothing but the header is read.
@@ -56,6 +74,7 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
     except storage.IsPointer:
         raise
     except (ValueError, RecursionError, OSError) as error:
+        # An object store that does not answer says nothing about the file.
         if isinstance(error, OSError) and not storage.is_local(file):
             raise
         raise ValueError(
@@ -70,9 +89,8 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
     if length > min(size - 8, _MAX_HEADER_BYTES):  # before room is made for it
         # A pointer's first letters are such a number; only then is it worth a further request to a
         # store.
-        storage.refuse_pointer(
-            file, ranges.read(file, 0, min(size, len(storage.POINTER))).tobytes()
-        )
+        start = ranges.read(file, 0, min(size, len(storage.POINTER)))
+        storage.refuse_pointer(file, start.tobytes())
         raise ValueError(
             f"it declares a header of {length} bytes in a file of {size}: truncated, or not "
             "safetensors"
@@ -120,15 +138,6 @@ def _place(name: str, entry: Any) -> tuple[int, int]:
 def _sizes(value: Any) -> TypeGuard[list[int]]:
     """Return whether the value is a list of integers from 0 on."""
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
-
-
-def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one
-    range of its file."""
-    dtype, (rows, *rest) = DTYPES[stored.dtype], stored.shape or (1,)
-    stop, row = rows if stop is None else stop, math.prod(rest) * DTYPES[stored.dtype].itemsize
-    data = ranges.read(stored.file, stored.start + start * row, (stop - start) * row).view(dtype)
-    return data.reshape((stop - start, *rest) if stored.shape else ())
 
 
 def write(

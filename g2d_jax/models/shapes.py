@@ -14,30 +14,21 @@ from typing import Any
 
 from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
 
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
-    "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
-    "Llama-3": {
-        "family": "llama",
-        "vocab_size": 128_256,
-        "rope_theta": 500_000.0,
-        "rms_norm_eps": 1e-5,
-    },
-    "SmolLM2": {
-        "family": "llama",
-        "vocab_size": 49_152,
-        "rope_theta": 100_000.0,
-        "rms_norm_eps": 1e-5,
-    },
-    "SmolLM3": {"family": "smollm3", "vocab_size": 128_256, "rope_theta": 5e6},
-    "Mistral": {"family": "mistral", "vocab_size": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-    "OLMo-2": {"family": "olmo2", "vocab_size": 100_352, "rope_theta": 500_000.0},
-    "gemma-3": {"family": "gemma3_text", "vocab_size": 262_144, "rope_theta": 1e6},
+# Family, vocab_size, rope_theta and rms_norm_eps.
+_FAMILIES = {
+    "Qwen2.5": ("qwen2", 152_064, 1e6, 1e-6),
+    "Qwen3": ("qwen3", 151_936, 1e6, 1e-6),
+    "Llama-3": ("llama", 128_256, 500_000.0, 1e-5),
+    "SmolLM2": ("llama", 49_152, 100_000.0, 1e-5),
+    "SmolLM3": ("smollm3", 128_256, 5e6, 1e-6),
+    "Mistral": ("mistral", 32_768, 1e6, 1e-5),
+    "OLMo-2": ("olmo2", 100_352, 500_000.0, 1e-6),
+    "gemma-3": ("gemma3_text", 262_144, 1e6, 1e-6),
 }
 
 
 def _shape(
-    family: str,
+    kind: str,
     hidden: int,
     mlp: int,
     layers: int,
@@ -46,20 +37,23 @@ def _shape(
     positions: int,
     **more: Any,
 ) -> ModelConfig:
-    """Build a shape of a family. positions: max_position_embeddings; more: other fields, over the
-    family's own."""
-    sizes = {
+    """Build a shape of a kind in _FAMILIES. positions: max_position_embeddings; more: other fields,
+    over the kind's own."""
+    family, vocab_size, rope_theta, rms_norm_eps = _FAMILIES[kind]
+    fields = {
+        "family": family,
+        "vocab_size": vocab_size,
+        "rope_theta": rope_theta,
+        "rms_norm_eps": rms_norm_eps,
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-    }
-    sizes |= {
         "num_key_value_heads": kv,
         "head_dim": hidden // heads,
         "max_position_embeddings": positions,
     }
-    return ModelConfig(**{**_FAMILIES[family], **sizes, "tie_word_embeddings": False, **more})
+    return ModelConfig(**{**fields, **more})
 
 
 _TIED = {"tie_word_embeddings": True}

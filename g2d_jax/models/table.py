@@ -4,10 +4,13 @@ adapters."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from g2d_jax.models.config import LINEAR, ModelConfig
+
+Init = Literal["normal", "ones", "zeros", "uniform"]
 
 _PEFT = "base_model.model."  # in front of the names in PEFT's files
 
@@ -16,19 +19,18 @@ _PEFT = "base_model.model."  # in front of the names in PEFT's files
 class Param:
     """One row of the table.
 
-    shape and axes are of one layer. hf: Hugging Face's tensor name, {layer} where there is one per
-    layer. Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a
-    bias as (out,), so that ours.reshape(flat).T is theirs. None means stored alike. adapter: of
-    LoRA; the name is PEFT's then. quantised: the kind of codes that stand for it, see quantise.py;
-    empty: none. layers: how many are stacked in one array, which begins with that dimension; 0: it
-    is in no layer.
+    shape and axes are of one layer. hf_name: Hugging Face's tensor name, {layer} where there is
+    one per layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0:
+    it is no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes
+    that stand for it, see quantise.py; empty: none. layers: how many are stacked in one array,
+    which begins with that dimension; 0: it is in no layer.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
-    init: Literal["normal", "ones", "zeros", "uniform"]
-    hf: str
-    flat: tuple[int, ...] | None = None
+    init: Init
+    hf_name: str
+    inputs: int = 0
     adapter: bool = False
     quantised: str = ""
     layers: int = 0
@@ -45,118 +47,82 @@ class Param:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape in which Hugging Face stores it, of one layer."""
-        if self.flat is None:
-            return self.shape
-        return self.flat[::-1]
-
-    @property
-    def inputs(self) -> int:
-        """The number of a linear layer's dimensions, the first ones, that are its inputs."""
-        assert self.flat is not None
-        return next(
-            n for n in range(1, len(self.shape)) if math.prod(self.shape[:n]) == self.flat[0]
-        )
+        """The shape in which Hugging Face stores it, of one layer: a linear layer as [out, in],
+        and heads and head_dim always as one dimension."""
+        if self.inputs:
+            return math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
+        if "head_dim" in self.axes:
+            return (math.prod(self.shape),)
+        return self.shape
 
 
 def block_params(c: ModelConfig) -> dict[str, Param]:
     """Return the table of one layer, adapters last."""
-    e = c.hidden_size
-    h = c.num_attention_heads
-    k = c.num_key_value_heads
-    d = c.head_dim
-    m = c.intermediate_size
-    layer = "model.layers.{layer}"
-    attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    attn = "model.layers.{layer}.self_attn"
+    mlp = "model.layers.{layer}.mlp"
+    heads = ("heads", "head_dim")
+    kv_heads = ("kv_heads", "head_dim")
     table = {
-        ours: Param((e,), ("norm",), _unit(c), f"{layer}.{theirs}.weight")
+        ours: _row(c, ("norm",), _unit(c), f"model.layers.{{layer}}.{theirs}.weight")
         for ours, theirs in c.traits.norms
     }
-    table |= {
-        "q": Param(
-            (e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)
-        ),
-        "k": Param(
-            (e, k, d),
-            ("embed", "kv_heads", "head_dim"),
-            "normal",
-            f"{attn}.k_proj.weight",
-            (e, k * d),
-        ),
-        "v": Param(
-            (e, k, d),
-            ("embed", "kv_heads", "head_dim"),
-            "normal",
-            f"{attn}.v_proj.weight",
-            (e, k * d),
-        ),
-        "o": Param(
-            (h, d, e), ("heads", "head_dim", "embed"), "normal", f"{attn}.o_proj.weight", (h * d, e)
-        ),
-        "gate": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.gate_proj.weight", (e, m)),
-        "up": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.up_proj.weight", (e, m)),
-        "down": Param((m, e), ("mlp", "embed"), "normal", f"{mlp}.down_proj.weight", (m, e)),
-    }
+    for name, inputs, outputs in (
+        ("q", ("embed",), heads),
+        ("k", ("embed",), kv_heads),
+        ("v", ("embed",), kv_heads),
+        ("o", heads, ("embed",)),
+        ("gate", ("embed",), ("mlp",)),
+        ("up", ("embed",), ("mlp",)),
+        ("down", ("mlp",), ("embed",)),
+    ):
+        part = attn if name in "qkvo" else mlp
+        hf_name = f"{part}.{name}_proj.weight"
+        row = _row(c, (*inputs, *outputs), "normal", hf_name, len(inputs))
+        table[name] = replace(row, quantised=c.quantise)
     if c.traits.qkv_bias or c.attention_bias:
-        table |= {
-            "q_bias": Param(
-                (h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)
-            ),
-            "k_bias": Param(
-                (k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)
-            ),
-            "v_bias": Param(
-                (k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)
-            ),
-        }
+        for name, axes in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            table[f"{name}_bias"] = _row(c, axes, "zeros", f"{attn}.{name}_proj.bias")
     if c.attention_bias:
-        table["o_bias"] = Param((e,), ("norm",), "zeros", f"{attn}.o_proj.bias")
-    if c.traits.qk_norm == "each head":
-        table |= {
-            "q_norm": Param((d,), ("norm",), _unit(c), f"{attn}.q_norm.weight"),
-            "k_norm": Param((d,), ("norm",), _unit(c), f"{attn}.k_norm.weight"),
-        }
-    if c.traits.qk_norm == "all heads":
-        table |= {
-            "q_norm": Param(
-                (h, d), ("heads", "head_dim"), "ones", f"{attn}.q_norm.weight", (h * d,)
-            ),
-            "k_norm": Param(
-                (k, d), ("kv_heads", "head_dim"), "ones", f"{attn}.k_norm.weight", (k * d,)
-            ),
-        }
-    for name in LINEAR.values():
-        table[name] = replace(table[name], quantised=c.quantise)
+        table["o_bias"] = _row(c, ("norm",), "zeros", f"{attn}.o_proj.bias")
+    if c.traits.qk_norm:
+        for name, axes in (("q_norm", heads), ("k_norm", kv_heads)):
+            row = _row(c, axes, _unit(c), f"{attn}.{name}.weight")
+            if c.traits.qk_norm == "each head":
+                row = replace(row, shape=(c.head_dim,), axes=("norm",))
+            table[name] = row
     if c.lora:
         for target in c.lora.targets:
             table |= _adapter(LINEAR[target], table[LINEAR[target]], c.lora.rank)
     return {name: replace(row, layers=c.num_hidden_layers) for name, row in table.items()}
 
 
+def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: int = 0) -> Param:
+    """Return the row of a parameter with these axes, whose sizes the config states."""
+    sizes = {
+        "vocab": c.vocab_size,
+        "embed": c.hidden_size,
+        "norm": c.hidden_size,
+        "heads": c.num_attention_heads,
+        "kv_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "mlp": c.intermediate_size,
+    }
+    return Param(tuple(sizes[axis] for axis in axes), tuple(axes), init, hf_name, inputs)
+
+
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     """Return NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
-    assert row.flat is not None
-    inputs = row.inputs
-    stem = _PEFT + row.hf.removesuffix(".weight")
-    to_rank, from_rank = (row.flat[0], rank), (rank, row.flat[1])
-    a = Param(
-        (*row.shape[:inputs], rank),
-        (*row.axes[:inputs], "rank"),
-        "uniform",
-        f"{stem}.lora_A.weight",
-        to_rank,
-    )
-    b = Param(
-        (rank, *row.shape[inputs:]),
-        ("rank", *row.axes[inputs:]),
-        "zeros",
-        f"{stem}.lora_B.weight",
-        from_rank,
-    )
-    return {f"{name}_a": replace(a, adapter=True), f"{name}_b": replace(b, adapter=True)}
+    n = row.inputs
+    stem = _PEFT + row.hf_name.removesuffix(".weight")
+    to_rank = (*row.shape[:n], rank), (*row.axes[:n], "rank")
+    from_rank = (rank, *row.shape[n:]), ("rank", *row.axes[n:])
+    return {
+        f"{name}_a": Param(*to_rank, "uniform", f"{stem}.lora_A.weight", n, adapter=True),
+        f"{name}_b": Param(*from_rank, "zeros", f"{stem}.lora_B.weight", 1, adapter=True),
+    }
 
 
-def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
+def _unit(c: ModelConfig) -> Init:
     """Return the weights of a norm that multiplies by 1."""
     return "zeros" if c.traits.unit_offset else "ones"
 
@@ -164,13 +130,12 @@ def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
 def outer_params(c: ModelConfig) -> dict[str, Param]:
     """Return the table of what is not in a layer. A tied model has no "head": it reads the
     embedding transposed."""
-    v, e = c.vocab_size, c.hidden_size
     table = {
-        "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
-        "final_norm": Param((e,), ("norm",), _unit(c), "model.norm.weight"),
+        "embed": _row(c, ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
+        "final_norm": _row(c, ("norm",), _unit(c), "model.norm.weight"),
     }
     if not c.tie_word_embeddings:
-        table["head"] = Param((e, v), ("embed", "vocab"), "normal", "lm_head.weight", (e, v))
+        table["head"] = _row(c, ("embed", "vocab"), "normal", "lm_head.weight", 1)
     return table
 
 
@@ -182,10 +147,10 @@ def params(c: ModelConfig) -> dict[str, Param]:
 def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
     """Map Hugging Face's names to (our name, row, layer or None), in Hugging Face's order."""
     table: dict[str, tuple[str, Param, int | None]] = {}
-    table |= {row.hf: (name, row, None) for name, row in outer_params(c).items()}
+    table |= {row.hf_name: (name, row, None) for name, row in outer_params(c).items()}
     rows = block_params(c).items()
     for layer in range(c.num_hidden_layers):
-        table |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
+        table |= {row.hf_name.format(layer=layer): (name, row, layer) for name, row in rows}
     return table
 
 

@@ -56,14 +56,11 @@ def plan(
     a process that has not used JAX: the environment is set here. Raises ValueError for a name or
     settings that cannot work, ImportError where the compiler is not installed.
     """
-    if any(
-        value is not None and value < least
-        for value, least in ((prompt, 1), (response, 1), (price, 0))
-    ):
+    lengths = (length for length in (prompt, response) if length is not None)
+    if min(lengths, default=1) < 1 or (price or 0) < 0:
         raise ValueError(
             "a prompt and a response have at least one token and a price is not negative: got "
-            "prompt "
-            f"{prompt}, response {response}, price {price}"
+            f"prompt {prompt}, response {response}, price {price}"
         )
     settings = Config.of(config)
     if unknown := [stage for stage in stages if stage not in config.stages]:

@@ -25,9 +25,8 @@ _CALLS = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?
 _LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
 _CONSTANT = re.compile(r"\bconstant\((\d+)\)")
-_IOTA = (
-    r"\[([\d,]+)\](?:T\(([\d,]+)\))?"  # "[4,2]T(1,0)": counted up, in this shape, then transposed
-)
+# "[4,2]T(1,0)": counted up, in this shape, then transposed.
+_IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
 _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
@@ -95,11 +94,8 @@ def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Co
         previous = by_place.get(place)
         if previous is None or (starts, collective.times) > (previous[0], previous[1].times):
             by_place[place] = starts, collective
-    return [
-        collective
-        for _, collective in by_place.values()
-        if collective.group != 1 and collective.size != 0
-    ]
+    found = (collective for _, collective in by_place.values())
+    return [collective for collective in found if collective.group != 1 and collective.size != 0]
 
 
 def bytes_sent(sending: list[Collective]) -> dict[str, float]:
@@ -121,9 +117,8 @@ def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
             if head[1]:
                 entry = head[2]
             lines = computations.setdefault(head[2], {})
-        elif (
-            line.rstrip() == "}"
-        ):  # not just any line with one: a kernel's metadata may go on over several
+        # Not just any line with one: a kernel's metadata may go on over several.
+        elif line.rstrip() == "}":
             lines = None
         elif lines is not None and (instruction := _INSTRUCTION.match(line)):
             lines[instruction[1]] = instruction[2]

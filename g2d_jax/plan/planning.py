@@ -169,9 +169,8 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             held_out = {split: problems(config, split) for split in ("dev", "test")}
             session.problems.counts = {"train": sys.maxsize, **held_out}
         if path := config.model.path:
-            session.model_config = dataclasses.replace(
-                shape_of(path), **init_params.adapters(config.lora)
-            )
+            adapters = init_params.adapters(config.lora)
+            session.model_config = dataclasses.replace(shape_of(path), **adapters)
         sampling = session.sampling
         sampling.stop_ids = tuple(range(STOPS))
         sampling.decode = None  # nothing is sampled here, and the tokenizer may be elsewhere

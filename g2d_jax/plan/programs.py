@@ -4,6 +4,7 @@ the whole run."""
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,14 +47,13 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
 
     Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
     """
-    tasks = [(task.weight, task.reward) for task in config.all_tasks.values()]
+    weights = defaultdict[str, float](float)
+    for task in config.all_tasks.values():
+        if task.reward.function == "model":
+            weights[str(task.reward.model.path)] += task.weight
+    total = sum(task.weight for task in config.all_tasks.values())
     for path, settings in config.reward_models.items():
-        weight = sum(
-            weight
-            for weight, reward in tasks
-            if reward.function == "model" and reward.model.path == path
-        )
-        share = weight / sum(weight for weight, _ in tasks)
+        share = weights[path] / total
         dtype, length = jnp.dtype(settings.dtype), columns(settings.max_length)
         rows = full_rows(mesh, length, settings.batch_tokens)
         tokens, lengths = (

@@ -107,30 +107,26 @@ def search(
     names = stages or tuple(config.stages)
     with planned(config, compiler) as session:
         model = session.model_config
-        programs = itertools.chain.from_iterable(programs_of(session, name) for name in names)
-        steps = [
-            program.arguments({})[1]["tokens"]
-            for program in programs
-            if program.name == "train step"
-        ]
-        row_length = max(
-            (tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length
-        )
+        lengths = []
+        for name in names:
+            for program in programs_of(session, name):
+                if program.name == "train step":
+                    lengths.append(program.arguments({})[1]["tokens"].shape[-1])
+        row_length = max(lengths, default=config.data.max_prompt_length)
 
     def needs(choice: Config) -> float:
         return train_bytes(model, choice, row_length, stages)
 
     tried = choices(config, compiler.topology)
     likely = [choice for choice in tried if needs(choice) <= compiler.topology.device.usable]
-    likely = likely or sorted(
-        tried, key=needs
-    )  # the formula may be wrong by more than that: try what needs least
-    for place in sorted(
-        {round(place) for place in np.linspace(0, len(likely) - 1, most)}
-    ):  # ever more frugal ones
-        compiler.say(f"trying {as_arguments(overrides(likely[place]))}")
-        if _all_fit(likely[place], compiler, names):
-            return likely[place]
+    # The formula may be wrong by more than that: then what needs least is tried.
+    likely = likely or sorted(tried, key=needs)
+    # From the quickest to ever more frugal ones: each costs minutes of compiling.
+    for place in sorted({round(place) for place in np.linspace(0, len(likely) - 1, most)}):
+        choice = likely[place]
+        compiler.say(f"trying {as_arguments(overrides(choice))}")
+        if _all_fit(choice, compiler, names):
+            return choice
     return None
 
 
@@ -138,12 +134,10 @@ def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
     with planned(config, compiler) as session:
         for name in stages:
             # The train step first: it is what most often does not fit.
-            programs = sorted(
-                programs_of(session, name), key=lambda program: program.name != "train step"
-            )
-            if not all(
-                entry.fits(compiler.topology.device) for entry in compiler.entries(programs)
-            ):
+            programs = programs_of(session, name)
+            programs.sort(key=lambda program: program.name != "train step")
+            entries = compiler.entries(programs)
+            if not all(entry.fits(compiler.topology.device) for entry in entries):
                 return False
     return True
 
@@ -156,30 +150,24 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
     layers as int8 codes.
     With adapters: the base the same way.
     """
-    codes = ["lora.quantise=int8"] if importlib.util.find_spec("qwix") else []
+    moments: list[str] = []
+    adapters: list[str] = []
     if config.lora.rank:
-        base = ["lora.base_dtype=bfloat16"] if config.lora.base_dtype == "float32" else []
-        beside = [base]
-        if codes and not config.lora.quantise:
-            beside.append([*base, *codes])
-        return list(filter(None, beside))
-    trained = {
-        name: stage.optimizer
-        for name, stage in config.stages_of(TrainingStage).items()
-        if name in (stages or config.stages)
-    }
-    moments = [
-        f"stages.{name}.optimizer.moment_dtype=bfloat16"
-        for name, optimizer in trained.items()
-        if optimizer.kind == "adamw" and optimizer.moment_dtype == "float32"
-    ]
-    adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
-    if not trained:
-        return []
-    beside = [moments, adapters]
-    if codes:
-        beside.append([*adapters, *codes])
-    return list(filter(None, beside))
+        if config.lora.base_dtype == "float32":
+            adapters = ["lora.base_dtype=bfloat16"]
+    else:
+        trained = config.stages_of(TrainingStage)
+        trained = {name: trained[name] for name in trained if name in (stages or config.stages)}
+        if not trained:
+            return []
+        for name, stage in trained.items():
+            if (stage.optimizer.kind, stage.optimizer.moment_dtype) == ("adamw", "float32"):
+                moments.append(f"stages.{name}.optimizer.moment_dtype=bfloat16")
+        adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
+    found = [moments, adapters]
+    if importlib.util.find_spec("qwix") and not config.lora.quantise:
+        found.append([*adapters, "lora.quantise=int8"])
+    return list(filter(None, found))
 
 
 def search_savings(

@@ -3,6 +3,7 @@ program."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -74,7 +75,10 @@ def rates(plan: Plan, response: int | None) -> Rates:
     response: as the plan was made for. What a stage does beside tokens (parameters converted, rows
     inserted, a first state) is shared out among its kinds.
     """
-    totals: dict[tuple[str, str], tuple[float, float]] = {}
+    spent = defaultdict[tuple[str, str], float](
+        float
+    )  # seconds by kind of stage, "" for all, and of tokens
+    counts = defaultdict[tuple[str, str], float](float)
     for name in plan.stages:
         entries = [entry for entry in plan.entries if entry.program.stage == name]
         by_kind = {}
@@ -83,16 +87,14 @@ def rates(plan: Plan, response: int | None) -> Rates:
         with_tokens = sum(by_kind.values())
         if not with_tokens:
             continue
-        for kind in TOKENS:
-            spent = 3600 * by_kind[kind] * hours(entries) / with_tokens
-            count = _tokens(entries, kind)
-            for stage in ("", plan.config.stages[name].kind):
-                before = totals.get((stage, kind), (0.0, 0.0))
-                totals[stage, kind] = before[0] + spent, before[1] + count
+        for stage in ("", plan.config.stages[name].kind):
+            for kind in TOKENS:
+                spent[stage, kind] += 3600 * by_kind[kind] * hours(entries) / with_tokens
+                counts[stage, kind] += _tokens(entries, kind)
     seconds: dict[str, dict[str, float]] = {}
-    for (stage, kind), (spent, count) in totals.items():
+    for (stage, kind), count in counts.items():
         if count:
-            seconds.setdefault(stage, {})[kind] = spent / count
+            seconds.setdefault(stage, {})[kind] = spent[stage, kind] / count
     longest = max(
         stage.sampling.max_new_tokens
         for stage in plan.config.stages.values()
@@ -112,21 +114,16 @@ def verdict(plan: Plan, price: float | None) -> str:
     """Say in one line whether the run fits, with hours and cost, or else what does not fit."""
     usable = _gib(plan.topology.device.usable)
     if plan.misfits:
-        needs = [
-            (
-                f"{entry.program.stage}, {entry.program.name}: "
-                f"{entry.why or f'needs {_gib(entry.total)} of {usable} GiB'}"
-            )
-            for entry in plan.misfits
-        ]
+        needs = []
+        for entry in plan.misfits:
+            why = entry.why or f"needs {_gib(entry.total)} of {usable} GiB"
+            needs.append(f"{entry.program.stage}, {entry.program.name}: {why}")
         return f"fits: NO, {'; '.join(needs)}"
     spent = hours(plan.entries)
     chips = plan.topology.chips
-    cost = (
-        ""
-        if price is None
-        else f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
-    )
+    cost = ""
+    if price is not None:
+        cost = f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
     return f"fits: yes, {spent:,.1f} h on {plan.topology.name}{cost}"
 
 
@@ -212,12 +209,8 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
             [*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"]
         )
         if work.generated:
-            rate = (
-                DECODING
-                * work.generated
-                / (work.calls * entry.time.seconds)
-                / plan.topology.devices
-            )
+            seconds = work.calls * entry.time.seconds
+            rate = DECODING * work.generated / seconds / plan.topology.devices
             decoding.append([*name, f"{work.rows:,}", f"{rate:,.0f}", f"{rate / _floor(plan):.0%}"])
     columns = [
         "stage",
@@ -245,7 +238,6 @@ def _floor(plan: Plan) -> float:
     """Count the tokens a second of a device that decodes `FLOOR_ROWS` at `FLOOR_CONTEXT` with all
     weights on it."""
     itemsize = jnp.dtype(plan.config.dtype).itemsize
-    read = matmul_params(plan.model.base) * itemsize + FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(
-        plan.model, itemsize
-    )
+    cached = FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(plan.model, itemsize)
+    read = matmul_params(plan.model.base) * itemsize + cached
     return FLOOR_ROWS * plan.topology.device.bandwidth / read

@@ -17,7 +17,7 @@ from typing import Any
 
 from g2d_jax.plan.hlo import bytes_sent, collectives
 from g2d_jax.plan.topologies import Topology
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # arrays of this process, of which there are none, would lie here
@@ -59,31 +59,29 @@ class _Gpu:
     fpus: int = 128
 
 
-_A100 = _Gpu(
-    "NVIDIA A100-SXM4-80GB",
-    "major: 8",
-    108,
-    1.41,
-    41_943_040,
-    shared=167_936,
-    optin=166_912,
-    fpus=64,
-)
-_L40S = _Gpu(
-    "NVIDIA L40S",
-    "major: 8 minor: 9",
-    142,
-    2.52,
-    100_663_296,
-    shared=102_400,
-    optin=101_376,
-    threads=1536,
-)
 _GPUS = {
-    "a100-80": _A100,
+    "a100-80": _Gpu(
+        "NVIDIA A100-SXM4-80GB",
+        "major: 8",
+        108,
+        1.41,
+        41_943_040,
+        shared=167_936,
+        optin=166_912,
+        fpus=64,
+    ),
     "h100": _Gpu("NVIDIA H100", "major: 9", 132, 1.98, 52_428_800),
     "h200": _Gpu("NVIDIA H200", "major: 9", 132, 1.98, 52_428_800),
-    "l40s": _L40S,
+    "l40s": _Gpu(
+        "NVIDIA L40S",
+        "major: 8 minor: 9",
+        142,
+        2.52,
+        100_663_296,
+        shared=102_400,
+        optin=101_376,
+        threads=1536,
+    ),
 }
 
 
@@ -124,15 +122,15 @@ def prepare(topology: Topology) -> None:
 
     Raises ImportError naming the extra if the compiler is not installed.
     """
-    package, extra = (
-        ("libtpu", "plan") if topology.device.platform == "tpu" else ("jax_plugins", "cuda")
-    )
+    compilers = {"tpu": ("libtpu", "plan"), "gpu": ("jax_plugins", "cuda")}
+    package, extra = compilers[topology.device.platform]
     if importlib.util.find_spec(package) is None:
-        raise extras.missing(f"compiling for {topology.name} needs the package {package}", extra)
+        raise failures.missing_extra(
+            f"compiling for {topology.name} needs the package {package}", extra
+        )
     os.environ.update(ENVIRONMENT)
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = (
-        "1"  # of the driver, which a machine that only compiles lacks
-    )
+    # Of the driver, which a machine that only compiles lacks.
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     if "jax" in sys.modules:  # which read the environment when it was imported
         sys.modules["jax"].config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])
 
@@ -143,22 +141,20 @@ def devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     device = topology.device
+    options: dict[str, Any] = {}
     if device.platform == "gpu":
-        config, grid = gpu_config(topology), topology.grid
-        units = topologies.get_topology_desc(
-            platform="cuda", target_config=config, topology=grid
-        ).devices
+        options |= {"platform": "cuda", "topology": topology.grid}
+        options["target_config"] = gpu_config(topology)
     else:
-        options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
+        options |= {"platform": "tpu", "topology_name": topology.compiler_name}
+        if topology.slices > 1:
+            options["num_slices"] = topology.slices
         if topology.hosts == topology.slices:
             # One host for all chips, where that is how it is sold: the compiler's own default is
             # hosts of four.
-            options["chips_per_host_bounds"] = tuple(map(int, f"{topology.grid}x1x1".split("x")))[
-                :3
-            ]
-        units = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology.compiler_name, **options
-        ).devices
+            x, y, z, *_ = map(int, f"{topology.grid}x1x1".split("x"))
+            options["chips_per_host_bounds"] = (x, y, z)
+    units = topologies.get_topology_desc(**options).devices
     if len(units) != topology.devices:
         raise ValueError(
             f"{topology.compiler_name} has {len(units)} devices here, {topology.devices} were "
@@ -202,12 +198,8 @@ def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> 
 def _peak(memory: Any) -> int:
     """Count the bytes on a device: the compiler's own peak counts arguments and results in the
     host's memory too."""
-    host = (
-        memory.host_argument_size_in_bytes
-        + memory.host_output_size_in_bytes
-        - memory.host_alias_size_in_bytes
-    )
-    return int(memory.peak_memory_in_bytes - host)
+    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes
+    return int(memory.peak_memory_in_bytes - host + memory.host_alias_size_in_bytes)
 
 
 def _needed(message: str) -> str:

@@ -109,19 +109,10 @@ _CUBES = {
     256: "4x8x8",
     512: "8x8x8",
 }
-_GPUS = {
-    gpus: f"1x{-(-gpus // 8)}x{min(gpus, 8)}" for gpus in (1, 2, 4, 8, 16, 32, 64)
-}  # partitions, hosts, of a host
-GRIDS: dict[str, dict[int, str]] = {
-    "v5e": _FLAT,
-    "v5p": _CUBES,
-    "v6e": _FLAT,
-    "tpu7x": _CUBES,
-    "a100-80": _GPUS,
-    "h100": _GPUS,
-    "h200": _GPUS,
-    "l40s": _GPUS,
-}
+# Partitions, hosts, of a host.
+_GPUS = {gpus: f"1x{-(-gpus // 8)}x{min(gpus, 8)}" for gpus in (1, 2, 4, 8, 16, 32, 64)}
+GRIDS = {"v5e": _FLAT, "v5p": _CUBES, "v6e": _FLAT, "tpu7x": _CUBES}
+GRIDS |= dict.fromkeys(("a100-80", "h100", "h200", "l40s"), _GPUS)
 MOST_SLICES = 64
 
 
@@ -194,11 +185,9 @@ def _topologies() -> Iterator[Topology]:
     for kind, grids in GRIDS.items():
         device = DEVICES[kind]
         for chips, grid in grids.items():
-            name = (
-                f"{kind}x{chips}"
-                if device.platform == "gpu"
-                else f"{kind}-{chips * device.name_counts}"
-            )
+            name = f"{kind}-{chips * device.name_counts}"
+            if device.platform == "gpu":
+                name = f"{kind}x{chips}"
             # A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four.
             host = 8 if kind in ("v5e", "v6e") and chips == 8 else device.host
             yield Topology(name, kind, chips, grid, hosts=-(-chips // host))

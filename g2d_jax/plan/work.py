@@ -13,7 +13,7 @@ from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import gguf_file, storage
 from g2d_jax.session.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
@@ -44,12 +44,12 @@ def roofline(work: Work, sent: Mapping[str, float], device: Device, far: float =
 
 
 def shape_of(path: str) -> ModelConfig:
-    """Return a model's shape without a download: a folder's config.json, else the tables of
-    models/shapes.py by name.
+    """Return a model's shape without a download: of a folder's config.json or a GGUF file, else by
+    the tables of models/shapes.py by name.
 
     Raises ValueError for a folder that does not exist, and for a name that is not in the tables.
     """
-    if epath.Path(path).expanduser().exists():
+    if path.startswith(places.PACKAGE) or epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
     if places.is_path(path):
         raise ValueError(
@@ -62,12 +62,12 @@ def reads_locally(config: Config) -> bool:
     """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts
     can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
-    if tokenizer and not tokenizer.startswith("procedural:"):
-        files = [
-            epath.Path(tokenizer).expanduser() / name
-            for name in ("tokenizer.json", "tokenizer_config.json")
-        ]
-        if not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
+    named = tokenizer and not tokenizer.startswith("procedural:")
+    if named and not gguf_file.is_gguf(tokenizer):
+        folder = epath.Path(tokenizer).expanduser()
+        names = ("tokenizer.json", "tokenizer_config.json")
+        is_local = storage.is_local(tokenizer)
+        if not is_local or not any((folder / name).exists() for name in names):
             return False
     sources = []
     for task in config.all_tasks.values():
@@ -90,9 +90,9 @@ def _is_local_file(source: str) -> bool:
 def problems(config: Config, split: str) -> int:
     """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an
     assumed number."""
-    sources: list[Source] = [
-        getattr(task, split) for task in config.all_tasks.values() if getattr(task, split).path
-    ]
-    return sum(
-        source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources
-    )
+    total = 0
+    for task in config.all_tasks.values():
+        source: Source = getattr(task, split)
+        if source.path:
+            total += source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED)
+    return total

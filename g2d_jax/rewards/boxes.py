@@ -17,6 +17,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from g2d_jax.rewards.normalise import rules
+
 # A line break may stand before a box, so that three backslashes are not one that was escaped twice,
 # but four are.
 _WRITTEN = r"\\{1,4}(?:boxed|fbox)"
@@ -32,11 +34,11 @@ _BARE = re.compile(
 
 # What JSON makes of `\frac`, `\beta`, `\times` and `\rho`, and what is left of the first without
 # control characters.
-_RESTORED = (
-    (re.compile(r"\x0c|(?<![A-Za-z\\\x0c])(?=rac\s*\{)"), r"\\f"),
-    (re.compile(r"\x08"), r"\\b"),
-    (re.compile(r"\t(?=[a-z])"), r"\\t"),
-    (re.compile(r"\r(?=[a-z])"), r"\\r"),
+_RESTORED = rules(
+    (r"\x0c|(?<![A-Za-z\\\x0c])(?=rac\s*\{)", r"\\f"),
+    (r"\x08", r"\\b"),
+    (r"\t(?=[a-z])", r"\\t"),
+    (r"\r(?=[a-z])", r"\\r"),
 )
 _LONE_BACKSLASH = re.compile(r"(?<!\\)\\(?:\\\\)*+(?!\\)")
 _ESCAPED_COMMAND = re.compile(r"\\\\(?=[A-Za-z{}|,;:!%])")
@@ -97,9 +99,8 @@ def braced(text: str) -> list[Box]:
     if "oxed" not in text and "box" not in text:
         return []
     is_eaten = "\x0cbox" in text or text.count("oxed") > text.count("boxed")
-    open_braces: list[
-        tuple[int, int]
-    ] = []  # (where its command starts, -1 for no box, where its content starts)
+    # Where the command of each starts, -1 for no box, and where its content does.
+    open_braces: list[tuple[int, int]] = []
     boxes: list[Box] = []
     pattern = _TOKEN_OR_EATEN if is_eaten else _TOKEN
     for token in pattern.finditer(text):
@@ -164,12 +165,10 @@ def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
     before = 0
     for box, content in run:
         name = _name(text, before, box)
-        if (
-            name
-            and before == 0
-            and _OPERATOR.search(text, max(name.start() - _NAME_WINDOW, 0), name.start())
-        ):
-            name = None
+        if name and before == 0:
+            start = name.start()
+            if _OPERATOR.search(text, max(start - _NAME_WINDOW, 0), start):
+                name = None
         found.append((name[1] if name else "", content))
         before = box.end
     named = dict.fromkeys(found)  # each once

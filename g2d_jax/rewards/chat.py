@@ -121,9 +121,8 @@ class Chat:
 
     def _named(self, conversation: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
         messages = [{"role": m["role"], "content": safe_text(m["content"])} for m in conversation]
-        return storage.fingerprint(
-            [self.endpoint.model, messages, self.endpoint.max_tokens]
-        ), messages
+        asked = [self.endpoint.model, messages, self.endpoint.max_tokens]
+        return storage.fingerprint(asked), messages
 
     def _send(self, requests: dict[str, Any]) -> dict[str, Reply]:
         """Ask and journal; return the requests that failed."""
@@ -168,17 +167,14 @@ class Chat:
         """Raise rather than let a server that is down, or settings that it rejects, make thousands
         of failures."""
         patience = max(PATIENCE, self.endpoint.concurrency)
-        nothing = not self._replies and (
-            failed >= patience or last
-        )  # answers of an earlier life count
+        # Answers of an earlier life count.
+        nothing = not self._replies and (failed >= patience or last)
         where = f"{self.endpoint.url} (model {self.endpoint.model})"
         if self._lost >= patience or (nothing and reply.failure in NO_REPLY):
             raise ConnectionError(
                 f"{where} does not answer: {self._lost} requests in a row failed, the last one "
-                f"with: {reply.detail}. "
-                "Check that the server runs, the url, the timeout, and the server's log; then "
-                "start again: "
-                "the answers so far are kept"
+                f"with: {reply.detail}. Check that the server runs, the url, the timeout, and the "
+                "server's log; then start again: the answers so far are kept"
             )
         if nothing or reply.failure == "rejected":
             raise ValueError(
@@ -192,37 +188,38 @@ class Chat:
     ) -> tuple[Reply, dict[str, int]]:
         """Send one request, again where that may help, in a thread. stopped: no further attempt is
         wanted."""
-        attempt = 0
-        while True:
-            reply, usage, pause = self._attempt(messages)
-            if reply.failure not in NO_REPLY or attempt == self.endpoint.retries:
-                return reply, usage
+        reply, usage, pause = self._attempt(messages)
+        for attempt in range(self.endpoint.retries):
+            if reply.failure not in NO_REPLY:
+                break
             if pause is None:
                 pause = min(PAUSE * 2**attempt, MOST_PAUSE)
             if stopped.wait(pause):
-                return reply, usage
-            attempt += 1
+                break
+            reply, usage, pause = self._attempt(messages)
+        return reply, usage
 
     def _attempt(
         self, messages: list[dict[str, str]]
     ) -> tuple[Reply, dict[str, int], float | None]:
         """Send one request once; with the seconds after which the server wants the next attempt, if
         it says so."""
-        asked = {
-            "model": self.endpoint.model,
-            "messages": messages,
-            "max_tokens": self.endpoint.max_tokens,
-        }
+        most_tokens = self.endpoint.max_tokens
         pause = None
         kind: Failure
         try:
             answer = endpoints.exchange(
                 "POST",
                 f"{self.endpoint.url.rstrip('/')}/chat/completions",
-                {**asked, "temperature": 0.0},
+                {
+                    "model": self.endpoint.model,
+                    "messages": messages,
+                    "max_tokens": most_tokens,
+                    "temperature": 0.0,
+                },
                 key=self._key,
                 timeout=self.endpoint.timeout,
-                most_bytes=min(BYTES_A_TOKEN * (self.endpoint.max_tokens + 1000), MOST_BYTES),
+                most_bytes=min(BYTES_A_TOKEN * (most_tokens + 1000), MOST_BYTES),
             )
             if answer.status == 200:
                 return *parse_completion(answer.body), None
@@ -283,12 +280,11 @@ def parse_completion(body: bytes) -> tuple[Reply, dict[str, int]]:
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
     usage = content.get("usage")
-    counts: dict[str, Any] = {}
-    if isinstance(usage, dict):
-        counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    return Reply(text or "", (finish or "")[:100]), {
-        name: n for name, n in counts.items() if _is_count(n)
-    }
+    counts = {}
+    for name in ("prompt_tokens", "completion_tokens"):
+        if isinstance(usage, dict) and _is_count(usage.get(name)):
+            counts[name] = usage[name]
+    return Reply(text or "", (finish or "")[:100]), counts
 
 
 def _is_count(value: Any) -> bool:

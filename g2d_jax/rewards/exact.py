@@ -102,12 +102,8 @@ def equations_equal(gold: Any, answer: Any) -> bool | None:
         a, b = (Poly(_exact(side.lhs - side.rhs).doit()) for side in (gold, answer))
     except (PolynomialError, GeneratorsNeeded):
         return None
-    if (
-        a.gens != b.gens
-        or a.is_zero
-        or b.is_zero
-        or not all(value.is_Rational for value in (*a.coeffs(), *b.coeffs()))
-    ):
+    are_rational = all(value.is_Rational for value in (*a.coeffs(), *b.coeffs()))
+    if a.gens != b.gens or a.is_zero or b.is_zero or not are_rational:
         return None
     return bool(a.monic() == b.monic()) or None
 
@@ -156,11 +152,11 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
     exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in
     place of rounded.
     """
-    number = _rational(exact) if isinstance(exact, Fraction) else _number(exact)
+    number = Rational(exact) if isinstance(exact, Fraction) else _number(exact)
     if number is None or (cut and number.is_Rational):
         return False
     unit = Rational(1, 10**places)
-    excess = number - _rational(decimal)
+    excess = number - Rational(decimal)
     if decimal <= 0:
         excess = -excess
     if not excess.is_Rational:
@@ -168,10 +164,6 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
     if not excess.is_real or excess < -unit / 2:
         return False
     return bool(excess < unit if cut else excess <= unit / 2)
-
-
-def _rational(fraction: Fraction) -> Rational:
-    return Rational(fraction.numerator, fraction.denominator)
 
 
 def _number(expr: Any) -> Expr | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from g2d_jax.rewards.normalise import rules
+from g2d_jax.rewards.normalise import COMMAND, rules
 
 NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?"
 """`x`, `x_1`, `f(x)`: what an answer gives a value to, as a pattern."""
@@ -59,7 +59,6 @@ _ENDS = re.compile(r"[][(){}<>|]|\\(?:le|ge|ne|in|mathbb)(?![A-Za-z])")
 _PLAIN = re.compile(
     r"[-+]?\s*(?:\\\$)?\d[\d.,]*|[-+]?\\frac\s*\{\d+\}\s*\{\d+\}|[A-Za-z]|\d+\s*_\s*\{?\d+\}?"
 )
-_COMMANDS = re.compile(r"\\[A-Za-z]+")
 _VARIABLE = re.compile(r"[A-Za-z]")
 _DIGITS = re.compile(r"\d+(?:\.\d*)?")
 _PYTHON = re.compile("[\\w\u03c0\\s+*/@().,-]*", re.ASCII)
@@ -69,8 +68,9 @@ _OPERATORS = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.MatMult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.truediv,  # a/b, as // is \frac{a}{b}
 }
-_OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.truediv}  # a/b and \frac{a}{b}
 
 
 def far_apart(gold: str, answer: str) -> bool:
@@ -100,13 +100,10 @@ def _ends(union: str) -> list[complex]:
     """Return the least and the greatest of the ends of intervals, [] where they are not plain
     numbers."""
     found = values(_CUP.sub(",", union))
-    if (
-        not found
-        or any(value.imag for value in found)
-        or _VARIABLE.search(_COMMANDS.sub("", union))
-    ):
+    if not found or any(value.imag for value in found) or _VARIABLE.search(COMMAND.sub("", union)):
         return []
-    return [complex(choose(value.real for value in found)) for choose in (min, max)]
+    rising = sorted(value.real for value in found)
+    return [rising[0], rising[-1]]
 
 
 def _some_alone(numbers: list[complex], others: list[complex]) -> bool:
@@ -184,6 +181,8 @@ def _number(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int(value)):
             return Fraction(value)
+        # A variable is a number that follows from its name, so that `x + 1` has the same value in
+        # two answers and another one than `y + 1`; between 1.1 and 3.1 powers stay small.
         case ast.Name(id=name):
             return _CONSTANTS.get(name, 1.1 + zlib.crc32(name.encode()) % 10_007 / 5_000)
         case ast.UnaryOp(op=ast.USub(), operand=operand):

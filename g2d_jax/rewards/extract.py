@@ -30,11 +30,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
+from typing import TypeAlias
 
 from g2d_jax.records import AnswerRule
 from g2d_jax.rewards import boxes
 from g2d_jax.rewards.lists import form
 from g2d_jax.rewards.normalise import clean
+from g2d_jax.rewards.quantity import NUMBER_WORDS
 
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 
@@ -63,7 +66,7 @@ _EXPLANATION = re.compile(
     re.I,
 )
 _SIGN = r"(?:[-+\u2212\u00b1\u221a\u00d7\u2260*/<>]\s?)?"
-_NUMBER_WORD = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+_NUMBER_WORD = NUMBER_WORDS.replace(" ", "|")
 # "or" offers another value in "3 or x", "C or maybe D" and "5 or six", but not in "5 or so".
 _OR = r"\bor\s+(?:(?!so\b)[a-z]+,?\s+){0,2}"
 _OR_WORD = rf"{_OR}(?:(?!a\b)[A-Za-z]|{_NUMBER_WORD})\b"
@@ -103,6 +106,11 @@ _SECOND_THOUGHT = re.compile(
     re.IGNORECASE,
 )
 _OR_BEFORE = re.compile(r"\bor\W*$", re.IGNORECASE)
+
+
+Found: TypeAlias = tuple[int, str]
+"""Where an answer stands in a text, and the answer; (-1, "") for none."""
+_NOTHING = (-1, "")
 
 
 def answer_text(text: str) -> str | None:
@@ -157,23 +165,24 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return matches[0] if matches else None
 
 
-def _last_box(text: str) -> tuple[int, str]:
+def _last_box(text: str) -> Found:
     """Find the last balanced box that is not empty nor inside another balanced one, with those
     joined to it."""
-    found = boxes.answer_of(text, boxes.braced(text))
-    return found.start, found.answer
+    start, _, answer = boxes.answer_of(text, boxes.braced(text))
+    return start, answer
 
 
-def _last_bare_box(text: str) -> tuple[int, str]:
+def _last_bare_box(text: str) -> Found:
     r"""Find the last `\boxed 5`, with those joined to it, unless it goes on as a list of values."""
     bare = boxes.bare(text)
+    # A 0 stands for the box's value: what follows is looked at as the rest of a list.
     if not bare or len(_listed("0" + text[bare[-1].end : bare[-1].end + _FINAL_WINDOW])) > 1:
         return _NOTHING
-    found = boxes.answer_of(text, bare)
-    return found.start, found.answer
+    start, _, answer = boxes.answer_of(text, bare)
+    return start, answer
 
 
-def _last_final_answer(text: str) -> tuple[int, str]:
+def _last_final_answer(text: str) -> Found:
     """Find what the last "final answer is" is followed by, unless the sentence or the next line
     gives another value."""
     last = _last(_FINAL_ANSWER, text)
@@ -186,18 +195,10 @@ def _last_final_answer(text: str) -> tuple[int, str]:
     answer = _content(values[0])
     if len(values) > 1:
         answer = tail[: values[-1].end()]
-    return last.start(), _EMPTY_BOX.sub("", answer).strip()
+    return last.start(), _without_empty_boxes(answer)
 
 
-def _last_hashes(text: str) -> tuple[int, str]:
-    """Find the number on the last line of GSM8K's form."""
-    last = _last(_NUMBER_LINE, text)
-    if last is None:
-        return _NOTHING
-    return last.start(), last[1].strip()
-
-
-def _last_answer_line(text: str) -> tuple[int, str]:
+def _last_answer_line(text: str) -> Found:
     """Find what the last "Answer:" or "The answer is" is followed by, unless another value or a
     second thought is."""
     cue = _last(_ANSWER_CUE, text)
@@ -234,15 +235,19 @@ def _without_marks(said: str) -> str:
     return said.removesuffix(".").rstrip(" *`")
 
 
-def _after_hashes(text: str) -> tuple[int, str]:
-    """Find what follows the last `####` on its line."""
-    last = _last(_HASHES, text)
+def _on_line(pattern: re.Pattern[str], text: str) -> Found:
+    """Find what the last match of a pattern has as its group."""
+    last = _last(pattern, text)
     if last is None:
         return _NOTHING
-    return last.start(), _EMPTY_BOX.sub("", last[1]).strip()
+    return last.start(), _without_empty_boxes(last[1])
 
 
-def _in_tags(text: str) -> tuple[int, str]:
+def _without_empty_boxes(answer: str) -> str:
+    return _EMPTY_BOX.sub("", answer).strip()
+
+
+def _in_tags(text: str) -> Found:
     """Find what is in the last tag if it is closed; of a box in it, with no other value beside it,
     the content."""
     start = text.rfind("<answer>")
@@ -255,19 +260,17 @@ def _in_tags(text: str) -> tuple[int, str]:
     is_alone = not (is_hedged or _OTHER_VALUE.search(after) or _SECOND_THOUGHT.search(after))
     if box.answer and is_alone:
         return start, box.answer
-    return start, _EMPTY_BOX.sub("", inside).strip()
+    return start, _without_empty_boxes(inside)
 
 
-_NOTHING = (-1, "")
 _BOXED = ((_last_box,), (_last_bare_box,))
-RULES: Mapping[AnswerRule, tuple[tuple[Callable[[str], tuple[int, str]], ...], ...]] = {
-    "boxed": (*_BOXED, (_last_final_answer, _last_hashes)),
+RULES: Mapping[AnswerRule, Sequence[Sequence[Callable[[str], Found]]]] = {
+    "boxed": (*_BOXED, (_last_final_answer, partial(_on_line, _NUMBER_LINE))),
     "last_line": (*_BOXED, (_last_answer_line,)),
-    "hash": ((_after_hashes,),),
+    "hash": ((partial(_on_line, _HASHES),),),
     "tags": ((_in_tags,),),
 }
-"""By rule, ways to find an answer by precedence: (where it stands, answer) of a text, (-1, "") for
-none. In a row the last answer wins."""
+"""By rule, ways to find an answer by precedence. In a row the last answer wins."""
 FORMS: Mapping[AnswerRule, str] = {
     "boxed": "\\boxed{{{}}}",
     "last_line": "Answer: {}",

@@ -24,15 +24,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from g2d_jax.config_load import beside
+from g2d_jax.config import places
 from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Prompt, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
-from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.runtime import processes
+
+if TYPE_CHECKING:
+    from g2d_jax.rewards.pool import Begun, VerifierPool
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 """`f(prompts, completions, completion_ids, **columns)`, one number or None per completion."""
@@ -40,6 +42,11 @@ RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 Scorer: TypeAlias = Callable[[Sequence[Problem], Sequence[str], Sequence[np.ndarray]], list[Score]]
 """`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32
 each."""
+
+
+_STOPPED = (KeyboardInterrupt, processes.Preempted)
+"""What a user's code raises because the run itself is stopped. All else is the code's failure,
+sys.exit included, which would end the run as if it were done."""
 
 
 class RewardFailed(ValueError):
@@ -59,18 +66,18 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         raise ValueError(
             f"reward {path!r} is not an import path: write it as 'package.module:function'"
         )
-    file = None if folder is None else beside(path, Path(folder))
+    file = None if folder is None else places.module_file(path, Path(folder))
     try:
         module = _import_file(module_name, file) if file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or put the "
-            "folder it lies in on "
-            "PYTHONPATH; of a file beside the config g2d run, plan and sweep know where it is"
+            "folder it lies in on PYTHONPATH; of a file beside the config g2d run, plan and sweep "
+            "know where it is"
         ) from error
+    except _STOPPED:
+        raise
     except BaseException as error:
-        if not _is_told(error):
-            raise
         raise ValueError(
             f"reward {path!r}: importing {module_name!r} failed{_origin(error)}"
         ) from error
@@ -119,17 +126,16 @@ def _origin(error: BaseException) -> str:
         what = f"it exits ({what}), where it must return or raise an exception"
     if isinstance(error, SyntaxError):
         return f" at {error.filename}, line {error.lineno}: {what}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
-    ]
-    if not frames:
-        return f": {what}"
-    last = [frame for frame in frames if frame.filename == frames[0].filename][
-        -1
-    ]  # not of a library that it calls
-    return f" at {last.filename}, line {last.lineno}, in {last.name}: {what}"
+    place = ""
+    file = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == __file__ or frame.filename.startswith("<frozen"):
+            continue
+        # The last place in the user's own file, which comes first, and not in a library it calls.
+        file = file or frame.filename
+        if frame.filename == file:
+            place = f" at {file}, line {frame.lineno}, in {frame.name}"
+    return f"{place}: {what}"
 
 
 def call_reward(
@@ -145,17 +151,17 @@ def call_reward(
     for by itself, and for a result of the wrong length or type, or one that is not finite or beyond
     MOST_REWARD, naming its problem.
     """
-    code = getattr(inspect.unwrap(function), "__code__", None)
     place = ""
+    code = getattr(inspect.unwrap(function), "__code__", None)
     if code:
         place = f" ({code.co_filename}, line {code.co_firstlineno})"
     name = f"reward {getattr(function, '__qualname__', type(function).__name__)}{place}"
     arguments = _arguments(function, problems, texts, token_ids)
     try:
         result = function(**arguments)
+    except _STOPPED:
+        raise
     except BaseException as error:
-        if not _is_told(error):
-            raise
         culprit = next((i for i in range(len(texts)) if _raises_for(function, arguments, i)), None)
         of = ""
         if culprit is not None:
@@ -210,17 +216,11 @@ def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], in
     """Tell whether the function raises for a response by itself."""
     try:
         function(**{name: values[index : index + 1] for name, values in arguments.items()})
-    except BaseException as error:
-        if not _is_told(error):
-            raise
+    except _STOPPED:
+        raise
+    except BaseException:
         return True
     return False
-
-
-def _is_told(error: BaseException) -> bool:
-    """Return whether an exception of a user's code is told as its failure, sys.exit included, which
-    would end the run as if it were done. Not told is that the run itself is stopped."""
-    return not isinstance(error, KeyboardInterrupt | processes.Preempted)
 
 
 @dataclass(frozen=True)
@@ -296,27 +296,17 @@ def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float 
         raise RewardFailed(f"{wanted} {len(values)} values")
     rewards: list[float | None] = []
     for index, (value, problem) in enumerate(zip(values, problems, strict=True)):
-        of = (
-            f"{_text(repr, value):.80} for completion {index}, of problem {problem.id} "
-            f"({problem.prompt!r:.80})"
-        )
-        if value is None:
-            rewards.append(None)
+        number = None if value is None else _number(value)
+        if value is None or (number is not None and is_reward(number)):
+            rewards.append(number)
             continue
-        number = _number(value)
-        if number is None:
-            raise RewardFailed(
-                f"{name} returned {of}, of type {type(value).__name__}: return a number, or None "
-                "for one that cannot "
-                "be scored"
-            )
-        if not is_reward(number):
-            raise RewardFailed(
-                f"{name} returned {of}; return a finite number of at most {MOST_REWARD:g} in "
-                "size, or None for one "
-                "that cannot be scored"
-            )
-        rewards.append(number)
+        wrong = f", of type {type(value).__name__}: return a number"
+        if number is not None:
+            wrong = f"; return a finite number of at most {MOST_REWARD:g} in size"
+        raise RewardFailed(
+            f"{name} returned {_text(repr, value):.80} for completion {index}, of problem "
+            f"{problem.id} ({problem.prompt!r:.80}){wrong}, or None for one that cannot be scored"
+        )
     return rewards
 
 
@@ -325,9 +315,9 @@ def _text(show: Callable[[Any], str], value: Any) -> str:
     digits, say."""
     try:
         return show(value)
-    except BaseException as error:
-        if not _is_told(error):
-            raise
+    except _STOPPED:
+        raise
+    except BaseException:
         return f"<{type(value).__name__}>"
 
 
@@ -337,17 +327,11 @@ def _number(value: Any) -> float | None:
 
     NaN stands for a number that no float can hold.
     """
-    if (
-        isinstance(value, str)
-        or not hasattr(type(value), "__float__")
-        or getattr(value, "shape", ()) != ()
-    ):
+    if isinstance(value, str) or not hasattr(type(value), "__float__"):
         return None
-    if getattr(getattr(value, "dtype", None), "kind", None) in (
-        "c",
-        "m",
-        "M",
-    ):  # float drops an imaginary part, a unit
+    # float drops an imaginary part, a unit
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if getattr(value, "shape", ()) != () or kind in ("c", "m", "M"):
         return None
     try:
         return float(value)

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+
 from g2d_jax.records import Verdict
-from g2d_jax.rewards import angles, lists, names, sets, shapes, units
+from g2d_jax.rewards import angles, exact, lists, names, sets, shapes, units
+from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair
 from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, parse_quantity
 from g2d_jax.rewards.verify import can_be_read, may_be_rounded, quick_verdict
@@ -28,10 +33,25 @@ _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
 _TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
-_PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
-_COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
+
+
+# Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against
+# "5 m".
+_TARGETS = [
+    LatexExtractionConfig(
+        boxed_match_priority=-1,
+        normalization_config=NormalizationConfig(
+            basic_latex=True,
+            units=False,
+            malformed_operators=True,
+            nits=True,
+            boxed="none",
+            equations=False,
+        ),
+    )
+]
 
 
 def parses(gold: str) -> Verdict:
@@ -86,9 +106,9 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
 def _rounded(gold: str, answer: str, places: int) -> bool:
     """Tell whether one side is a decimal of at least so many places that the other one rounds
     to."""
-    for exact, text in ((gold, answer), (answer, gold)):
+    for other, text in ((gold, answer), (answer, gold)):
         decimal = parse_quantity(text)
-        if decimal and decimal.value and decimal.places >= places and _rounds(exact, decimal):
+        if decimal and decimal.value and decimal.places >= places and _rounds(other, decimal):
             return True
     return False
 
@@ -98,7 +118,7 @@ def _same_by_parts(gold: str, answer: str) -> bool:
     expected, given = sets.intervals(gold), sets.intervals(answer)
     if expected and given:
         return _paired(expected, given, _same_interval)
-    are_tuples = _PARENTHESES.fullmatch(gold) and _PARENTHESES.fullmatch(answer)
+    are_tuples = all(map(lists.PARENTHESES.fullmatch, (gold, answer)))
     if are_tuples:
         gold, answer = gold[1:-1], answer[1:-1]
     a, b = lists.elements(gold), lists.elements(answer)
@@ -169,9 +189,8 @@ def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
 
 def _same_by_parsing(gold: str, answer: str) -> bool:
     """Ask math-verify, with all in its own spelling."""
-    a, b = _keep_case(
-        *(angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer))
-    )
+    spelled = [angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer)]
+    a, b = _keep_case(*spelled)
     given = _parse(b)
     expected = _parse(a) if given else []
     return any(
@@ -204,30 +223,26 @@ def _approximation(gold: str, answer: str) -> Verdict:
 def _is_name(text: str) -> bool:
     r"""Tell whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and is no
     value: `12`, `e^\pi`."""
-    from g2d_jax.rewards.exact import is_real
-
-    return not _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)) and not any(
-        map(is_real, _parse(text))
-    )
+    if _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)):
+        return False
+    return not any(map(exact.is_real, _parse(text)))
 
 
-def _rounds(exact: str, decimal: Quantity) -> bool:
+def _rounds(text: str, decimal: Quantity) -> bool:
     """Tell whether a decimal is the rounding of what stands before it. Both have the same unit, or
     one has none."""
-    from g2d_jax.rewards.exact import rounds_to
-
-    quantity = parse_quantity(exact)
+    quantity = parse_quantity(text)
     if quantity is None:
-        numbers: Sequence[object] = _parse(units.without_unit(exact))
+        numbers: Sequence[object] = _parse(units.without_unit(text))
     elif quantity.unit and decimal.unit and quantity.unit != decimal.unit:
         return False
     else:
         numbers = [_without_percent(quantity)]
     value = _without_percent(decimal)
     places = decimal.places + 2 * decimal.percent
-    return (value * 10**places).denominator == 1 and any(
-        rounds_to(number, value, places) for number in numbers
-    )
+    if (value * 10**places).denominator > 1:
+        return False
+    return any(exact.rounds_to(number, value, places) for number in numbers)
 
 
 def _without_percent(quantity: Quantity) -> Fraction:
@@ -255,17 +270,17 @@ def _fraction(decimal: re.Match[str]) -> str:
     return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
 
 
-def _keep_case(gold: str, answer: str) -> tuple[str, str]:
+def _keep_case(gold: str, answer: str) -> Pair:
     """Rename capital variables whose small letter occurs too: math-verify reads R and r as one,
     R^2-r^2 as 0."""
-    letters = set(_COMMAND.sub(" ", gold + " " + answer))
-    clashes = "".join(
-        sorted(letter for letter in letters if "A" <= letter <= "Z" and letter.lower() in letters)
-    )
+    letters = set(TEXT_OR_COMMAND.sub(" ", f"{gold} {answer}"))
+    clashes = "".join(c for c in string.ascii_uppercase if letters.issuperset((c, c.lower())))
     if not clashes:
         return gold, answer
+    # An index makes another variable of it, and 99 is one that no answer has; what has an index
+    # already is told apart by it.
     variable = re.compile(
-        rf"(?P<command>\\text\s*\{{[^{{}}]*\}}|\\[A-Za-z]+)|(?P<letter>[{clashes}])(?!\s*_)"
+        rf"(?P<command>{TEXT_OR_COMMAND.pattern})|(?P<letter>[{clashes}])(?!\s*_)"
     )
     a, b = (
         variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text)
@@ -276,54 +291,29 @@ def _keep_case(gold: str, answer: str) -> tuple[str, str]:
 
 def _parse(cleaned: str) -> list[object]:
     """Parse bare LaTeX with math-verify; [] when it cannot be read."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
-
-    # Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against
-    # "5 m".
-    config = NormalizationConfig(
-        basic_latex=True,
-        units=False,
-        malformed_operators=True,
-        nits=True,
-        boxed="none",
-        equations=False,
-    )
-    targets = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=config)]
     wrapped = "$" + cleaned.replace("\\$", "") + "$"
     parsed: list[object] = parse(
-        wrapped, targets, fallback_mode="no_fallback", parsing_timeout=None
+        wrapped, _TARGETS, fallback_mode="no_fallback", parsing_timeout=None
     )
     return parsed
 
 
 def _same_expression(gold: object, answer: object) -> bool:
-    from math_verify import verify
-
-    from g2d_jax.rewards.exact import (
-        DIGITS,
-        equations_equal,
-        numbers_equal,
-        same_function,
-        sets_equal,
-    )
-
-    for decide in (numbers_equal, sets_equal, equations_equal):
+    for decide in (exact.numbers_equal, exact.sets_equal, exact.equations_equal):
         equal = decide(gold, answer)
         if equal is not None:
             return equal
-    if verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None):
+    digits = exact.DIGITS
+    if verify(gold, answer, digits, digits, allow_set_relation_comp=True, timeout_seconds=None):
         return True
-    return same_function(gold, answer)
+    return exact.same_function(gold, answer)
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
     """Tell whether one side is a decimal of at least six places of the other, an irrational
     number."""
-    from g2d_jax.rewards.exact import rounds_to
-
-    for exact, text in ((gold, answer_text), (answer, gold_text)):
+    for parsed, text in ((gold, answer_text), (answer, gold_text)):
         decimal = parse_quantity(text)
         if decimal and decimal.places >= APPROXIMATION_PLACES:
-            return rounds_to(exact, decimal.value, decimal.places, cut=True)
+            return exact.rounds_to(parsed, decimal.value, decimal.places, cut=True)
     return False

@@ -10,6 +10,7 @@ reply cut at max_tokens gives no reward, since what it last quoted would then be
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -65,20 +66,18 @@ class JudgeScorer:
         Raises as `Chat.ask`, and ValueError for a missing answer that the rubric names, or where no
         reply is rated.
         """
-        asked = [
-            self._question(problem, text) for problem, text in zip(problems, texts, strict=True)
-        ]
-        replies = self._chat.ask(asked)
+        replies = self._chat.ask(
+            [self._question(*pair) for pair in zip(problems, texts, strict=True)]
+        )
         scores = list(map(self._score, replies))
         self.rated += sum(score.reward is not None for score in scores)
         unrated = [reply.text for reply in replies if not reply.failure]
         if not self.rated and len(unrated) >= PATIENCE:
             raise ValueError(
                 f"none of {len(unrated)} replies of the judge holds a rating that "
-                "reward.judge.pattern, "
-                f"{self._pattern.pattern!r}, finds; the first one is {unrated[0]!r:.300}. Change "
-                "the pattern or the "
-                "prompt, or raise reward.judge.max_tokens if replies are cut"
+                f"reward.judge.pattern, {self._pattern.pattern!r}, finds; the first one is "
+                f"{unrated[0]!r:.300}. Change the pattern or the prompt, or raise "
+                "reward.judge.max_tokens if replies are cut"
             )
         return scores
 
@@ -128,8 +127,7 @@ def check_judge(settings: Judge) -> None:
     if pattern.groups != 1:
         raise ValueError(
             f"reward.judge.pattern {settings.pattern!r} has {pattern.groups} groups: put the "
-            "number, and only it, in "
-            "(…); other brackets are written (?:…)"
+            "number, and only it, in (…); other brackets are written (?:…)"
         )
     named = set(re.findall(r"\{(\w+)\}", settings.prompt or RUBRIC))
     for name in named - set(_NAMES):
@@ -161,13 +159,12 @@ def fill(template: str, values: Mapping[str, str | None]) -> str:
 def rating(text: str, pattern: re.Pattern[str]) -> float | None:
     """Read the number in the pattern's first group at its last match; None without one, or if it is
     no reward."""
-    matches = list(pattern.finditer(text))
-    if not matches:
-        return None
-    try:
-        value = float(matches[-1][1])
-    except (TypeError, ValueError):  # the group took no part in the match, or is no number
-        return None
+    value = math.nan
+    for match in pattern.finditer(text):
+        try:
+            value = float(match[1])
+        except (TypeError, ValueError):  # the group took no part in the match, or is no number
+            value = math.nan
     return value if is_reward(value) else None
 
 

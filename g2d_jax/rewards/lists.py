@@ -16,11 +16,14 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from g2d_jax.rewards.names import assignment
-from g2d_jax.rewards.normalise import canonical
+from g2d_jax.rewards.normalise import Pair, canonical
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, same_quantity
 
 _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
-OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
+_OPENING = ("\\{", "{", "(", "[")
+_CLOSING = ("\\}", "}", ")", "]")
+_SET = re.compile(r"\\\{.*\\\}", re.DOTALL)
+PARENTHESES = re.compile(r"\(.*\)", re.DOTALL)
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\A\(?([A-Z])\)?\Z")
 _TUPLE = re.compile(r"\(([^()]*)\)\s*=\s*\((.*)\)")
@@ -37,14 +40,14 @@ def elements(cleaned: str) -> list[str] | None:
     tuple or interval is none, nor a number such as 1,234 with others, of which the commas could be
     either kind.
     """
-    braced = cleaned.startswith("\\{") and cleaned.endswith("\\}")
+    braced = _SET.fullmatch(cleaned)
     inside = cleaned[2:-2] if braced else cleaned
     if not braced and (_THOUSANDS.search(inside) or parse_quantity(inside) is not None):
         return None
     parts, start, depth = [], 0, 0
     for token in _TOKEN.finditer(inside):
         text = token.group()
-        depth += (text in OPENING) - (text in CLOSING)
+        depth += (text in _OPENING) - (text in _CLOSING)
         if depth < 0:
             return None
         if depth == 0 and text in (",", ";"):
@@ -56,7 +59,7 @@ def elements(cleaned: str) -> list[str] | None:
     return parts
 
 
-def in_order(gold: str, answer: str) -> tuple[str, str]:
+def in_order(gold: str, answer: str) -> Pair:
     r"""Return two cleaned answers, as tuples where one is a list of values with different names, as
     `x=1, y=2` is.
 
@@ -158,12 +161,7 @@ def mixed(gold: str, answer: str) -> bool:
     r"""Tell whether one of two cleaned answers is a tuple and the other a set: `(1, 2)` is not
     `\{1, 2\}`."""
     for one, other in ((gold, answer), (answer, gold)):
-        if (
-            one.startswith("\\{")
-            and one.endswith("\\}")
-            and other.startswith("(")
-            and other.endswith(")")
-        ):
+        if _SET.fullmatch(one) and PARENTHESES.fullmatch(other):
             in_set = elements(one) or ()
             in_tuple = elements(other[1:-1]) or ()
             if min(len(in_set), len(in_tuple)) > 1:
@@ -184,6 +182,8 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
         return True
     if max((a | b).values()) > 1:  # as sets they may be equal
         return None
+    # What is left over on either side are numbers, which may be roundings of each other: in rising
+    # order each is compared with one alone.
     by_value = operator.attrgetter("value")
     rest = [sorted(_numbers(gold, b), key=by_value), sorted(_numbers(answer, a), key=by_value)]
     if [len(a - b), len(b - a)] != list(map(len, rest)):

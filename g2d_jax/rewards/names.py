@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from g2d_jax.rewards.normalise import Pair
+
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|\w)|'")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)")
 _BARS = re.compile(
@@ -48,6 +50,7 @@ def primed(text: str) -> str:
 
 def _indexed(found: re.Match[str]) -> str:
     name, primes = found.groups()
+    # 97 and so on: indices that no answer has, and other ones than those of grade._keep_case.
     if name.isdigit():  # minutes of arc, feet
         name = f" {name}x"
     return f"{name}_{{97{len(primes)}}}"
@@ -86,7 +89,7 @@ def _without_quantifiers(text: str) -> str:
     return text
 
 
-def alike(gold: str, answer: str) -> tuple[str, str]:
+def alike(gold: str, answer: str) -> Pair:
     r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of
     `n\pi, n \in \mathbb{Z}`."""
     gold, answer = _without_quantifiers(gold), _without_quantifiers(answer)
@@ -112,7 +115,7 @@ def _varies(text: str, name: str) -> bool:
     return name not in "ei" and name in _COMMAND_OR_LETTER.findall(text.partition("=")[2])
 
 
-def _without_parameter(gold: str, answer: str) -> tuple[str, str]:
+def _without_parameter(gold: str, answer: str) -> Pair:
     r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
     (a, first, domain) = _apart_from_parameter(gold)
     (b, second, other) = _apart_from_parameter(answer)

@@ -8,17 +8,21 @@ hostile text.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeAlias
 
 from g2d_jax.rewards import lists, names, sets, shapes
-from g2d_jax.rewards.normalise import clean
+from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair, clean
 
-_COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
+Split: TypeAlias = Callable[[str], tuple[str, str] | None]
+"""Splits what stands before a value from the value; None where there is nothing."""
+
 _LETTER = re.compile(r"[A-Za-z<>]")
 _POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*\))")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 
-def paired_up(gold: str, answer: str) -> tuple[str, str]:
+def paired_up(gold: str, answer: str) -> Pair:
     """Clean both, and write them alike: sets as intervals, systems as lists, values without a name
     that one side lacks.
 
@@ -37,13 +41,16 @@ def paired_up(gold: str, answer: str) -> tuple[str, str]:
     # A choice loses its letter before lists are read, and signs are written out before names come
     # off: each step finds what the ones before it have laid bare.
     a, b = names.alike(a, b)
-    a, b = _without_letters(a, b)
+    a, b = _without(shapes.choice, a, b)
     a, b = lists.in_order(a, b)
     a, b = lists.signed(a), lists.signed(b)
-    a, b = _without_member(a, b)
-    a, b = _without_point(a, b)
-    a, b = _without_name(a, b)
-    if "=" in b and "=" not in a and "\\not" not in b and not _LETTER.search(_COMMAND.sub("", b)):
+    a, b = _without(sets.member, a, b)
+    if _are_points(a, b):
+        a, b = _without(_point, a, b)
+    if not _relates_another(a, b):
+        a, b = _without(names.assignment, a, b)
+    is_computed = "=" in b and "=" not in a and "\\not" not in b
+    if is_computed and not _LETTER.search(TEXT_OR_COMMAND.sub("", b)):
         b = b.rpartition("=")[2].strip()
     return a, b
 
@@ -67,54 +74,33 @@ def _as_list(text: str) -> str:
     return ", ".join(equations)
 
 
-def _without_letters(gold: str, answer: str) -> tuple[str, str]:
-    """Take the text of a choice where the other side has no letter, or the same: `(D) 18` beside
-    18."""
-    letter, text = shapes.choice(gold) or ("", gold)
-    its_letter, its_text = shapes.choice(answer) or ("", answer)
-    is_other = letter and its_letter and letter != its_letter
-    if is_other or (letter and not text) or (its_letter and not its_text):
+def _without(split: Split, gold: str, answer: str) -> Pair:
+    """Take off what both say before a value, as a name, or one of them alone; not what differs,
+    and not the letter of a choice that has no text."""
+    mark, value = split(gold) or ("", gold)
+    its_mark, its_value = split(answer) or ("", answer)
+    is_bare = (mark and not value) or (its_mark and not its_value)
+    if is_bare or (mark and its_mark and not names.same(mark, its_mark)):
         return gold, answer
-    return text, its_text
+    return value, its_value
 
 
-def _without_member(gold: str, answer: str) -> tuple[str, str]:
-    r"""Take `x \in` off, unless the other side names something else."""
-    name, values = sets.member(gold) or ("", gold)
-    its_name, its_values = sets.member(answer) or ("", answer)
-    if name and its_name and not names.same(name, its_name):
-        return gold, answer
-    return values, its_values
+def _are_points(*answers: str) -> bool:
+    """Tell whether all have coordinates, with a letter before them or without."""
+    return all(answer.startswith("(") or _point(answer) for answer in answers)
 
 
-def _without_point(gold: str, answer: str) -> tuple[str, str]:
-    """Take the letter of a point off, of `P(1, 2)` and `P = (1, 2)`, where the other side has
-    coordinates too."""
-    letter, coordinates = _point(gold)
-    its_letter, its_coordinates = _point(answer)
-    if not coordinates.startswith("(") or not its_coordinates.startswith("("):
-        return gold, answer
-    if letter and its_letter and letter != its_letter:
-        return gold, answer
-    return coordinates, its_coordinates
-
-
-def _point(text: str) -> tuple[str, str]:
-    """Split the letter, "" if there is none, and the coordinates of a point."""
+def _point(text: str) -> tuple[str, str] | None:
+    """Split the letter and the coordinates of a point, `P(1, 2)` or `P = (1, 2)`."""
     found = _POINT.fullmatch(text)
     if found and "," in found[2]:
         return found[1], found[2]
-    return "", text
+    return None
 
 
-def _without_name(gold: str, answer: str) -> tuple[str, str]:
-    """Take a name off where both have the same one, or where the other side is a mere value."""
-    name, value = names.assignment(gold) or ("", gold)
-    its_name, its_value = names.assignment(answer) or ("", answer)
-    if name and its_name and not names.same(name, its_name):
-        return gold, answer
-    if name and not its_name and _RELATION.search(answer):
-        return gold, answer
-    if its_name and not name and _RELATION.search(gold):
-        return gold, answer
-    return value, its_value
+def _relates_another(gold: str, answer: str) -> bool:
+    """Tell whether beside a name with its value stands no mere value, but an equation or such."""
+    is_named = names.assignment(gold) is not None
+    if is_named == (names.assignment(answer) is not None):
+        return False
+    return _RELATION.search(answer if is_named else gold) is not None

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from g2d_jax.records import AnswerRule, Score, Verdict
 from g2d_jax.rewards.extract import final_answer
@@ -36,7 +36,10 @@ from g2d_jax.rewards.verify import can_be_read, quick_verdict
 from g2d_jax.runtime import processes
 
 REWARDS: Mapping[Verdict, float | None] = {
-    **{Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0},
+    Verdict.CORRECT: 1.0,
+    Verdict.INCORRECT: 0.0,
+    Verdict.NO_ANSWER: 0.0,
+    Verdict.TIMEOUT: 0.0,
     Verdict.UNSCORABLE: None,
 }
 START_SECONDS = 300.0
@@ -44,8 +47,6 @@ START_SECONDS = 300.0
 MAX_ANSWER_CHARS = 10_000
 READ_AT_ONCE = 128
 """Golds that a worker is asked about at a time."""
-
-T = TypeVar("T")
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
 """A response's final answer, and its verdict or where that will be."""
@@ -60,17 +61,10 @@ class Worker:
     start."""
 
     def __init__(self, cpu_seconds: float, memory_mb: int) -> None:
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "g2d_jax.rewards.worker",
-            repr(cpu_seconds),
-            str(memory_mb),
-        ]
+        module = ["-P", "-m", "g2d_jax.rewards.worker"]
         with tempfile.TemporaryFile() as errors:
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, *module, repr(cpu_seconds), str(memory_mb)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -88,28 +82,18 @@ class Worker:
                     "math-verify)?\n" + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, request: list[Any], wall_seconds: float) -> tuple[Verdict, float]:
-        """Get a verdict and its CPU seconds. request: the arguments of `grade.grade`.
+    def ask(self, request: Sequence[Any], wall_seconds: float) -> list[Any]:
+        """Return the reply to a request, and its CPU seconds; both as worker.py has them.
 
         Raises WorkerDied, after which the worker is of no more use.
         """
-        verdict, cpu_seconds = self._request(json.dumps(request).encode() + b"\n", wall_seconds)
-        return Verdict(verdict), cpu_seconds
-
-    def read(self, golds: Sequence[str], wall_seconds: float) -> tuple[list[bool], float]:
-        """Tell of the first of these golds, one after the other, whether they can be read; and the
-        CPU seconds.
-
-        The golds share the limits of one answer; the one that exceeds them and those after it are
-        not told of. Raises as `ask`.
-        """
-        told, cpu_seconds = self._request(json.dumps([golds]).encode() + b"\n", wall_seconds)
-        return told, cpu_seconds
+        return self._request(json.dumps(request).encode() + b"\n", wall_seconds)
 
     def _request(self, line: bytes, wall_seconds: float) -> list[Any]:
         requests, replies = self.process.stdin, self.process.stdout
         assert requests is not None and replies is not None
-        overdue, reply = threading.Timer(wall_seconds, self.kill), b""
+        reply = b""
+        overdue = threading.Timer(wall_seconds, self.kill)
         overdue.start()
         with contextlib.suppress(OSError):
             requests.write(line)
@@ -332,31 +316,31 @@ class VerifierPool:
         if len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold)):
             return Verdict.INCORRECT
         is_correct = quick_verdict(gold, answer, self._decimal_places)
-        if is_correct:
-            return Verdict.CORRECT
         if is_correct is None and read is not False:
             return None
-        return Verdict.INCORRECT
+        return Verdict.CORRECT if is_correct else Verdict.INCORRECT
 
     def _can_be_read(self, gold: str) -> bool | None:
         """Tell whether a gold can be read, None if a worker has to be asked."""
-        if gold not in self._readable and (read := can_be_read(gold)) is not None:
-            self._readable.setdefault(gold, read)
-        return self._readable.get(gold)
+        if gold in self._readable:
+            return self._readable[gold]
+        read = can_be_read(gold)
+        if read is not None:
+            self._readable[gold] = read
+        return read
 
     def _find_out(self, golds: Sequence[str]) -> None:
         """Find out whether golds can be read, in a thread of the executor. Raises RuntimeError
         where workers end."""
         left = [gold for gold in golds if self._can_be_read(gold) is None]
         while left:
-            told = self._ask(lambda worker: worker.read(left, self.wall_seconds))  # noqa: B023 - called at once
+            told = self._ask([left])
             if told is None:
                 raise RuntimeError(
                     "the machine ended a verifier worker twice, or got no reply from it for "
                     f"{self.wall_seconds:.0f} s, while it read reference answers such as "
-                    f"{left[0]!r:.80}. Is there "
-                    "too little memory? Lower reward.memory_mb or reward.workers, or take a "
-                    "larger machine"
+                    f"{left[0]!r:.80}. Is there too little memory? Lower reward.memory_mb or "
+                    "reward.workers, or take a larger machine"
                 )
             # Not told of at all is only a gold that had the limits for itself: it exceeds them.
             for gold, read in zip(left, told or [False], strict=False):
@@ -374,21 +358,20 @@ class VerifierPool:
             self._find_out([gold])
             verdict = self._decide_here(gold, answer)
             if verdict is None:
-                request = [gold, str(answer), self._decimal_places]
-                verdict = self._ask(lambda worker: worker.ask(request, self.wall_seconds))
+                verdict = self._ask([gold, answer, self._decimal_places])
         finally:
             if verdict is None:
                 with self._lock:  # not to be remembered
                     self._verdicts.pop((gold, answer), None)
-        return verdict or Verdict.UNSCORABLE
+        return Verdict(verdict or Verdict.UNSCORABLE)
 
-    def _ask(self, request: Callable[[Worker], tuple[T, float]]) -> T | None:
-        """Ask a worker. One that is dead or does not answer is replaced, once; None where the
-        second one fails too."""
+    def _ask(self, request: Sequence[Any]) -> Any:
+        """Return a worker's reply. One that is dead or does not answer is replaced, once; None
+        where the second one fails too."""
         for _ in range(2):
             worker = self._worker()
             try:
-                reply, seconds = request(worker)
+                reply, seconds = worker.ask(request, self.wall_seconds)
             except WorkerDied:
                 self.workers.discard(worker)
                 continue
@@ -401,7 +384,7 @@ class VerifierPool:
         """Return this thread's worker, started if there is none. Raises CancelledError once the
         pool is closed."""
         worker: Worker | None = getattr(self._thread, "worker", None)
-        if not self._closed and (worker is None or worker not in self.workers):
+        if not self._closed and worker not in self.workers:
             worker = Worker(*self._limits)  # seconds: not under the lock
             with self._lock:
                 self._thread.worker = worker

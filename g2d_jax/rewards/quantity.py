@@ -8,7 +8,7 @@ number is None.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -49,41 +49,41 @@ SCALES = {
     "billion": 10**9,
     "trillion": 10**12,
 }
-_UNIT_NAMES = {
-    "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre", "m": "m meter metre",
-    "km": "km kilometer kilometre", "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
-    "sec": "s sec second", "ms": "ms millisecond",
-    "min": "min minute", "hour": "h hr hour", "day": "day", "week": "week", "month": "month",
-    "year": "yr year", "mg": "mg milligram", "g": "g gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce",
-    "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon", "mph": "mph", "degree": "deg degree",
-    "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit", "ohm": "ohm",
-}  # fmt: skip
+_UNIT_NAMES = """
+    mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre;
+    in inch inche; ft foot feet; yd yard; mi mile; sec s second; ms millisecond; min minute;
+    hour h hr; day; week; month; year yr; mg milligram; g gram; kg kilogram; lb pound; oz ounce;
+    ml milliliter millilitre; l liter litre; gal gallon; mph; degree deg; radian rad; dollar usd;
+    cent; euro; unit; ohm
+"""
+"""Units, and other names of each."""
 
 
-def _with_plurals(names: Mapping[str, str]) -> dict[str, str]:
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _with_plurals(units: str) -> dict[str, str]:
     """Return the unit by each of its names, and by their plurals but for those of one letter."""
-    units = {}
-    for unit, written in names.items():
-        for name in written.split():
-            units[name] = unit
+    by_name = {}
+    for written in units.split(";"):
+        names = written.split()
+        for name in names:
+            by_name[name] = names[0]
             if len(name) > 1:
-                units[f"{name}s"] = unit
-    return units
+                by_name[f"{name}s"] = names[0]
+    return by_name
 
 
 _UNITS = _with_plurals(_UNIT_NAMES)
-_FOREIGN = frozenset([
-    *"个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м",
-    "厘米", "千米", "小时", "分钟", "公里", "公斤", "千克",
-    "平方米", "平方厘米", "руб", "см", "км",
-])  # fmt: skip
+_FOREIGN = _words("厘米 千米 小时 分钟 公里 公斤 千克 平方米 平方厘米 руб см км").union(
+    "个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м"
+)
+# What may stand for a unit without being a word; "" is no unit.
 _SIGNS = {
-    "": (1, "", False),
-    "^\\circ": (1, "degree", False),
-    "%": (1, "", True),
-    "\\%": (1, "", True),
-}
-_CURRENCIES = {
+    "": "",
+    "%": "",
+    "^\\circ": "degree",
     "£": "pound sterling",
     "€": "euro",
     "¥": "yen",
@@ -92,26 +92,27 @@ _CURRENCIES = {
     "$": "dollar",
 }
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
+NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
 # Words after a number that change it, doubt it or add another, and words that are mathematics where
 # they stand bare.
-HEDGES = frozenset({
-    "and", "or", "not", "no", "never", "is", "isn't", "was", "are", "aren't", "be", "but", "if", "unless", "than",
-    "more", "less", "fewer", "least", "most", "about", "approximately", "roughly", "around", "nearly", "almost",
-    "maybe", "perhaps", "possibly", "probably", "likely", "anything", "other", "else", "wrong", "incorrect", "false",
-    "guess", "instead", "except", "either", "neither", "nor", "plus", "minus", "times", "half", "twice", "double",
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "halves", "third", "thirds",
-    "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "factorial",
-    "thirty", "forty",
-    "fourth", "tenth", "eighth", "ninth", "thousands", "hundreds", "tens", "dozens", "millions", "gross", "lakh",
-    "crore", "reciprocal", "approx", "doubtful", "cannot", "rejected", "upwards", "below", "above", "over", "power",
-    "fifty", "sixty", "seventy", "eighty", "ninety",
-})  # fmt: skip
-_NOT_UNITS = frozenset({
-    "mod", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "gcd", "lcm", "max", "min", "times",
-    "plus", "minus", "over", "half", "pi", "choose", "to", "from", "base", "root", "per", "by", "of", "i", "e",
-    "x", "y", "z", "n", "k", "a", "b", "c", "d", "p", "q", "r", "t", "u", "v", "w",
-})  # fmt: skip
+HEDGES = _words(
+    f"""{NUMBER_WORDS}
+    and or not no never is isn't was are aren't be but if unless than more less fewer least
+    most about approximately roughly around nearly almost maybe perhaps possibly probably
+    likely anything other else wrong incorrect false guess instead except either neither nor
+    plus minus times half twice double twenty thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen halves third thirds fourths fifths sixths sevenths eighths ninths tenths
+    hundredths thousandths factorial thirty forty fourth tenth eighth ninth thousands hundreds
+    tens dozens millions gross lakh crore reciprocal approx doubtful cannot rejected upwards
+    below above over power fifty sixty seventy eighty ninety
+    """
+)
+_NOT_UNITS = _words(
+    """
+    mod sin cos tan cot sec csc log ln exp gcd lcm max min times plus minus over half pi
+    choose to from base root per by of i e x y z n k a b c d p q r t u v w
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +150,16 @@ def parse_quantity(cleaned: str) -> Quantity | None:
         return None
     scale, unit, percent = tail
     if match["currency"] and not percent:
-        unit = unit or _CURRENCIES.get(
-            match["currency"].replace("\\pound", "£")[:1].replace("\\", "$"), ""
-        )
+        sign = match["currency"].lstrip("\\").replace("pound", "£")[:1]
+        unit = unit or _SIGNS[sign]
     return Quantity(value * scale, unit, percent, _places(number))
 
 
 def _places(number: str) -> int:
     """Count the places of a plain decimal, and of one with a power of ten that is long by
     itself."""
-    if decimal := _DECIMAL.fullmatch(number):
+    decimal = _DECIMAL.fullmatch(number)
+    if decimal:
         return len(decimal[1] or "")
     scientific = _SCIENTIFIC.fullmatch(number)
     if scientific is None or len(scientific[1]) < APPROXIMATION_PLACES:
@@ -196,13 +197,15 @@ def based_number(cleaned: str) -> tuple[str, int] | None:
     if match is None or not 2 <= int(match[3]) <= 36:
         return None
     digits = match[2].upper().lstrip("0") or "0"
-    if any(int(digit, 36) >= int(match[3]) for digit in digits):
+    base = int(match[3])
+    if int(max(digits), 36) >= base:
         return None
-    return match[1] + digits, int(match[3])
+    return match[1] + digits, base
 
 
 def terminates(value: Fraction) -> bool:
     """Tell whether a fraction has a finite decimal expansion."""
+    # A power of ten with as many twos and fives as the denominator can have is a multiple of it.
     return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
@@ -226,17 +229,16 @@ def _unit(word: str) -> str:
 def unit_of(tail: str) -> str:
     r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not
     known."""
-    _, unit, _ = _tail(tail, spaced=True) or (1, "", False)
-    return unit
+    read = _tail(tail, spaced=True)
+    return read[1] if read else ""
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     """Read what follows the number: (scale, canonical unit, percent), or None when it is no
     harmless unit."""
-    if tail in _SIGNS:
-        return _SIGNS[tail]
-    if tail.lstrip("\\") in _CURRENCIES:
-        return 1, _CURRENCIES[tail.lstrip("\\")], False
+    sign = tail.lstrip("\\") or tail
+    if sign in _SIGNS:
+        return 1, _SIGNS[sign], sign == "%"
     match = _UNIT.fullmatch(tail)
     if match is None:
         return None

@@ -7,7 +7,6 @@ numbers. Linear, safe on hostile text.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from g2d_jax.rewards import expression, names
-from g2d_jax.rewards.normalise import clean
+from g2d_jax.rewards.normalise import COMMAND, clean
 
 MAX_CHARS = 400
 MAX_INTEGERS = 100
@@ -26,11 +25,16 @@ _RELATION = re.compile(
     r"(<|>|\\(?:lt|gt|leqslant|leq|le|geqslant|geq|ge|neq|ne|in|notin)(?![A-Za-z])|=)"
 )
 _SPELLED = {
-    "<": "<", ">": ">", "=": "=", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=",
-    r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", r"\in": "in", r"\notin": "notin",
-}  # fmt: skip
-_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
-_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
+    r"\lt": "<",
+    r"\gt": ">",
+    r"\le": "<=",
+    r"\ge": ">=",
+    r"\ne": "!=",
+    r"\neq": "!=",
+    r"\in": "in",
+}
+_MIRROR = str.maketrans("<>", "><")
+_VARIABLE = re.compile(r"(?!(?:e|i|\\pi|\\infty|\\emptyset)\Z)(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 _BUILDER = re.compile(
     r"\\\{\s*(?P<name>(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*(?:\\in\s*(?P<domain>[^|:]{1,40}?))?\s*"
     r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:)\s*(?P<condition>.+)\\\}",
@@ -46,15 +50,14 @@ _OR = re.compile(
 _AND = re.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
 )
-_DOMAINS = {
-    "R": "", "mathbf{R}": "", "mathbb{R}": "", "text{R}": "",
-    "Z": "Z", "mathbf{Z}": "Z", "mathbb{Z}": "Z", "text{Z}": "Z",
-}  # fmt: skip
+_DOMAIN = re.compile(r"\\*(?:(?:mathbf|mathbb|text)\{([RZ])\}|([RZ]))")
 _MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
 _CUP = re.compile(r"\s*\\cup(?![A-Za-z])\s*")
 _LARGEST = 10**15  # floats are exact below
 _INFINITE = {r"\infty": math.inf, r"+\infty": math.inf, r"-\infty": -math.inf}
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
+_BELOW = r"-\infty", False
+_ABOVE = r"\infty", False
 _Set: TypeAlias = tuple[str, bool, str]
 """The variable, whether a set-builder binds it, and the intervals."""
 _Bound: TypeAlias = tuple[str, bool]
@@ -144,6 +147,7 @@ def can_be_read(text: str) -> bool:
 
 def _read(text: str) -> _Set | None:
     """Read inequalities or a set-builder; None for anything else."""
+    # Most answers have no relation and end here; other scripts may have one as a single character.
     if len(text) > MAX_CHARS or (text.isascii() and not (_RELATION.search(text) or "|" in text)):
         return None
     cleaned = _without_name(clean(text, joined=False))
@@ -156,8 +160,8 @@ def _read(text: str) -> _Set | None:
         if builder is None:
             name, written = _conditions(cleaned, bound="")
             return name, False, written
-        domain = _DOMAINS.get((builder["domain"] or "R").strip().lstrip("\\"))
-        if domain is None:
+        domain = _domain(builder["domain"] or "R")
+        if not domain:
             return None
         name, written = _conditions(
             builder["condition"].strip(), bound=builder["name"], integers=domain == "Z"
@@ -165,6 +169,12 @@ def _read(text: str) -> _Set | None:
         return name, True, written
     except _Unread:
         return None
+
+
+def _domain(text: str) -> str:
+    """Return R or Z, "" for another domain."""
+    found = _DOMAIN.fullmatch(text.strip())
+    return found[found.lastindex or 0] if found else ""
 
 
 def _without_name(cleaned: str) -> str:
@@ -216,7 +226,7 @@ def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, 
         return name, _integers(ranges)
     if all(part.points for part in ranges):
         raise _Unread  # values, not inequalities: lists compare them
-    return name, "\\cup".join(itertools.chain.from_iterable(map(_written, ranges)))
+    return name, "\\cup".join(map(_written, ranges))
 
 
 def _without_bars(text: str) -> str:
@@ -225,9 +235,9 @@ def _without_bars(text: str) -> str:
     if found is None:
         return text
     low, before, name, sign, bound = found.groups()
-    strict = _SPELLED[sign] in ("<", ">")
-    less, more = ("<", ">") if strict else (r"\le", r"\ge")
-    is_outside = _SPELLED[sign] in (">", ">=")
+    relation = _SPELLED.get(sign, sign)
+    less, more = (r"\le", r"\ge") if "=" in relation else ("<", ">")
+    is_outside = relation.startswith(">")
     if is_outside and low:
         return text
     if is_outside:
@@ -242,11 +252,13 @@ def _clause(text: str, name: str) -> tuple[str, _Range]:
     leaves."""
     parts = [part.strip() for part in _RELATION.split(text)]
     terms = parts[0::2]
-    signs = [_SPELLED[sign] for sign in parts[1::2]]
+    signs = [_SPELLED.get(sign, sign) for sign in parts[1::2]]
     if not 1 <= len(signs) <= 2 or not all(terms):
         raise _Unread
     places = [
-        i for i, term in enumerate(terms) if term == name or (not name and _is_variable(term))
+        i
+        for i, term in enumerate(terms)
+        if term == name or (not name and _VARIABLE.fullmatch(term))
     ]
     if len(signs) == 2:  # of a < x < b no other term counts as the variable than the middle one
         places = [i for i in places if i == 1]
@@ -259,11 +271,9 @@ def _clause(text: str, name: str) -> tuple[str, _Range]:
     found = _Range()
     for i, (sign, value) in enumerate(zip(signs, terms, strict=True)):
         is_after = i == place  # the variable stands before this sign
-        if sign == "in" and is_after and _DOMAINS.get(value.lstrip("\\")) == "":
-            continue  # a real number
-        if sign in ("in", "notin"):
-            raise _Unread
-        _narrow(found, sign if is_after else _MIRRORED[sign], value)
+        if sign == "in" and is_after and _domain(value) == "R":
+            continue
+        _narrow(found, sign if is_after else sign.translate(_MIRROR), value)
     return variable, found
 
 
@@ -291,10 +301,10 @@ def _outward(found: Sequence[_Range]) -> bool:
         return False
     if any(part.points for part in found):
         return True
-    highs = [part.high[0] for part in found if part.high is not None and part.low is None]
-    lows = [part.low[0] for part in found if part.low is not None and part.high is None]
+    highs = [part.high[0] for part in found if part.high and not part.low]
+    lows = [part.low[0] for part in found if part.low and not part.high]
     if len(highs) != 1 or len(lows) != 1 or len(found) != 2:
-        return all(part.low is not None and part.high is not None for part in found)
+        return all(part.low and part.high for part in found)
     high, low = _number(highs[0]), _number(lows[0])
     return high is not None and low is not None and high <= low
 
@@ -319,62 +329,59 @@ def _tighter(
     """Return the bound that leaves less, the open one of two at one place; None is no bound."""
     if one is None or other is None:
         return one or other
-    a, b = _number(one[0]), _number(other[0])
-    if a is None or b is None:
-        raise _Unread
+    a, b = _known(one[0]), _known(other[0])
     is_open = not one[1]
     if is_tighter(a, b) or (a == b and is_open):
         return one
     return other
 
 
-def _written(part: _Range) -> list[str]:
+def _written(part: _Range) -> str:
     """Write what is left as intervals."""
     if part.points:
-        return [f"\\{{{part.points[0]}\\}}"]
-    low, closed_low = part.low or (r"-\infty", False)
-    high, closed_high = part.high or (r"\infty", False)
+        return f"\\{{{part.points[0]}\\}}"
+    low, closed_low = part.low or _BELOW
+    high, closed_high = part.high or _ABOVE
     inner = part.without
     if len(inner) > 1:
-        known = {value: _number(value) for value in inner}
-        if None in known.values():
-            raise _Unread
-        inner = sorted(known, key=lambda value: known[value] or 0.0)
-    starts = ["[" * closed_low or "(", *"(" * len(inner)]
-    ends = [*")" * len(inner), "]" * closed_high or ")"]
-    between = itertools.pairwise((low, *inner, high))
-    return [
-        f"{start}{left},{right}{end}"
-        for start, (left, right), end in zip(starts, between, ends, strict=True)
-    ]
+        inner = sorted(dict.fromkeys(inner), key=_known)
+    opening = "[" * closed_low or "("
+    gaps = "".join(f",{point})\\cup({point}" for point in inner)
+    closing = "]" * closed_high or ")"
+    return f"{opening}{low}{gaps},{high}{closing}"
 
 
 def _integers(ranges: Sequence[_Range]) -> str:
     """Write a set of integers between plain numbers by its elements."""
     elements: set[int] = set()
     for part in ranges:
-        if part.low is None or part.high is None:
+        start, closed_low = part.low or _BELOW
+        end, closed_high = part.high or _ABOVE
+        low, high = _known(start), _known(end)
+        is_finite = abs(low) < _LARGEST and abs(high) < _LARGEST  # nor NaN
+        if not is_finite or high - low > MAX_INTEGERS:
             raise _Unread
-        low, high = _number(part.low[0]), _number(part.high[0])
-        if low is None or high is None:
-            raise _Unread
-        if not (
-            abs(low) < _LARGEST and abs(high) < _LARGEST and high - low <= MAX_INTEGERS
-        ):  # nor infinite, nor NaN
-            raise _Unread
-        first = math.ceil(low) if part.low[1] else math.floor(low) + 1
-        last = math.floor(high) if part.high[1] else math.ceil(high) - 1
+        first = math.ceil(low) if closed_low else math.floor(low) + 1
+        last = math.floor(high) if closed_high else math.ceil(high) - 1
         elements |= {*range(first, last + 1)} - set(map(_number, part.without))
     if not elements:
         return r"\emptyset"
     return f"\\{{{','.join(map(str, sorted(elements)))}\\}}"
 
 
+def _known(text: str) -> float:
+    """Return the value of a plain real number, or raise _Unread."""
+    value = _number(text)
+    if value is None:
+        raise _Unread
+    return value
+
+
 def _number(text: str) -> float | None:
     """Return the value of a plain real number."""
     if text in _INFINITE:
         return _INFINITE[text]
-    if re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", text)):
+    if re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", COMMAND.sub(" ", text)):
         return None
     found = expression.values(text)
     if len(found) != 1 or found[0].imag:
@@ -382,19 +389,9 @@ def _number(text: str) -> float | None:
     return found[0].real
 
 
-def _is_variable(term: str) -> bool:
-    return _VARIABLE.fullmatch(term) is not None and term not in (
-        "e",
-        "i",
-        r"\pi",
-        r"\infty",
-        r"\emptyset",
-    )
-
-
 def _mentions(term: str, variable: str) -> bool:
     """Tell whether a term has the variable in it."""
     if variable.startswith("\\"):
         return re.search(re.escape(variable) + r"(?![A-Za-z])", term) is not None
-    bare = re.sub(r"\\[A-Za-z]+", " ", term)
+    bare = COMMAND.sub(" ", term)
     return re.search(rf"(?<![A-Za-z]){re.escape(variable)}(?![A-Za-z])", bare) is not None

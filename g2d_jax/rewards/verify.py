@@ -36,6 +36,7 @@ _CHOICE = re.compile(r"\(?([A-J])\)?")
 _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
 _TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
 _LONG_WORD = re.compile(r"[A-Za-z]{4,}")
+# Mathematics where they stand without a backslash, and no words of a sentence.
 _FUNCTION = re.compile(
     r"sqrt|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|alpha|beta|gamma|delta|theta|lambda|sigma|omega",
     re.I,
@@ -166,6 +167,8 @@ def _same_shape(gold: str, answer: str) -> bool | None:
         return letters == given
     if ":" in gold and ":" in answer:
         a, b = shapes.time_of_day(gold), shapes.time_of_day(answer)
+        # Without a half of the day on either side `3:15` may be a ratio; with one on one side alone
+        # 3:15 is 15:15 too.
         if a and b and (a[1] or b[1]):
             return a[0] == b[0] or ((a[0] - b[0]) % 720 == 0 and a[1] != b[1])
     if "mod" in gold and "mod" in answer:
@@ -187,10 +190,8 @@ def _same_based(gold: str, answer: str) -> bool | None:
 def _same_number(gold: str, answer: str) -> bool | None:
     """Compare plain numbers with harmless units."""
     a = parse_quantity(gold)
-    if a is None:
-        return None
-    b = parse_quantity(answer)
-    if b is None:
+    b = a and parse_quantity(answer)
+    if a is None or b is None:
         return None
     return same_quantity(a, b)
 

@@ -35,8 +35,8 @@ from typing import NoReturn
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.grade import grade, parses
 
-_VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 13: Verdict.NO_ANSWER}
-"""Exit status of a grader -> its verdict."""
+_STATUSES = {Verdict.CORRECT: 10, Verdict.INCORRECT: 11, Verdict.NO_ANSWER: 13}
+"""The exit status of a grader by its verdict."""
 _MARKS = {Verdict.UNSCORABLE: 1, Verdict.CORRECT: 2}
 """Marks of golds by what the grader found; 0 is of one that it did not come to."""
 
@@ -65,17 +65,15 @@ def main() -> None:
     sys.set_int_max_str_digits(0)  # sympy prints and reads long integers; the CPU limit bounds them
     for gold, answer in _WARM_UP:
         grade(gold, answer)
+    # Collections in a grader would write to, and so copy, the memory it shares with the worker.
     gc.freeze()
     replies.write(b"[]\n")
     os.dup2(null, 2)  # what went wrong before this point is shown
     for line in requests:
         request = json.loads(line)
-        reply: tuple[str | list[bool], float]
-        if isinstance(request[0], list):
-            reply = _read_apart(request[0], cpu_seconds, memory_mb)
-        else:
-            gold, answer, places = request
-            reply = _grade_apart(gold, answer, places, cpu_seconds, memory_mb)
+        is_of_golds = isinstance(request[0], list)
+        job: Callable[..., tuple[object, float]] = _read_apart if is_of_golds else _grade_apart
+        reply = job(*request, cpu_seconds, memory_mb)
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
@@ -84,7 +82,8 @@ def _grade_apart(
 ) -> tuple[str, float]:
     """Grade one answer in a process of its own; return the reply."""
     status, seconds = _apart(lambda: _graded(gold, answer, places), cpu_seconds, memory_mb)
-    return _VERDICTS.get(status, Verdict.TIMEOUT).value, seconds
+    verdicts = {its: verdict for verdict, its in _STATUSES.items()}
+    return verdicts.get(status, Verdict.TIMEOUT).value, seconds
 
 
 def _graded(gold: str, answer: str, places: int) -> int:
@@ -93,7 +92,7 @@ def _graded(gold: str, answer: str, places: int) -> int:
         verdict = grade(gold, answer, places)
     except RecursionError:  # nested too deeply to be read
         verdict = Verdict.INCORRECT
-    return next(status for status, its in _VERDICTS.items() if its is verdict)
+    return _STATUSES[verdict]
 
 
 def _read_apart(

@@ -66,8 +66,7 @@ def api_key(url: str, variable: str) -> str:
     ):  # the key itself is told to nobody
         raise ValueError(
             f"the key in the environment variable {variable} holds a space, a line's end or "
-            "another character that no "
-            "key has: set it anew, without what stands around the key"
+            "another character that no key has: set it anew, without what stands around the key"
         )
     if key or not variable or is_this_machine(urlsplit(url).hostname or ""):
         return key
@@ -117,7 +116,7 @@ def exchange(
     if key:
         headers["Authorization"] = f"Bearer {key}"
     connection = _connection(parts, timeout)
-    with contextlib.closing(connection), _deadline(connection, timeout) as check:
+    with contextlib.closing(connection), _deadline(connection, timeout) as raise_if_late:
         connection.connect()
         if parts.scheme == "https":
             context = ssl.create_default_context()
@@ -126,9 +125,9 @@ def exchange(
             connection.sock = context.wrap_socket(
                 connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False
             )
-            check()
+            raise_if_late()
             connection.sock.do_handshake()
-        check()
+        raise_if_late()
         connection.request(
             method, parts.path or "/", None if body is None else json.dumps(body), headers
         )
@@ -201,16 +200,16 @@ def _deadline(
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
             done.wait(0.1)
 
-    def check() -> None:
+    def raise_if_late() -> None:
         if late.is_set():
             raise TimeoutError(f"the answer was not complete after {seconds:g} s")
 
     threading.Thread(target=watch, name="g2d-deadline", daemon=True).start()
     try:
-        yield check
+        yield raise_if_late
     except (OSError, http.client.HTTPException):
-        check()
+        raise_if_late()
         raise
     finally:
         done.set()
-    check()  # also where the cut looks like the answer's end
+    raise_if_late()  # also where the cut looks like the answer's end

@@ -1,5 +1,5 @@
 """Failures of the machine as one line: a full disk, no memory or threads, another process that is
-gone.
+gone, an optional package (an extra of pyproject.toml) that is not installed.
 
 error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
 """
@@ -32,8 +32,7 @@ _ADVICE = {
 _GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
 _LESS = (
     "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: "
-    "reward.workers, "
-    "compute.max_num_seqs, compute.microbatch_tokens"
+    "reward.workers, compute.max_num_seqs, compute.microbatch_tokens"
 )
 
 
@@ -120,3 +119,14 @@ def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         sys.__unraisablehook__(unraisable)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, and where to give it."""
+    return f"pip install '.[{extra}]' in the folder of g2d_jax's repository"
+
+
+def missing_extra(need: str, extra: str) -> ImportError:
+    """Return the error for an extra that is not installed. need: what cannot be done without, for
+    the message."""
+    return ImportError(f"{need}, from an extra that is not installed: {install_command(extra)}")

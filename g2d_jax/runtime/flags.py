@@ -12,7 +12,7 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 
 ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """See `order_collectives`."""
@@ -48,8 +48,7 @@ def check_devices() -> None:
         reason = (str(error).splitlines() or ["nothing that drives them is installed"])[0]
         raise ValueError(
             f"JAX_PLATFORMS is {asked!r}, and JAX finds no such devices: {reason:.300}. Unset it "
-            "or make it cpu; for a "
-            f"GPU {extras.install('cuda')}, for a TPU the extra tpu"
+            f"or make it cpu; for a GPU {failures.install_command('cuda')}, for a TPU the extra tpu"
         ) from error
 
 

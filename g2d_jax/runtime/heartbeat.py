@@ -270,8 +270,7 @@ class _Watcher:
             faulthandler.dump_traceback()  # where this process's threads are
             self._end(
                 f"no process got on for {now - self._moved:.0f} s; the others wait for "
-                f"{self._peer(last)}. "
-                f"Last heard of: {everyone}"
+                f"{self._peer(last)}. Last heard of: {everyone}"
             )
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:

@@ -72,8 +72,11 @@ def locked(workdir: epath.Path) -> Iterator[None]:
                 yield
                 return
         check_stop()
+        # On a store a dead owner's object stands still, so one that changed while it was watched
+        # lives. On a disk the system lifts the locks of this host's dead: only another host's is
+        # waited for.
         sight = (0, (workdir / LOCK).read_bytes()) if local else _seen[os.fspath(workdir)][:2]
-        if local:  # of this host the system lifts the locks of the dead
+        if local:
             elsewhere = _fields(sight[1]).get("host") not in (None, socket.gethostname())
             lives = not elsewhere or time.monotonic() - began > patience
         else:

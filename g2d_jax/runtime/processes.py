@@ -206,11 +206,9 @@ def initialise(
     ):
         raise ValueError(
             f"process {mine} of {total} at {address!r}: several processes need all three, ids go "
-            "from 0 to the number "
-            "of processes less 1, and the coordinator is HOST:PORT. Give --coordinator, "
-            "--num-processes and "
-            "--process-id, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; for "
-            "one process, none"
+            "from 0 to the number of processes less 1, and the coordinator is HOST:PORT. Give "
+            "--coordinator, --num-processes and --process-id, or JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID; for one process, none"
         )
     if total > 1:
         _join(address, total, mine)
@@ -286,10 +284,9 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
                 Unreachable  # nobody answered, or the coordination service says that not all came
             )
         raise kind(
-            f"the processes did not find each other ({place}): {reason:.300}. Check that all "
-            "were started, with the "
-            "same address and count and each with its own id, and that the port is free and "
-            "reachable"
+            f"the processes did not find each other ({place}): {reason:.300}. Check that all were "
+            "started, with the same address and count and each with its own id, and that the port "
+            "is free and reachable"
         ) from error
     meet_before_programs()
 
@@ -453,6 +450,7 @@ def barrier() -> Iterator[list[Any]]:
     if count() == 1:
         yield values
         return
+    # Kept until all have told theirs: a process that raised at once would leave them waiting.
     try:
         yield values
     except (Exception, Preempted) as error:
@@ -469,6 +467,7 @@ def barrier() -> Iterator[list[Any]]:
     for *_, theirs in outcomes:
         if theirs:
             raise PeerFailed(*theirs)
+    # Whichever was told to stop; "" of the others is least.
     if cause := max(cause for _, cause, _ in outcomes):
         raise Preempted(cause)
     values[:] = itertools.chain.from_iterable(put for put, _, _ in outcomes)

@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 import fsspec
 from etils import epath
 
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -83,7 +83,9 @@ def check_driver(path: PathLike) -> None:
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        raise extras.missing(f"{os.fspath(path)} needs a driver", _EXTRAS[scheme]) from error
+        raise failures.missing_extra(
+            f"{os.fspath(path)} needs a driver", _EXTRAS[scheme]
+        ) from error
 
 
 @contextlib.contextmanager
@@ -211,8 +213,7 @@ def refuse_pointer(path: PathLike, beginning: bytes) -> None:
     if beginning.startswith(POINTER):
         raise IsPointer(
             f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs "
-            "pull` where it was "
-            "cloned, or `hf download` the repository"
+            "pull` where it was cloned, or `hf download` the repository"
         )
 
 

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from g2d_jax.runtime import extras
+from g2d_jax.runtime import failures
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import (
     Appender,
@@ -247,6 +247,8 @@ class Progress:
     def _left(self, done: int) -> str:
         """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is
         not known."""
+        # The pace is that of steps after the first, which has what is done once; and it is not told
+        # before a tenth is done, since a few steps say little of the rest.
         self._did += done - self.done
         self.done, now = done, _working_seconds()
         if self._began is None and self._did > 0:
@@ -340,19 +342,6 @@ def _start_wandb(
     return run
 
 
-def _start_trackio(
-    workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
-) -> Any:
-    """Start the trackio run of this work directory, or resume it, which goes by the name."""
-    check_services(["trackio"])
-    import trackio
-
-    name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
-    run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
-    stack.callback(run.finish)
-    return run
-
-
 def check_services(services: Iterable[str]) -> None:
     """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not
     installed."""
@@ -362,7 +351,7 @@ def check_services(services: Iterable[str]) -> None:
         # started.
         if found is None or found.origin is None:
             label = {"wandb": "Weights & Biases"}.get(service, service)
-            raise extras.missing(
+            raise failures.missing_extra(
                 f"logging to {label} (logging.{service}) needs the package {service}", service
             )
 
@@ -437,11 +426,19 @@ class Tracker:
     def _open_trackio(
         self, workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
     ) -> Any:
+        """Start the trackio run of this work directory, or resume it, which goes by the name."""
+        check_services(["trackio"])
+        # A project that it cannot name, a database that it cannot write: the run goes on without.
         try:
-            return _start_trackio(workdir, options, stack)
+            import trackio
+
+            name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
+            run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
+            stack.callback(run.finish)
+            return run
         except ImportError:
             raise
-        except Exception as error:  # a project that it cannot name, a database that it cannot write
+        except Exception as error:
             self.screen.say(
                 f"WARNING: nothing is logged to trackio: {type(error).__name__}: {error}", "yellow"
             )

@@ -76,9 +76,8 @@ class Split:
         if memory is None:
             return UNKNOWN
         free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
-        rows = int(
-            max(free, 0) * self.devices / (self.columns * kv_bytes(self.config, self.itemsize))
-        )
+        row_bytes = self.columns * kv_bytes(self.config, self.itemsize)
+        rows = int(max(free, 0) * self.devices / row_bytes)
         if rows >= self._step:
             return rows // self._step * self._step
         return rows
@@ -99,15 +98,13 @@ class Split:
     def call_bytes(self, longest: int, rows: int, samples: int) -> float:
         """Count the bytes that a device reads for a call's samples, and those that it sends as so
         many more."""
-        config, row_bytes = self.config, kv_bytes(self.config, self.itemsize)
-        read = (
-            self._weight_bytes(matmul_params(config))
-            + rows * self.columns / 2 * row_bytes / self.devices
-        )
+        config = self.config
+        # A row that decodes has, over its life, half of its columns filled.
+        cached = rows * self.columns / 2 * kv_bytes(config, self.itemsize) / self.devices
+        read = self._weight_bytes(matmul_params(config)) + cached
         hidden = rows * self.ways / self.devices * config.hidden_size * self.itemsize
-        sent = (
-            2 * config.num_hidden_layers * hidden * 2 * (self.ways - 1) / self.ways
-        )  # two all-reduces a layer
+        # Two all-reduces a layer.
+        sent = 2 * config.num_hidden_layers * hidden * 2 * (self.ways - 1) / self.ways
         steps = max(samples / rows - 1, 0) * MEAN * longest + longest
         return steps * (read + LINK * sent)
 

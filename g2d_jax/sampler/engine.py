@@ -84,7 +84,11 @@ class Engine(Protocol):
 
     def to_sampler_params(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
-        self, view: Any, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+        self,
+        sampler_params: Any,
+        requests: Iterable[Request],
+        purpose: str,
+        shapes: Shapes | None = None,
     ) -> Iterator[Rollout]: ...
 
 
@@ -135,9 +139,8 @@ class Sampler:
             dtype=dtype,
             head_dim=config.head_dim,
             length=LANES,
-            layout="packed"
-            if config.layer_types
-            else "sequence",  # as of layers with a sliding window
+            # Layers with a sliding window are served as packed rows are.
+            layout="packed" if config.layer_types else "sequence",
         )
         self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)
@@ -191,10 +194,8 @@ class Sampler:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
         else:
-            narrow = {
-                round_up(max(widest // part, columns[-1] + self.chunk, MIN_CACHE_WIDTH), 16)
-                for part in (16, 4)
-            }
+            least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
+            narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
             share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
@@ -211,9 +212,7 @@ class Sampler:
         for every array."""
 
         def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape)
-            )
+            return x.update(sharding=meshes.sharding(self.mesh, axes, x.shape))
 
         make = partial(programs.empty, self.config, shapes, stacked=self.stacked, dtype=self.dtype)
         return programs.lay_out_tree(jax.eval_shape(make), place)
@@ -226,11 +225,15 @@ class Sampler:
         return [(width,) for width in shapes.widths]
 
     def generate(
-        self, view: Decoder, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+        self,
+        sampler_params: Decoder,
+        requests: Iterable[Request],
+        purpose: str,
+        shapes: Shapes | None = None,
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
-        All processes make the call, with the same requests. view: see `to_sampler_params`. purpose:
+        All processes make the call, with the same requests. sampler_params: of `to_sampler_params`. purpose:
         names the randomness together with the seed, problem id, visit and sample index. shapes:
         what the programs are compiled for, which several calls share; without it the call's own
         requests decide. Raises ValueError, before anything is sampled, for an empty prompt, no
@@ -239,44 +242,31 @@ class Sampler:
         """
         pending = list(requests)
         for request in pending:
-            if len(request.prompt_ids) == 0 or request.num_samples < 1:
-                raise ValueError(
-                    f"problem {request.problem_id}: a request needs a prompt and at least one "
-                    "sample"
-                )
-            if (
-                not 0
-                <= request.prompt_ids.min()
-                <= request.prompt_ids.max()
-                < self.config.vocab_size
-            ):
-                raise ValueError(
-                    f"problem {request.problem_id}: prompt ids must lie in [0, "
-                    f"{self.config.vocab_size})"
-                )
-            if request.params.stop and self.decode is None:
-                raise ValueError(
-                    f"problem {request.problem_id}: stop strings need a sampler that is given "
-                    "decode"
-                )
-            needed = (
-                len(request.prompt_ids),
-                len(request.prompt_ids) + request.params.max_new_tokens,
-            )
-            if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
-                raise ValueError(
-                    f"problem {request.problem_id} needs more columns than the sampler is "
-                    "compiled for"
-                )
+            if wrong := self._wrong(request, shapes):
+                raise ValueError(f"problem {request.problem_id}{wrong}")
         if not pending:
             return
         if shapes is None:
             samples = sum(request.num_samples for request in pending)
             lengths = [len(request.prompt_ids) for request in pending]
-            shapes = self.shapes(
-                len(pending), samples, [request.params for request in pending], lengths
-            )
-        yield from _Session(self, view, pending, purpose, shapes).run()
+            params = [request.params for request in pending]
+            shapes = self.shapes(len(pending), samples, params, lengths)
+        yield from _Session(self, sampler_params, pending, purpose, shapes).run()
+
+    def _wrong(self, request: Request, shapes: Shapes | None) -> str:
+        """Say why a request cannot be sampled; "" if it can."""
+        ids, params = request.prompt_ids, request.params
+        vocab_size = self.config.vocab_size
+        if not len(ids) or request.num_samples < 1:
+            return ": a request needs a prompt and at least one sample"
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            return f": prompt ids must lie in [0, {vocab_size})"
+        if params.stop and self.decode is None:
+            return ": stop strings need a sampler that is given decode"
+        width = len(ids) + params.max_new_tokens
+        if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
+            return " needs more columns than the sampler is compiled for"
+        return ""
 
 
 class _Session:
@@ -286,19 +276,22 @@ class _Session:
     def __init__(
         self,
         sampler: Sampler,
-        view: Decoder,
+        sampler_params: Decoder,
         requests: Sequence[Request],
         purpose: str,
         shapes: Shapes,
     ) -> None:
-        self.sampler, self.view, self.purpose, self.shapes = sampler, view, purpose, shapes
+        self.sampler = sampler
+        self.sampler_params = sampler_params
+        self.purpose = purpose
+        self.shapes = shapes
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
         rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
-        self.tokens: dict[
-            int, list[tuple[np.ndarray, ...]]
-        ] = {}  # row -> tokens, log-probs, entropies of each chunk
-        self.watches: dict[int, Watch] = {}  # row -> what looks for stop strings in its sample
+        # By row: tokens, log-probs and entropies of each chunk.
+        self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}
+        # By row: what looks for stop strings in its sample.
+        self.watches: dict[int, Watch] = {}
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
@@ -319,15 +312,14 @@ class _Session:
             running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
-            self._widen(
-                max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running)
-            )
-            static = {
-                "filtered": self.shapes.filtered,
-                "widths": next(w for w in self.widths if self.width in w),
-            }
+            chunk = self.sampler.chunk
+            self._widen(max(sample.length + min(sample.remaining, chunk) for sample in running))
             self.state, emitted = self.sampler.programs["decode"](
-                self.view, self.state, self._stop_codes(), **static
+                self.sampler_params,
+                self.state,
+                self._stop_codes(),
+                filtered=self.shapes.filtered,
+                widths=next(widths for widths in self.widths if self.width in widths),
             )
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from self._hand_out(finished)
@@ -356,16 +348,15 @@ class _Session:
         longest = max(len(request.prompt_ids) for request in placed.values())
         columns = next(size for size in self.shapes.columns if size >= longest)
         tokens = np.zeros((self.shapes.prompts, columns), np.int32)
-        lengths = np.ones(
-            self.shapes.prompts, np.int32
-        )  # a place without a request is one token of padding
+        # A place without a request is one token of padding: no row of the softmax is empty.
+        lengths = np.ones(self.shapes.prompts, np.int32)
         fresh = np.zeros(self.shapes.prompts, np.bool_)
         for place, request in placed.items():
             lengths[place], fresh[place] = len(request.prompt_ids), True
             tokens[place, columns - lengths[place] :] = request.prompt_ids
             self.sampler.usage.prefilled += len(request.prompt_ids)
         inputs = map(self.put, (tokens, lengths, fresh))
-        self.prompts = self.sampler.programs["prefill"](self.view, self.prompts, *inputs)
+        self.prompts = self.sampler.programs["prefill"](self.sampler_params, self.prompts, *inputs)
 
     def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
         shapes = self.shapes
@@ -403,23 +394,19 @@ class _Session:
         width = next(size for size in self.shapes.widths if size >= longest)
         if width != self.width:
             self.width = width
-            self.state = dataclasses.replace(
-                self.state, cache=self._resized(self.state.cache, width)
-            )
+            self.state = dataclasses.replace(self.state, cache=self._resized(self.state.cache))
 
-    def _resized(self, cache: Cache, width: int) -> Cache:
-        """Move the cache to a ring of another width, one array after the other, each in its own
+    def _resized(self, cache: Cache) -> Cache:
+        """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
         resize = self.sampler.programs["resize"]
         everywhere = meshes.replicated(self.mesh)
         column = meshes.put(np.array(0, np.int32), everywhere)
-        columns_used = meshes.put(np.array(width, np.int32), everywhere)
+        width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
-        keys = tuple(resize(x, ring, columns_used, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(
-            resize(x, ring, columns_used, axis=programs.VALUE_COLUMNS) for x in cache.values
-        )
-        return Cache(keys, values, column, columns_used)
+        keys = tuple(resize(x, ring, width, axis=programs.KEY_COLUMNS) for x in cache.keys)
+        values = tuple(resize(x, ring, width, axis=programs.VALUE_COLUMNS) for x in cache.values)
+        return Cache(keys, values, column, width)
 
     def _stop_codes(self) -> jax.Array:
         """Put this process's stop_code on its devices: see `processes.stop_code`."""
@@ -430,16 +417,15 @@ class _Session:
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
         complete."""
-        counts, stopped, stop_code = jax.device_get(
-            (emitted.counts, emitted.stopped, emitted.stop_code)
-        )
+        # The only wait for the device: what is on all devices is small, and says what to read.
+        counts, stopped, stop_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(stop_code))
         self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
-        for first, arrays in _own_rows(emitted.tokens, emitted.logprobs, emitted.entropies):
+        for first, arrays in _own_rows(*emitted[:3]):
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
                     continue
@@ -455,10 +441,12 @@ class _Session:
             self.sampler.usage.generated -= sample.generated + int(counts[row]) - end
             stopped[row] = True
         finished = self.schedule.collect_finished(counts.tolist(), stopped.tolist())
-        pairs = [(row, sample) for row in finished if (sample := running[row]) and self.tokens[row]]
-        return [
-            self._rollout(row, sample, bool(stopped[row]), ends.get(row)) for row, sample in pairs
-        ]
+        rollouts = []
+        for row in finished:
+            sample = running[row]
+            if sample and self.tokens[row]:  # the rows of other processes have none here
+                rollouts.append(self._rollout(row, sample, bool(stopped[row]), ends.get(row)))
+        return rollouts
 
     def _agree(self, mine: dict[int, int]) -> dict[int, int]:
         """Return the rows whose stop string any process has found, with their ends, and put them to
@@ -499,14 +487,15 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
 def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
     """Return the program of a sampler's `to_sampler_params`, of this config."""
     layout = decoder.unstacked_shardings
-    convert = lora.unstacked
+    convert = lora.to_unstacked_sampler_params
     if platform_of(mesh) == "tpu":
+        # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for
+        # all; elsewhere each layer's arrays are read where they lie.
         layout = decoder.shardings
-        convert = lora.viewed
+        convert = lora.to_sampler_params
 
-    def view(
-        model: Decoder,
-    ) -> Decoder:  # plans and records of compiling know the program by this name
+    # Plans, and records of compiling, know the program by this name.
+    def view(model: Decoder) -> Decoder:
         return convert(model, dtype, config.quantise)
 
     return Jitted(view, out_shardings=layout(config, mesh))

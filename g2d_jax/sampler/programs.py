@@ -21,16 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax import Array
+from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.sampler.sampling import draw
+from g2d_jax.sampler.sampling import Draw, draw
 
-Array = TypeVar("Array", jax.Array, np.ndarray)
+Held = TypeVar("Held", Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
 
 Tree = TypeVar("Tree")
@@ -38,7 +39,7 @@ Tree = TypeVar("Tree")
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Rows(Generic[Array]):
+class Rows(Generic[Held]):
     """The sampler's record of each row, besides its cache: numpy arrays where the host fills them
     in.
 
@@ -49,14 +50,14 @@ class Rows(Generic[Array]):
     temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
     """
 
-    keys: Array
-    position: Array
-    remaining: Array
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    stop_ids: Array
-    generated: Array
+    keys: Held
+    position: Held
+    remaining: Held
+    temperature: Held
+    top_k: Held
+    top_p: Held
+    stop_ids: Held
+    generated: Held
 
     @classmethod
     def at_rest(cls, rows: int, stops: int) -> Rows[np.ndarray]:
@@ -73,9 +74,9 @@ class State:
     """The device state between chunks. hidden: [S, E], from which each row's next token is
     drawn."""
 
-    rows: Rows[jax.Array]
+    rows: Rows[Array]
     cache: Cache
-    hidden: jax.Array
+    hidden: Array
 
 
 @jax.tree_util.register_dataclass
@@ -87,9 +88,9 @@ class Prompts:
     hidden: [N, E], of the last token.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    hidden: jax.Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    hidden: Array
 
 
 class Emitted(NamedTuple):
@@ -100,12 +101,12 @@ class Emitted(NamedTuple):
     processes'. The last three are on every device.
     """
 
-    tokens: jax.Array
-    logprobs: jax.Array
-    entropies: jax.Array
-    counts: jax.Array
-    stopped: jax.Array
-    stop_code: jax.Array
+    tokens: Array
+    logprobs: Array
+    entropies: Array
+    counts: Array
+    stopped: Array
+    stop_code: Array
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,11 @@ def empty(
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
 
-    def zeros(*shape: int) -> tuple[jax.Array, ...]:
+    def zeros(*shape: int) -> tuple[Array, ...]:
         if stacked:
             return (jnp.zeros((layers, *shape), dtype),)
-        return tuple(
-            jnp.zeros(shape, dtype) for _ in range(layers)
-        )  # each its own buffer: they are donated
+        # Each its own buffer: they are donated.
+        return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
 
     cache = Cache(
         keys=zeros(shapes.rows, heads, dim, width),
@@ -180,16 +180,15 @@ def empty(
         values=zeros(shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
     )
-    place = partial(lay_out, mesh)
-    return lay_out_tree((state, prompts), place)
+    return lay_out_tree((state, prompts), partial(lay_out, mesh))
 
 
 def prefill(
     params: Decoder,
     prompts: Prompts,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    fresh: jax.Array,
+    tokens: Array,
+    lengths: Array,
+    fresh: Array,
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
@@ -214,16 +213,13 @@ def prefill(
     assert kv is not None
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
-    def put(order: tuple[int, ...], axis: int, old: jax.Array, new: jax.Array) -> jax.Array:
+    def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
         new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
-        return jnp.where(
-            fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)),
-            place(new, *logical_axes(new)),
-            old,
-        )
+        is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
+        return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
@@ -236,10 +232,10 @@ def prefill(
 def insert(
     state: State,
     prompts: Prompts,
-    fresh: Rows[jax.Array],
-    order: jax.Array,
-    places: jax.Array,
-    counts: jax.Array,
+    fresh: Rows[Array],
+    order: Array,
+    places: Array,
+    counts: Array,
     *,
     mesh: Mesh,
 ) -> State:
@@ -251,61 +247,59 @@ def insert(
     that begin, at their place.
     """
     rows = meshes.spec(mesh, ("rows",), order.shape)
-    split, replicated = PartitionSpec(*rows, None), PartitionSpec()
-    arrays, prefixes = (state.cache.keys, state.cache.values), (prompts.keys, prompts.values)
-    cache_specs, prefix_specs = jax.tree.map(
-        lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (arrays, prefixes)
+    specs: Any = jax.tree.map(
+        lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (state.cache, state.hidden, prompts)
     )
 
+    # A loop of as many rounds as a device has rows that begin: XLA could not split it by itself.
     def begin(
-        arrays: Any,
-        hidden: Any,
-        prefixes: Any,
-        last: Any,
-        order: Any,
-        places: Any,
-        counts: Any,
-        ring: Any,
+        cache: Cache,
+        hidden: Array,
+        prompts: Prompts,
+        order: Array,
+        places: Array,
+        counts: Array,
     ) -> Any:
-        def begin_row(number: jax.Array, carry: Any) -> Any:
-            arrays, hidden, begun = carry
+        def begin_row(number: Array, carry: Any) -> Any:
+            keys, values, hidden, begun = carry
             row = order[number]
             place = places[number]
-            write = partial(_write, row=row, place=place, ring=ring)
-            keys = tuple(map(partial(write, axis=KEY_COLUMNS), arrays[0], prefixes[0]))
-            values = tuple(map(partial(write, axis=VALUE_COLUMNS), arrays[1], prefixes[1]))
-            hidden = jax.lax.dynamic_update_index_in_dim(hidden, last[place], row, 0)
-            return (keys, values), hidden, begun.at[row].set(True)
+            write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
+            return (
+                tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
+                tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
+                jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
+                begun.at[row].set(True),
+            )
 
-        start = (arrays, hidden, jnp.zeros(order.shape, jnp.bool_))
+        start = cache.keys, cache.values, hidden, jnp.zeros(order.shape, jnp.bool_)
         return jax.lax.fori_loop(0, counts[0], begin_row, start)
 
-    inputs = cache_specs, split, prefix_specs, split, rows, rows, rows, replicated
-    begin = jax.shard_map(
-        begin, mesh=mesh, in_specs=inputs, out_specs=(cache_specs, split, rows), check_vma=False
+    run = jax.shard_map(
+        begin,
+        mesh=mesh,
+        in_specs=(*specs, rows, rows, rows),
+        out_specs=(specs[0].keys, specs[0].values, specs[1], rows),
+        check_vma=False,
     )
-    ring = state.cache.column, state.cache.width
-    (keys, values), hidden, begun = begin(
-        arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring
-    )
+    keys, values, hidden, begun = run(state.cache, state.hidden, prompts, order, places, counts)
 
-    def changed(new: jax.Array, old: jax.Array) -> jax.Array:
+    def changed(new: Array, old: Array) -> Array:
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-    cache = Cache(keys, values, *ring)
-    return lay_out_tree(
-        State(jax.tree.map(changed, fresh, state.rows), cache, hidden), partial(lay_out, mesh)
-    )
+    cache = dataclasses.replace(state.cache, keys=keys, values=values)
+    begun_state = State(jax.tree.map(changed, fresh, state.rows), cache, hidden)
+    return lay_out_tree(begun_state, partial(lay_out, mesh))
 
 
 def _write(
-    array: jax.Array,
-    source: jax.Array,
-    row: jax.Array,
-    place: jax.Array,
-    ring: tuple[jax.Array, jax.Array],
+    array: Array,
+    source: Array,
+    row: Array,
+    place: Array,
+    ring: tuple[Array, Array],
     axis: int,
-) -> jax.Array:
+) -> Array:
     """Fill a row of keys or values with the prompt at `place`, its last token in the column before
     the next.
 
@@ -326,9 +320,8 @@ def _write(
     shape = list(array.shape)
     shape[ROWS] = 1
     shape[axis] += size
-    line = jax.lax.dynamic_update_slice_in_dim(
-        jnp.zeros(shape, array.dtype), prompt, start, axis=axis
-    )
+    zeros = jnp.zeros(shape, array.dtype)
+    line = jax.lax.dynamic_update_slice_in_dim(zeros, prompt, start, axis=axis)
     beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)
     line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
     head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
@@ -336,9 +329,7 @@ def _write(
     return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
 
 
-def resize(
-    array: jax.Array, ring: tuple[jax.Array, jax.Array], width: jax.Array, *, axis: int
-) -> jax.Array:
+def resize(array: Array, ring: tuple[Array, Array], width: Array, *, axis: int) -> Array:
     """Move the newest columns to where a ring of another width has them, the newest of all in its
     last column.
 
@@ -355,7 +346,7 @@ def resize(
     return jnp.take(array, columns, axis=axis, mode="clip")
 
 
-def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
+def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
     """Put rows to rest. ended: bool [S], those whose response the host has found to be at its
     end."""
     rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
@@ -365,7 +356,7 @@ def retire(state: State, ended: jax.Array, *, mesh: Mesh) -> State:
 def decode_chunk(
     params: Decoder,
     state: State,
-    stop_codes: jax.Array,
+    stop_codes: Array,
     *,
     chunk: int,
     filtered: bool,
@@ -387,42 +378,18 @@ def decode_chunk(
         floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes)
     )
 
-    def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
+    def running(carry: tuple[Array, State, Emitted]) -> Array:
         step, state, _ = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[jax.Array, State, Emitted]) -> tuple[jax.Array, State, Emitted]:
+    def advance(carry: tuple[Array, State, Emitted]) -> tuple[Array, State, Emitted]:
         step, state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        # Each device multiplies its words, and draws for its rows from all words.
-        hidden = place(state.hidden, "replica_rows", "embed")
-        logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
-        logits = place(place(logits, "rows", "vocab"), "all_rows", None)
-        drawn = draw(
-            logits,
-            rows.keys,
-            rows.generated,
-            rows.temperature,
-            rows.top_k,
-            rows.top_p,
-            filtered=filtered,
-        )
+        drawn = _draw_next(state, head, place, filtered)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
-
-        def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(
-                buffer, place(value[:, None], "rows", None), step, axis=1
-            )
-
-        emitted = emitted._replace(
-            tokens=write(emitted.tokens, drawn.token),
-            logprobs=write(emitted.logprobs, drawn.logprob),
-            entropies=write(emitted.entropies, drawn.entropy),
-            counts=emitted.counts + increment,
-            stopped=emitted.stopped | stopped,
-        )
+        emitted = _add_column(emitted, drawn, step, increment, stopped, place)
         # A row at rest reads its own token alone, so that it does not count as a long one.
         position = jnp.where(active, rows.position, 0)
         hidden, cache = decode(
@@ -436,9 +403,11 @@ def decode_chunk(
             kernel=kernel,
         )
         remaining = jnp.where(stopped, 0, rows.remaining - increment)
-        position, generated = rows.position + increment, rows.generated + increment
         rows = dataclasses.replace(
-            rows, position=position, generated=generated, remaining=remaining
+            rows,
+            position=rows.position + increment,
+            generated=rows.generated + increment,
+            remaining=remaining,
         )
         return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
 
@@ -449,4 +418,38 @@ def decode_chunk(
         entropies=place(emitted.entropies, "rows", None),
         counts=place(emitted.counts, None),
         stopped=place(emitted.stopped, None),
+    )
+
+
+def _draw_next(state: State, head: Array, place: Callable[..., Array], filtered: bool) -> Draw:
+    """Draw each row's next token from the hidden state of its last one."""
+    # Each device multiplies its words, and draws for its rows from all words.
+    hidden = place(state.hidden, "replica_rows", "embed")
+    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    logits = place(place(logits, "rows", "vocab"), "all_rows", None)
+    rows = state.rows
+    settings = rows.keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
+    return draw(logits, *settings, filtered=filtered)
+
+
+def _add_column(
+    emitted: Emitted,
+    drawn: Draw,
+    step: Array,
+    increment: Array,
+    stopped: Array,
+    place: Callable[..., Array],
+) -> Emitted:
+    """Write the tokens drawn in a step into its column, and count those of rows that were active."""
+
+    def write(buffer: Array, value: Array) -> Array:
+        column = place(value[:, None], "rows", None)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, column, step, axis=1)
+
+    return emitted._replace(
+        tokens=write(emitted.tokens, drawn.token),
+        logprobs=write(emitted.logprobs, drawn.logprob),
+        entropies=write(emitted.entropies, drawn.entropy),
+        counts=emitted.counts + increment,
+        stopped=emitted.stopped | stopped,
     )

@@ -21,6 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,6 +35,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import endpoint, processes
+from g2d_jax.sampler import COUNTS
 from g2d_jax.sampler.programs import Shapes
 
 PAUSE = 0.5
@@ -56,11 +58,6 @@ PREFIX = "g2d-"
 """The first part of the names of policies that are written for a server."""
 
 
-COUNTS = ("responses", "without_logprobs", "tokenised_again", "other_ids")
-"""Counts of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the
-ids are not those of the text, or not as many as the server says that it drew."""
-
-
 class EngineError(ValueError):
     """The error that the server of engine.* does not answer, or not as it must; the message says
     what to do.
@@ -81,6 +78,7 @@ class Served(NamedTuple):
     version: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class Remote:
     """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies
     are written for it.
@@ -90,29 +88,23 @@ class Remote:
     counts: of all calls that came to their end, in all processes: see `COUNTS`.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        folder: epath.Path,
-        tokenizer: PromptTokenizer,
-        vocab_size: int,
-        *,
-        seed: int,
-        dtype: str,
-        needs_logprobs: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        self.settings, self.folder, self.tokenizer = settings, folder, tokenizer
-        self.vocab_size = vocab_size
-        self.seed = seed
-        self.dtype = dtype
-        self.needs_logprobs = needs_logprobs
-        self.say = functools.cache(say)  # once each
+    settings: Settings
+    folder: epath.Path
+    tokenizer: PromptTokenizer
+    vocab_size: int
+    _: KW_ONLY
+    seed: int
+    dtype: str
+    needs_logprobs: bool
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.say = functools.cache(self.say)  # once each
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
-        self._own: Counter[str] = Counter()  # of this call and process
         self.ready = 0
-        self._key = endpoint.api_key(settings.url, settings.api_key_env)
-        self._base = settings.url.rstrip("/")
+        self._own: Counter[str] = Counter()  # of this call and process
+        self._key = endpoint.api_key(self.settings.url, self.settings.api_key_env)
+        self._base = self.settings.url.rstrip("/")
         self._root = self._base.removesuffix("/v1")  # where vLLM has what is not OpenAI's
         self._loaded = ""  # the version that this process had the server load last
         self._as_drawn: bool | None = None
@@ -161,42 +153,43 @@ class Remote:
         return Served(name, version)
 
     def generate(
-        self, view: Served, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+        self,
+        sampler_params: Served,
+        requests: Iterable[Request],
+        purpose: str,
+        shapes: Shapes | None = None,
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: this process's share of the
         requests.
 
-        All processes make the call, with the same requests. view: of `to_sampler_params`. purpose:
-        names the randomness as in `Sampler.generate`; the shapes are the sampler's. entropies are
-        NaN, as are log-probabilities where the server's are not those of the distribution that was
-        drawn from; greedy ones are 0. Raises EngineError.
+        All processes make the call, with the same requests. sampler_params: of
+        `to_sampler_params`. purpose: names the randomness as in `Sampler.generate`; the shapes are
+        the sampler's. entropies are NaN, as are log-probabilities where the server's are not those
+        of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))
         self._own.clear()
         with processes.barrier():  # the error of one process is that of all
-            self._check_held(view)
-            stopped, pool = threading.Event(), ThreadPoolExecutor(self.settings.concurrency)
-            waiting = {
-                pool.submit(self._draw, view, purpose, *job, stopped)
-                for job in itertools.islice(jobs, 2 * self.settings.concurrency)
-            }
+            self._check_held(sampler_params)
+            stopped = threading.Event()
+            pool = ThreadPoolExecutor(self.settings.concurrency)
+            draw = functools.partial(self._draw, sampler_params, purpose, stopped)
+            # As many again as are asked at once: a thread that is done finds its next request here.
+            first = itertools.islice(jobs, 2 * self.settings.concurrency)
+            waiting = {pool.submit(draw, *job) for job in first}
             try:
                 while waiting:
                     future = next(processes.completed_interruptible(waiting))
                     waiting.remove(future)
                     self.ready = sum(other.done() for other in waiting)
                     yield self._rollout(*future.result())
-                    waiting |= {
-                        pool.submit(self._draw, view, purpose, *job, stopped)
-                        for job in itertools.islice(jobs, 1)
-                    }
+                    waiting |= {pool.submit(draw, *job) for job in itertools.islice(jobs, 1)}
             finally:
+                # After an error what is under way ends, and no more is sent.
                 stopped.set()
-                pool.shutdown(
-                    wait=False, cancel_futures=True
-                )  # after an error what is under way ends, no more is sent
-            self._check_held(view)
+                pool.shutdown(wait=False, cancel_futures=True)
+            self._check_held(sampler_params)
         for counts in processes.gather(self._own):
             self.counts.update(counts)
 
@@ -239,21 +232,21 @@ class Remote:
         """Send a request to vLLM's own part, which it serves with VLLM_SERVER_DEV_MODE=1."""
         self._bytes("POST", f"{self._root}/{path}", body)
 
-    def _check_held(self, view: Served) -> None:
+    def _check_held(self, served: Served) -> None:
         """Raise EngineError if the server holds the weights of another policy. (It forgets an
         adapter's name.)"""
-        if not view.version:
+        if not served.version:
             return
         held = self._json("GET", f"{self._root}/weight_info").get("weight_version")
-        if held != view.version:
+        if held != served.version:
             raise self._wrong(
                 f"it holds the weights {endpoint.shown(repr(held), self._key)}, not "
-                f"{view.version!r} as it was told: "
+                f"{served.version!r} as it was told: "
                 "it was started again, or another run uses it too",
                 "give each run a server of its own",
             )
 
-    def _is_scored(self, view: Served, request: Request) -> bool:
+    def _is_scored(self, served: Served, request: Request) -> bool:
         """Return whether the server's log-probabilities are those of the distribution that is drawn
         from.
 
@@ -265,34 +258,32 @@ class Remote:
         if params.temperature == 1.0 and params.top_p == 1.0 and params.top_k == 0:
             return True
         if self._as_drawn is None:
-            body = {
-                "model": view.name,
-                "prompt": request.prompt_ids.tolist(),
-                "max_tokens": 1,
-                "logprobs": 2,
-            }
-            tops = []
-            for temperature in (1.0, 2.0):
-                answer = self._json(
-                    "POST", f"{self._base}/completions", {**body, "temperature": temperature}
-                )
-                try:
-                    likeliest = dict(answer["choices"][0]["logprobs"]["top_logprobs"][0])
-                    tops.append(
-                        {token: x for token, x in likeliest.items() if type(x) in (int, float)}
-                    )
-                except (LookupError, TypeError, ValueError):  # it gives none
-                    tops.append({})
-            shared = tops[0].keys() & tops[1].keys()
-            self._as_drawn = any(
-                abs(tops[0][token] - tops[1][token]) > MOST_LOGPROB for token in shared
-            )
+            cool, warm = (self._likeliest(served, request, t) for t in (1.0, 2.0))
+            shared = cool.keys() & warm.keys()
+            self._as_drawn = any(abs(cool[token] - warm[token]) > MOST_LOGPROB for token in shared)
         return self._as_drawn
+
+    def _likeliest(self, served: Served, request: Request, temperature: float) -> dict[str, float]:
+        """Return the log-probabilities of a response's likeliest first tokens; {} if the server
+        gives none."""
+        body = {
+            "model": served.name,
+            "prompt": request.prompt_ids.tolist(),
+            "max_tokens": 1,
+            "logprobs": 2,
+            "temperature": temperature,
+        }
+        answer = self._json("POST", f"{self._base}/completions", body)
+        try:
+            tops = dict(answer["choices"][0]["logprobs"]["top_logprobs"][0])
+        except (LookupError, TypeError, ValueError):
+            return {}
+        return {token: x for token, x in tops.items() if type(x) in (int, float)}
 
     # Sampling
 
     def _draw(
-        self, view: Served, purpose: str, request: Request, number: int, stopped: threading.Event
+        self, served: Served, purpose: str, stopped: threading.Event, request: Request, number: int
     ) -> tuple[Served, Request, int, dict[str, Any]]:
         """Get one response from the server, in a thread."""
         params = request.params
@@ -300,7 +291,7 @@ class Remote:
             self.seed, purpose, request.problem_id, request.visit, number
         ).tolist()
         body = {
-            "model": view.name,
+            "model": served.name,
             "prompt": request.prompt_ids.tolist(),
             "n": 1,
             "seed": (low | high << 32) >> 1,  # a signed integer of 64 bits
@@ -318,15 +309,11 @@ class Remote:
             # The text has the string, so that it can be tokenised where the server gives no ids.
             body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         tokens = len(request.prompt_ids) + params.max_new_tokens
-        return (
-            view,
-            request,
-            number,
-            self._json("POST", f"{self._base}/completions", body, tokens, stopped),
-        )
+        answer = self._json("POST", f"{self._base}/completions", body, tokens, stopped)
+        return served, request, number, answer
 
     def _rollout(
-        self, view: Served, request: Request, number: int, answer: dict[str, Any]
+        self, served: Served, request: Request, number: int, answer: dict[str, Any]
     ) -> Rollout:
         """Make a rollout of an answer. Raises EngineError for one that breaks the contract."""
         params = request.params
@@ -354,7 +341,7 @@ class Remote:
         tokens = (
             self._tokenised(choice, params, answer.get("usage"))
             if ids is None
-            else self._checked(ids, params)
+            else self._received_ids(ids, params)
         )
         drawn = len(tokens)
         end = self._end(tokens, params)
@@ -373,7 +360,7 @@ class Remote:
                 "raise its --max-model-len to data.max_prompt_length + max_new_tokens at least",
             )
         tokens = tokens[:end]
-        logprobs = self._logprobs(choice, drawn, view, request)[:end]
+        logprobs = self._logprobs(choice, drawn, served, request)[:end]
         entropies = np.full(len(tokens), np.nan, np.float32)
         if params.temperature == 0:
             entropies[:] = 0.0
@@ -388,7 +375,7 @@ class Remote:
             return None
         return Watch(self.tokenizer.decode, params.stop).add(tokens)
 
-    def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
+    def _received_ids(self, ids: Any, params: SamplingParams) -> np.ndarray:
         """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have
         drawn."""
         if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
@@ -448,14 +435,14 @@ class Remote:
         )
 
     def _logprobs(
-        self, choice: dict[str, Any], length: int, view: Served, request: Request
+        self, choice: dict[str, Any], length: int, served: Served, request: Request
     ) -> np.ndarray:
         """Return log-probabilities, float32 [T]; NaN where the server has none of what was drawn
         from."""
         if request.params.temperature == 0:
             return np.zeros(length, np.float32)  # a point mass, as our sampler has it
         given = choice.get("logprobs")
-        if not given or choice.get("token_ids") is None or not self._is_scored(view, request):
+        if not given or choice.get("token_ids") is None or not self._is_scored(served, request):
             return self._without_logprobs(length)
         values = given.get("token_logprobs") if isinstance(given, dict) else None
         if not isinstance(values, list) or len(values) != length:
@@ -567,16 +554,6 @@ class Remote:
             "start again: "
             "rollouts on disk are kept"
         )
-
-
-def check(settings: Settings) -> None:
-    """Raise ValueError for an endpoint that cannot work, a key that is not set included. Sends
-    nothing."""
-    try:
-        endpoint.check_url(settings.url)
-        endpoint.api_key(settings.url, settings.api_key_env)
-    except ValueError as error:
-        raise ValueError(f"engine: {error}") from error
 
 
 def _advice(status: int, url: str) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from g2d_jax.losses.logprobs import transform_logits
 
@@ -17,12 +18,12 @@ class Draw(NamedTuple):
     """token int32 [B]; logprob and entropy float32 [B], in nats, of the distribution the token was
     drawn from."""
 
-    token: jax.Array
-    logprob: jax.Array
-    entropy: jax.Array
+    token: Array
+    logprob: Array
+    entropy: Array
 
 
-def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+def filter_logits(logits: Array, top_k: Array, top_p: Array) -> Array:
     """Keep the top_k largest logits (0: all) and of those the smallest set whose mass reaches
     top_p; others -inf.
 
@@ -31,11 +32,11 @@ def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
     transformers.
     """
 
-    def largest(logits: jax.Array) -> jax.Array:
+    def largest(logits: Array) -> Array:
         chosen = _highest(logits, jnp.ones_like(logits), top_k.astype(jnp.float32))
         return jnp.where(chosen | (top_k <= 0)[:, None], logits, -jnp.inf)
 
-    def nucleus(logits: jax.Array) -> jax.Array:
+    def nucleus(logits: Array) -> Array:
         chosen = _highest(logits, jax.nn.softmax(logits, axis=-1), top_p)
         return jnp.where(chosen | (top_p >= 1.0)[:, None], logits, -jnp.inf)
 
@@ -43,7 +44,7 @@ def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
     return jax.lax.cond(jnp.any(top_p < 1.0), nucleus, lambda logits: logits, top_logits)
 
 
-def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
+def _highest(values: Array, weights: Array, target: Array) -> Array:
     """Mark the highest values, equal ones by index, as many as their weights need to reach the
     target: bool [B, V].
 
@@ -54,27 +55,25 @@ def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Ar
     least = _threshold(ranks, weights, target, 32)
     above, equal = ranks > least, ranks == least
 
-    def cut(equal: jax.Array) -> jax.Array:
+    def cut(equal: Array) -> Array:
         last = values.shape[-1] - 1
         places = jnp.broadcast_to(jnp.arange(last, -1, -1, dtype=jnp.uint32), values.shape)
         rest = target - jnp.sum(jnp.where(above, weights, 0.0), axis=-1)
-        return equal & (
-            places >= _threshold(places, jnp.where(equal, weights, 0.0), rest, last.bit_length())
-        )
+        tied = jnp.where(equal, weights, 0.0)
+        return equal & (places >= _threshold(places, tied, rest, last.bit_length()))
 
-    several = jnp.any(
-        jnp.sum(equal, axis=-1) > 1
-    )  # equal logits at the edge are rare in a large vocabulary
+    # Equal logits at the edge are rare in a large vocabulary: most steps read it once less.
+    several = jnp.any(jnp.sum(equal, axis=-1) > 1)
     return above | jax.lax.cond(several, cut, lambda equal: equal, equal)
 
 
-def _ordered(x: jax.Array) -> jax.Array:
+def _ordered(x: Array) -> Array:
     """Map float32 to uint32 of the same order, both zeros alike."""
     bits, sign = jax.lax.bitcast_convert_type(x, jnp.uint32), jnp.uint32(1 << 31)
     return jnp.where(bits > sign, ~bits, bits | sign)  # the sign alone is -0.0
 
 
-def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: int) -> jax.Array:
+def _threshold(ranks: Array, weights: Array, target: Array, bits: int) -> Array:
     """Find the greatest t at which the weights of ranks >= t still sum to the target, uint32 [B,
     1]; 0 if none does.
 
@@ -83,13 +82,10 @@ def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: in
     """
     steps = -(-bits // 2)
 
-    def narrow(step: jax.Array, least: jax.Array) -> jax.Array:
+    def narrow(step: Array, least: Array) -> Array:
         shift, greatest = 2 * (steps - 1 - step), least
-        for digit in (
-            1,
-            2,
-            3,
-        ):  # sums fall as t grows: the last that reaches the target is the greatest
+        # Sums fall as t grows: the last that reaches the target is the greatest.
+        for digit in (1, 2, 3):
             tried = least | (jnp.uint32(digit) << shift.astype(jnp.uint32))
             mass = jnp.sum(jnp.where(ranks >= tried, weights, 0.0), axis=-1, keepdims=True)
             greatest = jnp.where(mass >= target[:, None], tried, greatest)
@@ -98,18 +94,18 @@ def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: in
     return jax.lax.fori_loop(0, steps, narrow, jnp.zeros((ranks.shape[0], 1), jnp.uint32))
 
 
-def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
+def uniforms(keys: Array, positions: Array) -> Array:
     """Draw two uniforms in [0, 1) a row, float32 [B, 2] from key data uint32 [B, 2] and positions
     int32 [B]."""
 
-    def row_uniforms(data: jax.Array, position: jax.Array) -> jax.Array:
+    def row_uniforms(data: Array, position: Array) -> Array:
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
         return jax.random.uniform(jax.random.fold_in(key, position), (2,))
 
     return jax.vmap(row_uniforms)(keys, positions)
 
 
-def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
+def first_above(masses: Array, uniform: Array) -> Array:
     """Return the index [B] of the first of masses [B, N], not negative, with a running sum above
     uniform [B] * total.
 
@@ -117,16 +113,15 @@ def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
     order in which a matrix product adds may differ between its columns.
     """
     size = masses.shape[-1]
-    triangle = jnp.triu(
-        jnp.ones((size, size), masses.dtype)
-    )  # a product with it is the quickest exact running sum
+    # A product with a triangle of ones is the quickest exact running sum.
+    triangle = jnp.triu(jnp.ones((size, size), masses.dtype))
     sums = jnp.matmul(masses, triangle, precision=jax.lax.Precision.HIGHEST)
     reached = jnp.where(masses > 0, sums, 0.0)
     above = reached > (uniform * reached.max(axis=-1))[:, None]
     return jnp.min(jnp.where(above, jnp.arange(size)[None], size - 1), axis=-1)
 
 
-def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:
+def inverse_cdf(probs: Array, uniform: Array) -> Array:
     """Draw from unnormalised probs float32 [B, V] with uniforms [B, 2]: int32 [B].
 
     Two levels, each with its own uniform: first a block of the vocabulary, then a token in it.
@@ -143,12 +138,12 @@ def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def draw(
-    logits: jax.Array,
-    keys: jax.Array,
-    positions: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array,
-    top_p: jax.Array,
+    logits: Array,
+    keys: Array,
+    positions: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
     *,
     filtered: bool,
 ) -> Draw:
@@ -169,8 +164,7 @@ def draw(
     token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, positions)))
     entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-    sure = greedy & ~jnp.isnan(
-        chosen
-    )  # logits that are not finite are to be seen in greedy rows too
+    # Logits that are not finite are to be seen in greedy rows too.
+    sure = greedy & ~jnp.isnan(chosen)
     logprob, entropy = (jnp.where(sure, 0.0, x) for x in (chosen, entropy))
     return Draw(token.astype(jnp.int32), logprob, entropy)

@@ -64,17 +64,16 @@ class Schedule:
     def __init__(
         self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int
     ) -> None:
-        most = -(
-            -sum(request.num_samples for request in requests) // shards
-        )  # of one prompt, in one shard
+        # Of one prompt, in one shard: several prefill a prompt of many samples, or one would be busy
+        # when the others are done.
+        samples = sum(request.num_samples for request in requests)
+        most = -(-samples // shards)
+        self._waiting: deque[tuple[Request, range]] = deque()
         # Prompts of about one length share a prefill.
-        ordered = sorted(requests, key=lambda request: -len(request.prompt_ids))
-        numbers = ((request, list(range(request.num_samples))) for request in ordered)
-        self._waiting = deque(
-            (r, samples[i : i + most])
-            for r, samples in numbers
-            for i in range(0, len(samples), most)
-        )
+        for request in sorted(requests, key=lambda request: -len(request.prompt_ids)):
+            for first in range(0, request.num_samples, most):
+                numbers = range(first, min(first + most, request.num_samples))
+                self._waiting.append((request, numbers))
         self._shards = [
             _Shard([None] * rows, [deque() for _ in range(prompts)]) for _ in range(shards)
         ]
@@ -90,9 +89,8 @@ class Schedule:
 
         Then every free place gets one, in the shard with the least to do first.
         """
-        if not self._waiting or all(
-            shard.order or None not in shard.rows for shard in self._shards
-        ):
+        idle = (shard for shard in self._shards if None in shard.rows and not shard.order)
+        if not any(idle):
             return {}
         placed: dict[int, Request] = {}
         while self._waiting:
@@ -117,10 +115,8 @@ class Schedule:
                     shard.rows[row] = new = shard.pending[place].popleft()
                     if not shard.pending[place]:
                         shard.order.popleft()
-                    inserted[number * len(shard.rows) + row] = (
-                        number * len(shard.pending) + place,
-                        new,
-                    )
+                    index = number * len(shard.rows) + row
+                    inserted[index] = number * len(shard.pending) + place, new
         return inserted
 
     def collect_finished(self, counts: Sequence[int], stopped: Sequence[bool]) -> list[int]:

@@ -94,9 +94,8 @@ class BatchScorer:
         classes: defaultdict[int, list[int]] = defaultdict(list)
         for row, ids in enumerate(sequences):
             classes[columns(len(ids))].append(row)
-        for size, rows in sorted(
-            classes.items(), reverse=True
-        ):  # the largest first, where memory would run out
+        # The largest first, where memory would run out.
+        for size, rows in sorted(classes.items(), reverse=True):
             full = full_rows(self.mesh, size, self.batch_tokens)
             yield from (rows[start : start + full] for start in range(0, len(rows), full))
 

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, encode
-from g2d_jax.records import Message, Prompt
+from g2d_jax.records import Conversation, Message, Prompt
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
 
@@ -34,19 +34,15 @@ class Conversations:
         if not tokenizer.template.is_chat:
             raise ValueError(
                 "the reward model's tokenizer has no chat template, so a conversation cannot be "
-                "written as the model "
-                "was trained: set reward.model.tokenizer to the folder of one that has"
+                "written as the model was trained: set reward.model.tokenizer to the folder of "
+                "one that has"
             )
         self.tokenizer = tokenizer
-        self._special: Mapping[str, int] = {
-            name: i for name, i in tokenizer.special_tokens.items() if name
-        }
-        self._names = re.compile(
-            "|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"(?!)"
-        )
-        unknown = tokenizer.pretrained.unk_token_id
-        self._special_ids = np.asarray(sorted(set(self._special.values()) - {unknown}), np.int32)
-        self._unknown = unknown
+        special = tokenizer.special_tokens
+        self._special: Mapping[str, int] = {name: special[name] for name in special if name}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._counted = {*self._special.values()} - {tokenizer.pretrained.unk_token_id}
         self._plain: Any = Tokenizer.from_str(tokenizer.backend.to_str())
         self._plain.encode_special_tokens = True  # their names are text like any other
 
@@ -57,26 +53,23 @@ class Conversations:
         None when the text cannot be encoded, or not without a special token that the template did
         not write. Raises ValueError when the chat template fails, which is a matter of settings.
         """
-        messages = (
-            *self.tokenizer.template.conversation(prompt),
-            {"role": "assistant", "content": response},
-        )
+        template = self.tokenizer.template
+        answer = {"role": "assistant", "content": response}
+        messages = (*template.conversation(prompt), answer)
         hidden = self._hide(messages)
-        text = self.tokenizer.template.apply(
-            tuple(_replaced(m, hidden) for m in messages), generation=False
-        )
+        text = template.apply(tuple(_replaced(m, hidden) for m in messages), generation=False)
         frame = [self._special[name] for name in self._names.findall(text)]
         try:
-            ids = None if hidden else self._checked(self.tokenizer.encode_text(text), frame)
+            ids = None if hidden else self._if_framed(self.tokenizer.encode_text(text), frame)
             if ids is None:
-                ids = self._checked(self._encode_apart(text, hidden), frame)
+                ids = self._if_framed(self._encode_apart(text, hidden), frame)
         except ValueError:  # a character that the tokenizer does not know
             return None
         if not ids:
             return None
         return np.asarray(self._with_one_bos(ids), np.int32)
 
-    def _hide(self, messages: tuple[Message, ...]) -> dict[str, str]:
+    def _hide(self, messages: Conversation) -> dict[str, str]:
         """Map names of special tokens in the messages to characters that occur nowhere in them."""
         text = "\n".join(message["content"] for message in messages)
         names = sorted(set(self._names.findall(text)), key=len, reverse=True)
@@ -97,13 +90,11 @@ class Conversations:
                 start = match.end()
         return ids
 
-    def _checked(self, ids: list[int], frame: list[int]) -> list[int] | None:
+    def _if_framed(self, ids: list[int], frame: list[int]) -> list[int] | None:
         """Return ids if its special tokens are those of the frame, else None."""
-        array = np.asarray(ids, np.int64)
-        expected = [i for i in frame if i != self._unknown]
-        if array[np.isin(array, self._special_ids)].tolist() != expected:
-            return None
-        return ids
+        found = [i for i in ids if i in self._counted]
+        expected = [i for i in frame if i in self._counted]
+        return ids if found == expected else None
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         """Begin with one BOS: as the template wrote it, or else by the tokenizer's own rule."""

@@ -14,7 +14,6 @@ from g2d_jax.config import RewardModel as Settings
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf, reward_model
-from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import Prompt, Score, Verdict, is_reward
 from g2d_jax.scoring.batches import BatchScorer
 from g2d_jax.scoring.conversation import Conversations
@@ -35,7 +34,7 @@ class RewardModel:
 
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
         dtype = jnp.dtype(settings.dtype)
-        self.conversations = check(settings)
+        self.conversations = conversations_of(settings)
         self.max_length = settings.max_length
         folder = hf.resolve(settings.path, revision=settings.revision)
         model = reward_model.load(folder, mesh=mesh, dtype=dtype)
@@ -51,12 +50,11 @@ class RewardModel:
         ValueError when the numbers of prompts and responses differ, and when the chat template
         fails.
         """
-        pairs = list(zip(prompts, responses, strict=True))
-        encoded = [self._encode(prompt, response) for prompt, response in pairs]
-        rows = [row for row, ids in enumerate(encoded) if ids is not None]
-        values = self.scorer.score([ids for ids in encoded if ids is not None])
-        scores = [_UNSCORABLE] * len(pairs)
-        for row, value in zip(rows, values.tolist(), strict=True):
+        encoded = [self._encode(*pair) for pair in zip(prompts, responses, strict=True)]
+        read = {row: ids for row, ids in enumerate(encoded) if ids is not None}
+        values = self.scorer.score(list(read.values()))
+        scores = [_UNSCORABLE] * len(encoded)
+        for row, value in zip(read, values.tolist(), strict=True):
             if is_reward(value):
                 scores[row] = Score(value, Verdict.SCORED)
         return scores
@@ -71,16 +69,31 @@ class RewardModel:
         return scored if len(scored) and len(whole) <= self.max_length else None
 
 
-def check(settings: Settings) -> Conversations:
+def conversations_of(settings: Settings) -> Conversations:
     """Return the conversations of a reward model, read from its tokenizer and its weights' headers
     alone.
 
     Raises ValueError as `RewardModel` does.
     """
     folder = hf.resolve(settings.path, revision=settings.revision)
-    config, _, _, read_out = reward_model.check(folder)
+    config, _, _, read_out = reward_model.read_layout(folder)
     tokenizer = open_tokenizer(settings)
-    _check_fit(config, read_out.cls_id, tokenizer, settings.max_length)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the reward model has {config.vocab_size} words, its tokenizer "
+            f"{tokenizer.vocab_size}: not of one model"
+        )
+    if read_out.cls_id is not None and tokenizer.pretrained.cls_token_id != read_out.cls_id:
+        raise ValueError(
+            f"the reward model is read at the CLS token {read_out.cls_id}, but its tokenizer's "
+            f"cls_token has the id {tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer "
+            "to the one it was trained with"
+        )
+    if not 1 <= settings.max_length <= config.positions:
+        raise ValueError(
+            f"reward.model.max_length is {settings.max_length}, but the reward model has "
+            f"{config.positions} positions: set it to that or less"
+        )
     return Conversations(tokenizer)
 
 
@@ -90,30 +103,7 @@ def open_tokenizer(settings: Settings) -> PromptTokenizer:
 
     The template is taken as it is, its own system block included: the model was trained with it.
     """
-    source, revision = (
-        (settings.tokenizer, None) if settings.tokenizer else (settings.path, settings.revision)
-    )
     template = TemplateSettings(system=DEFAULT_SYSTEM)
-    return load_tokenizer(source, template, revision=revision, generates=False)
-
-
-def _check_fit(
-    config: ModelConfig, cls_id: int | None, tokenizer: PromptTokenizer, max_length: int
-) -> None:
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the reward model has {config.vocab_size} words, its tokenizer "
-            f"{tokenizer.vocab_size}: not of one model"
-        )
-    if cls_id is not None and tokenizer.pretrained.cls_token_id != cls_id:
-        raise ValueError(
-            f"the reward model is read at the CLS token {cls_id}, but its tokenizer's cls_token "
-            "has the id "
-            f"{tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the one it was "
-            "trained with"
-        )
-    if not 1 <= max_length <= config.positions:
-        raise ValueError(
-            f"reward.model.max_length is {max_length}, but the reward model has {config.positions} "
-            "positions: set it to that or less"
-        )
+    if settings.tokenizer:
+        return load_tokenizer(settings.tokenizer, template, generates=False)
+    return load_tokenizer(settings.path, template, revision=settings.revision, generates=False)

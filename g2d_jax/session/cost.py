@@ -26,7 +26,7 @@ import jax
 
 from g2d_jax.accounting import ACTIVITIES, TOKENS
 from g2d_jax.runtime.compile_times import compiling
-from g2d_jax.sampler.remote import COUNTS
+from g2d_jax.sampler import COUNTS
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Cost:
 
     seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it
     used. The seconds of each of accounting.ACTIVITIES are parts of seconds, but for checkpointing,
-    which comes on top. The last four are remote.COUNTS, of a server's responses.
+    which comes on top. The last four are sampler.COUNTS, of a server's responses.
     """
 
     seconds: float = 0.0

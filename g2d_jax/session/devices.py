@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, Online, Stage, TrainingStage
-from g2d_jax.models import decoder, hf, reward_model
+from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.runtime import processes
 from g2d_jax.sampler import capacity
@@ -46,6 +46,8 @@ class Devices:
     @cached_property
     def reward_bytes(self) -> int:
         """The bytes of a device that reward models take, which stay once they are loaded."""
+        from g2d_jax.models import reward_model  # here: few runs have one
+
         size = 0
         for path, model in self.config.reward_models.items():
             shape = hf.read_config(hf.resolve(path))

@@ -15,18 +15,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from etils import epath
 
 from g2d_jax.config import Reward
 from g2d_jax.records import Problem, indices_by_task, pick
-from g2d_jax.rewards.pool import VerifierPool
-from g2d_jax.rewards.verify import can_be_read
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.runtime.tracking import Progress, Tracker
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.workdir import LINKS, absolute, stage_folders
+
+if TYPE_CHECKING:
+    from g2d_jax.rewards.pool import VerifierPool
 
 FOLDER = "golds"  # of the file, and of its lock
 FILE = "read.jsonl"  # [key, whether it can be read] of each gold
@@ -99,6 +101,8 @@ def _answers(
     golds: Mapping[str, str], pool: VerifierPool, tracker: Tracker
 ) -> Iterator[dict[str, bool]]:
     """Yield by key whether golds can be read, part by part. golds: by key."""
+    from g2d_jax.rewards.verify import can_be_read  # here: other rewards need no verifier
+
     hard: dict[str, str] = {}
     for key, gold in golds.items():
         processes.check_stop()

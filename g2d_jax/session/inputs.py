@@ -35,16 +35,12 @@ from g2d_jax.config import (
 from g2d_jax.config.io import identity
 from g2d_jax.config.places import data_files
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
-from g2d_jax.config_load import beside
 from g2d_jax.contents import Content
 from g2d_jax.data.arithmetic import SLIPS
-from g2d_jax.data.dumps import by_step, read_dump
-from g2d_jax.data.examples import load_examples
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.runtime import storage
-from g2d_jax.scoring import reward_model
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
 from g2d_jax.session.problems import SPLITS, Reading, gives_columns, read_source, reading
@@ -189,6 +185,9 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
         source, revision = model.path, model.revision
         if model.tokenizer:
             source, revision = model.tokenizer, None
+        # What a kind of input needs is imported where a run has it.
+        from g2d_jax.scoring import reward_model
+
         read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
         return {
             f"{prefix}reward.model.path": _model(model.path, model.revision),
@@ -208,7 +207,7 @@ def _function_file(reward: Reward) -> Path | None:
     if not gives_columns(reward):
         return None
     if reward.folder is not None:
-        file = beside(reward.function, Path(reward.folder))
+        file = places.module_file(reward.function, Path(reward.folder))
         if file is not None:
             return file
     module = sys.modules.get(reward.function.partition(":")[0])
@@ -279,6 +278,8 @@ def _rollouts(path: str, reward: str | None) -> Content:
 @functools.lru_cache(maxsize=8)
 def _rows_of_dump(path: str, reward: str | None, stamps: tuple[str, ...]) -> Content:
     """Read a dump. stamps: of its files, so that it is read again when one changes."""
+    from g2d_jax.data.dumps import by_step, read_dump
+
     return contents.rollouts(by_step(read_dump(path, reward)))
 
 
@@ -363,6 +364,8 @@ def _problems(source: str, seed: int, how: Reading, stamp: Stamp) -> Content:
 @functools.lru_cache(maxsize=64)
 def _examples(source: str, seed: int, stamp: Stamp) -> Content:
     """Read a source of examples, as `_problems`."""
+    from g2d_jax.data.examples import load_examples
+
     return contents.records(load_examples(Source(**json.loads(source)), seed)[0])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -23,12 +24,14 @@ from g2d_jax.rewards.functions import (
     function_scorer,
     load_reward,
 )
-from g2d_jax.rewards.judge import JudgeScorer
 from g2d_jax.rewards.normalise import clean
-from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.rewards.quantity import parse_quantity
 from g2d_jax.runtime import processes
-from g2d_jax.scoring.reward_model import RewardModel
+
+if TYPE_CHECKING:
+    from g2d_jax.rewards.judge import JudgeScorer
+    from g2d_jax.rewards.pool import Begun, VerifierPool
+    from g2d_jax.scoring.reward_model import RewardModel
 
 UNSCORED = Score(None, Verdict.UNSCORABLE)  # as yet
 
@@ -195,7 +198,10 @@ class RewardManager:
         correct_above = reward.correct_above if reward.is_verifiable else None
         if own is not None:
             return function_scorer(own, correct_above, reward.answers)
+        # Each kind of reward is imported where a run has it: most have one.
         if reward.function == "verify":
+            from g2d_jax.rewards.pool import VerifierPool
+
             pool = VerifierPool(
                 reward.workers,
                 cpu_seconds=reward.cpu_seconds,
@@ -206,6 +212,8 @@ class RewardManager:
             self._pools.append(pool)
             return VerifierScorer(pool, reward.answers)
         if reward.function == "model":
+            from g2d_jax.scoring.reward_model import RewardModel
+
             model = RewardModel(reward.model, self.mesh())
             self._models.append(model)
             return lambda problems, texts, _: model.score(
@@ -215,6 +223,8 @@ class RewardManager:
             folder = self.journal / task
             if processes.count() > 1:
                 folder /= f"process-{processes.index()}"
+            from g2d_jax.rewards.judge import JudgeScorer
+
             judge = JudgeScorer(reward.judge, folder)
             self._judges.append(judge)
             return judge

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from etils import epath
@@ -21,10 +22,12 @@ from g2d_jax.runtime.tracking import run_id
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.sampler.remote import Remote
 from g2d_jax.session.devices import Devices
 from g2d_jax.session.tokenizers import chosen, stop_strings
 from g2d_jax.workdir import absolute
+
+if TYPE_CHECKING:
+    from g2d_jax.sampler.remote import Remote
 
 Say = Callable[[str], None]
 
@@ -62,6 +65,8 @@ class RunSampling:
         settings, folder = self.config.engine, self.workdir / "engine"
         if not settings.is_server:
             return None
+        from g2d_jax.sampler.remote import Remote  # here: few runs have one
+
         if settings.folder:  # other runs may share it
             folder = absolute(settings.folder) / processes.on_leader(
                 lambda: run_id(self.workdir / "engine.json")

@@ -27,7 +27,7 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import golds, init_params
+from g2d_jax.session import init_params
 from g2d_jax.session.background_writer import Writer
 from g2d_jax.session.cost import Clock, Cost
 from g2d_jax.session.devices import Devices
@@ -147,6 +147,8 @@ class Session:
         """The problems, which all processes read together."""
 
         def unreadable(problems: Sequence[Problem]) -> set[str]:
+            from g2d_jax.session import golds  # here: only runs with a verifier have any
+
             return golds.unreadable(problems, self.scorer, self.tracker, self.workdir, self.follows)
 
         return load_problems(

@@ -32,14 +32,13 @@ from g2d_jax.training.step import (
     StepNumbers,
     TrainState,
     abstract_batch,
-    abstract_number,
     abstract_numbers,
     abstract_state,
     make_fresh_state,
     make_scorer,
     make_train_step,
     put_batch,
-    put_number,
+    put_numbers,
 )
 
 
@@ -165,7 +164,7 @@ class Scorer:
         cost.scored += packed.used
         cost.flops += forward_flops(session.model_config, packed.used, packed.attended)
         with session.clock.doing("logprobs"):
-            temperature = put_number(self.temperature, session.mesh)
+            temperature = put_numbers(self.temperature, session.mesh)
             logprobs, _ = self.run(params, *put_batch(packed, session.mesh), temperature)
             session.clock.settle()
             return packed.unpack(np.asarray(logprobs))
@@ -190,7 +189,7 @@ class Scorer:
         moved, parts = packed.count * _weights(session), {"parameters": device_bytes(params)}
         scored = packed.used * calls
         work = Work(calls, flops / session.mesh.size, moved, parts, scored=scored)
-        number = abstract_number(session.mesh)
+        number = abstract_numbers(1.0, session.mesh)
         arguments = fixed(params, *abstract_batch(packed, session.mesh), number)
         return Program(name, prefix + kind, self.run, arguments, work, {}, packed.count, resident)
 

@@ -63,9 +63,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             cleanup_tmp_directories=True,  # what a killed run left half written
         )
-        self._manager: ocp.CheckpointManager | None = (
-            None  # made by the first save: it creates and cleans the folder
-        )
+        # Made by the first save: it creates and cleans the folder, and reading writes nothing.
+        self._manager: ocp.CheckpointManager | None = None
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may
@@ -166,10 +165,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Return the checksum of every array of "params", by name, as it was saved. For one
         process; reads no array."""
         folder = self.folder / str(step)
-        saved: Checksums = self._reading(folder, lambda: _read_host(folder), alone=True)[
-            "checksums"
-        ]
-        return dict(saved["params"])
+        record = self._reading(folder, lambda: _read_host(folder), alone=True)
+        return dict(record["checksums"]["params"])
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
         """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone,
@@ -196,8 +193,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if not storage.is_local(folder):
             raise ValueError(
                 f"checkpoint {folder} is damaged, and nothing is deleted on an object store: if "
-                "an older one is to be "
-                "used, delete that folder and start again"
+                "an older one is to be used, delete that folder and start again"
             )
         aside = self.folder.parent / "damaged"
         target = aside / f"step-{step:06d}"
@@ -232,6 +228,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             except (OSError, MemoryError):
                 raise
             except Exception as error:
+                # Of the devices: they say nothing about the file.
                 if type(error) in (RuntimeError, jax.errors.JaxRuntimeError):
                     raise
                 _read_files(folder)
@@ -363,9 +360,8 @@ def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
     """
     numbers = {}
     for key, array in arrays.items():
-        jax.block_until_ready(
-            array
-        )  # one program at a time: simulated CPU devices may deadlock with two in flight
+        # One program at a time: simulated CPU devices may deadlock with two in flight.
+        jax.block_until_ready(array)
         numbers[key] = int(_checksum(meshes.fetched(array)))
     return numbers
 

@@ -10,10 +10,8 @@ import numpy as np
 from g2d_jax import keys
 from g2d_jax.data.packing import Packed
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.dropout import KEYS
 from g2d_jax.records import SEGMENT_STRIDE
-
-KEYS = "dropout"
-"""The array's name in a batch."""
 
 
 def with_keys(packed: Packed, config: ModelConfig, seed: int, *names: keys.Name) -> Packed:

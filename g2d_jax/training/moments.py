@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from g2d_jax import keys
 
 
 def scale_by_adam_bfloat16(
-    *, b1: float, b2: float, eps: float | jax.Array
+    *, b1: float, b2: float, eps: float | Array
 ) -> optax.GradientTransformation:
     """Return `optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` in bfloat16
     between updates.
@@ -35,6 +36,7 @@ def scale_by_adam_bfloat16(
     """
 
     def init(params: Any) -> optax.ScaleByAdamState:
+        # Each its own buffer: they are donated.
         mu, nu = (
             jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.bfloat16), params) for _ in range(2)
         )
@@ -51,25 +53,21 @@ def scale_by_adam_bfloat16(
         t = count.astype(jnp.float32)
         of_mu, of_nu = 1 - b1**t, 1 - b2**t
         scaled = jax.tree.map(lambda m, v: (m / of_mu) / (jnp.sqrt(v / of_nu) + eps), mu, nu)
-        saved = optax.ScaleByAdamState(
-            count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count)
-        )
-        return scaled, saved
+        rounded_mu = jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu)
+        return scaled, optax.ScaleByAdamState(count, rounded_mu, _rounded(nu, count))
 
     return optax.GradientTransformation(init, update)
 
 
-def _rounded(tree: Any, count: jax.Array) -> Any:
+def _rounded(tree: Any, count: Array) -> Any:
     """Round the tree to bfloat16 at random."""
     key = jax.random.fold_in(keys.key(0, "second moment"), count)
     leaves, structure = jax.tree.flatten(tree)
-    rounded = [
-        stochastic_round(x, jax.random.fold_in(key, place)) for place, x in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, rounded)
+    keys_of_leaves = (jax.random.fold_in(key, place) for place in range(len(leaves)))
+    return jax.tree.unflatten(structure, map(stochastic_round, leaves, keys_of_leaves))
 
 
-def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
+def stochastic_round(x: Array, key: Array) -> Array:
     """Round float32 numbers to one of their two neighbours in bfloat16, with x as the mean;
     bfloat16 numbers stay.
 

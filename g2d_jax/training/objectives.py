@@ -19,20 +19,20 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import losses
 from g2d_jax.config import AttentionSetting, OnlineDPO
 from g2d_jax.losses.dpo import NUMBERS
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
+from g2d_jax.models.dropout import KEYS
 from g2d_jax.models.kernels import attention_for, platform_of
-from g2d_jax.training.dropout import KEYS
 
 ImportanceLevel = Literal["token", "sequence"]
-MicroBatch = Mapping[str, jax.Array]
-Result = tuple[jax.Array, dict[str, jax.Array]]
+MicroBatch = Mapping[str, Array]
+Result = tuple[Array, dict[str, Array]]
 Objective = Callable[[Decoder, MicroBatch], Result]
 LossNumbers = Mapping[str, losses.Number]
 """The numbers of a loss by name."""
@@ -87,7 +87,7 @@ def response_logprobs(
     micro: MicroBatch,
     temperature: losses.Number = 1.0,
     with_entropy: bool = False,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Array, Array | None]:
     """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts
     and padding."""
     hidden, _ = forward(
@@ -148,11 +148,8 @@ def grpo(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     losses.check_not_negative(beta=beta)  # by its name here: among the numbers it is kl_beta
-    numbers = {
-        "temperature": temperature,
-        **_policy_numbers(beta, **clipping),
-        **_on(entropy_coef=entropy_coef),
-    }
+    numbers = _policy_numbers(beta, **clipping) | _on(entropy_coef=entropy_coef)
+    numbers["temperature"] = temperature
     return _loss(_grpo(compute, importance_sampling_level, cispo), numbers)
 
 
@@ -253,13 +250,10 @@ def _group_dpo(
         )
         if "grpo_coef" in numbers:
             other, more = _policy_term(logprobs, micro, level, cispo, numbers)
-            tokens = more.pop("tokens")
             loss = loss + numbers["grpo_coef"] * other
-            sums = (
-                sums
-                | {"tokens": tokens}
-                | {f"{name}|tokens": value for name, value in more.items()}
-            )
+            sums["tokens"] = more.pop("tokens")
+            # GroupDPO's own sums are over pairs; these name what they are over.
+            sums |= {f"{name}|tokens": value for name, value in more.items()}
         return _with_entropy((loss, sums), entropies, micro, numbers)
 
     return objective
@@ -284,12 +278,10 @@ def _policy_numbers(
     importance_cap: float = 0.0,
 ) -> dict[str, float]:
     """Return the numbers of `_policy_term`; beta, of the KL term, is called kl_beta among them."""
-    high = epsilon if epsilon_high is None else epsilon_high
-    return {
-        "epsilon": epsilon,
-        "epsilon_high": high,
-        **_on(kl_beta=beta, importance_cap=importance_cap),
-    }
+    if epsilon_high is None:
+        epsilon_high = epsilon
+    optional = _on(kl_beta=beta, importance_cap=importance_cap)
+    return {"epsilon": epsilon, "epsilon_high": epsilon_high, **optional}
 
 
 def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
@@ -303,39 +295,32 @@ def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
     return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
 
-def sum_per_response(values: jax.Array, micro: MicroBatch) -> jax.Array:
+def sum_per_response(values: Array, micro: MicroBatch) -> Array:
     """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's
     weights."""
     rows, places = micro["pair_weight" if "pair_weight" in micro else "weight"].shape
-    return losses.sequence_sums(
-        values, _global_response_ids(micro["response_index"], places), rows * places
-    ).reshape(rows, places)
+    ids = _global_response_ids(micro["response_index"], places)
+    return losses.sequence_sums(values, ids, rows * places).reshape(rows, places)
 
 
-def _global_response_ids(response_index: jax.Array, places: int) -> jax.Array:
+def _global_response_ids(response_index: Array, places: int) -> Array:
     """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones
     stay."""
-    return jnp.where(
-        response_index >= 0,
-        response_index + places * jnp.arange(response_index.shape[0])[:, None],
-        -1,
-    )
+    first = places * jnp.arange(response_index.shape[0])[:, None]
+    return jnp.where(response_index >= 0, response_index + first, -1)
 
 
 def _policy_term(
-    logprobs: jax.Array,
+    logprobs: Array,
     micro: MicroBatch,
     level: ImportanceLevel,
     cispo: bool,
     numbers: LossNumbers,
 ) -> Result:
-    # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its
-    # number of places.
-    ids = (
-        _global_response_ids(micro["response_index"], logprobs.shape[1])
-        if level == "sequence"
-        else None
-    )
+    ids = None
+    if level == "sequence":
+        # A row of T tokens holds at most T responses: T numbers a row suffice.
+        ids = _global_response_ids(micro["response_index"], logprobs.shape[1])
     return losses.grpo_loss(
         logprobs,
         micro.get("old_logprob"),
@@ -353,7 +338,7 @@ def _policy_term(
 
 
 def _with_entropy(
-    result: Result, entropies: jax.Array | None, micro: MicroBatch, numbers: LossNumbers
+    result: Result, entropies: Array | None, micro: MicroBatch, numbers: LossNumbers
 ) -> Result:
     if entropies is None:
         return result

@@ -49,10 +49,8 @@ def _schedule_numbers(settings: Optimizer, total_steps: int) -> dict[str, np.flo
             f"({total_steps}): lower warmup_steps or train longer"
         )
     names = ("learning_rate", "warmup_steps", "min_lr_ratio")
-    chosen = {name: getattr(settings, name) for name in names}
-    return {
-        name: np.float32(number) for name, number in (chosen | {"total_steps": total_steps}).items()
-    }
+    numbers = {name: np.float32(getattr(settings, name)) for name in names}
+    return numbers | {"total_steps": np.float32(total_steps)}
 
 
 def _rate(schedule: str, numbers: OptimizerNumbers, step: int | jax.Array) -> Any:
@@ -106,12 +104,11 @@ def _optimizer(
     """Return the optimiser of `make_optimizer` without its numbers."""
 
     def chain(numbers: OptimizerNumbers) -> optax.GradientTransformation:
-        clip = optax.clip_by_global_norm(numbers["max_grad_norm"]) if clips else optax.identity()
-        decay = (
-            optax.add_decayed_weights(numbers["weight_decay"], mask=decay_mask)
-            if decays
-            else optax.identity()
-        )
+        clip = decay = optax.identity()
+        if clips:
+            clip = optax.clip_by_global_norm(numbers["max_grad_norm"])
+        if decays:
+            decay = optax.add_decayed_weights(numbers["weight_decay"], mask=decay_mask)
         if kind == "adafactor":
             scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
@@ -176,11 +173,11 @@ def abstract_opt_state(optimizer: optax.GradientTransformation, params: Any, mes
     ShapeDtypeStructs with shardings.
     """
 
-    def describe(x: Any, parameter: Any = None) -> jax.ShapeDtypeStruct:
-        where = (
-            meshes.replicated(mesh) if parameter is None else _like_parameter(x.shape, parameter)
-        )
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    def describe(x: Any, parameter: Any = None) -> Any:
+        where = meshes.replicated(mesh)
+        if parameter is not None:
+            where = _like_parameter(x.shape, parameter)
+        return x.update(sharding=where)
 
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree_map_params(optimizer, describe, state, params, transform_non_params=describe)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
@@ -28,11 +29,11 @@ from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
-Arrays = Mapping[str, jax.Array]
+Arrays = Mapping[str, Array]
 StepNumbers = Mapping[str, Mapping[str, Any]]
 """The numbers of a train step: "optimizer" -> `OptimizerNumbers`, "loss" -> `LossNumbers` (see
 `objectives.split`)."""
-Totals = tuple[Decoder, jax.Array, dict[str, jax.Array]]
+Totals = tuple[Decoder, Array, dict[str, Array]]
 """Gradient, loss and sums of micro-batches."""
 
 
@@ -91,7 +92,7 @@ def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
     return Jitted(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
 
 
-def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
+def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, Array], Array]:
     """Put packed rows on the mesh, split over data and fsdp, and the number of micro-batches."""
     arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
     return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
@@ -102,34 +103,25 @@ def abstract_batch(
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
     """Return the result of `put_batch` with a ShapeDtypeStruct and its sharding in place of every
     array."""
-    arrays = {
-        name: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=meshes.rows_sharding(mesh, x.shape, axis=1)
-        )
-        for name, x in packed.arrays.items()
-    }
+    arrays = {}
+    for name, x in packed.arrays.items():
+        where = meshes.rows_sharding(mesh, x.shape, axis=1)
+        arrays[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
 
 
-def put_number(number: float, mesh: Mesh) -> jax.Array:
-    """Put a number that is an argument of programs on every device, as a float32 scalar."""
-    return meshes.put(np.asarray(number, np.float32), meshes.replicated(mesh))
+def put_numbers(numbers: Any, mesh: Mesh) -> Any:
+    """Put the numbers that are arguments of a program, one or a tree of them, on every device, as
+    float32 scalars."""
+    where = meshes.replicated(mesh)
+    return jax.tree.map(lambda number: meshes.put(np.asarray(number, np.float32), where), numbers)
 
 
-def put_numbers(numbers: StepNumbers, mesh: Mesh) -> StepNumbers:
-    """Put the numbers of a train step on every device, as float32 scalars."""
-    return jax.tree.map(lambda number: put_number(number, mesh), numbers)
-
-
-def abstract_number(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """Return the result of `put_number` as a ShapeDtypeStruct with its sharding."""
-    return jax.ShapeDtypeStruct((), np.float32, sharding=meshes.replicated(mesh))
-
-
-def abstract_numbers(numbers: StepNumbers, mesh: Mesh) -> StepNumbers:
+def abstract_numbers(numbers: Any, mesh: Mesh) -> Any:
     """Return the result of `put_numbers` with a ShapeDtypeStruct and its sharding in place of every
     number."""
-    return jax.tree.map(lambda _: abstract_number(mesh), numbers)
+    number = jax.ShapeDtypeStruct((), np.float32, sharding=meshes.replicated(mesh))
+    return jax.tree.map(lambda _: number, numbers)
 
 
 def make_train_step(
@@ -159,35 +151,29 @@ def make_train_step(
     def train_step(
         state: TrainState,
         arrays: Arrays,
-        count: jax.Array,
+        count: Array,
         numbers: StepNumbers,
         rest: Decoder | None = None,
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, loss, sums = accumulate(
-            join(objective, numbers["loss"]), state.params, arrays, count, rest
-        )
+    ) -> tuple[TrainState, dict[str, Array]]:
+        whole = join(objective, numbers["loss"])
+        grads, loss, sums = accumulate(whole, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm)
         if offload:
             # A branch, which begins when its condition is known: without it XLA for TPU copies the
             # arrays to the devices at the start of the step, where they lie beside the activations.
-            state = jax.lax.cond(
-                sound, updated, lambda state, *_: state, state, grads, numbers["optimizer"]
-            )
+            arguments = state, grads, numbers["optimizer"]
+            state = jax.lax.cond(sound, updated, lambda state, *_: state, *arguments)
         else:
             # Chosen element by element, in the loops that write the new state anyway: no second
             # copy of the state.
             moved = updated(state, grads, numbers["optimizer"])
             state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
-        return state, {
-            **sums,
-            "loss": loss,
-            "grad_norm": norm,
-            "skipped": (~sound).astype(jnp.float32),
-        }
+        skipped = (~sound).astype(jnp.float32)
+        return state, {**sums, "loss": loss, "grad_norm": norm, "skipped": skipped}
 
-    def updated(state: TrainState, grads: Decoder, numbers: Mapping[str, jax.Array]) -> TrainState:
+    def updated(state: TrainState, grads: Decoder, numbers: Mapping[str, Array]) -> TrainState:
         opt_state = jax.device_put(state.opt_state, near.opt_state) if offload else state.opt_state
         updates, opt_state = optimizer.update(grads, opt_state, state.params, numbers=numbers)
         if offload:
@@ -201,7 +187,7 @@ def accumulate(
     objective: Objective,
     params: Decoder,
     arrays: Arrays,
-    count: jax.Array,
+    count: Array,
     rest: Decoder | None = None,
 ) -> Totals:
     """Compute gradient in params, loss and sums over the first `count` micro-batches, float32.
@@ -210,18 +196,20 @@ def accumulate(
         lambda p, micro: objective(lora.combine(p, rest), micro), has_aux=True
     )
 
-    def add(index: jax.Array, total: Totals) -> Totals:
+    def add(index: Array, total: Totals) -> Totals:
         grads, loss, sums = total
-        (more_loss, more_sums), more_grads = value_and_grad(params, _micro(arrays, index))
+        (more_loss, more_sums), more_grads = value_and_grad(params, _micro_batch(arrays, index))
         return jax.tree.map(jnp.add, grads, more_grads), loss + more_loss, add_sums(sums, more_sums)
 
     # Traced once, without gradients.
-    loss, sums = jax.eval_shape(lambda: objective(lora.combine(params, rest), _micro(arrays, 0)))
+    loss, sums = jax.eval_shape(
+        lambda: objective(lora.combine(params, rest), _micro_batch(arrays, 0))
+    )
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, loss))
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 
 
-def _micro(arrays: Arrays, index: jax.Array | int) -> dict[str, jax.Array]:
+def _micro_batch(arrays: Arrays, index: Array | int) -> dict[str, Array]:
     """Take one micro-batch of a batch."""
     return {
         name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()
@@ -230,19 +218,16 @@ def _micro(arrays: Arrays, index: jax.Array | int) -> dict[str, jax.Array]:
 
 def make_scorer(compute: Compute) -> Jitted:
     """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R,
-    T]. It has no gradient. temperature: positive; as `put_number` puts it one program serves
+    T]. It has no gradient. temperature: positive; as `put_numbers` puts it one program serves
     all."""
 
     def score_logprobs(
-        params: Decoder, arrays: Arrays, count: jax.Array, temperature: Number = 1.0
-    ) -> tuple[jax.Array, jax.Array]:
-        tokens = arrays["tokens"]
-        blank = jnp.zeros(tokens.shape, jnp.float32)
+        params: Decoder, arrays: Arrays, count: Array, temperature: Number = 1.0
+    ) -> Any:
+        blank = jnp.zeros(arrays["tokens"].shape, jnp.float32)
 
-        def score_micro(
-            index: jax.Array, total: tuple[jax.Array, jax.Array]
-        ) -> tuple[jax.Array, jax.Array]:
-            micro = _micro(arrays, index)
+        def score_micro(index: Array, total: Any) -> Any:
+            micro = _micro_batch(arrays, index)
             logprobs, entropies = response_logprobs(
                 compute, params, micro, temperature, with_entropy=True
             )

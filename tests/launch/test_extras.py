@@ -17,7 +17,7 @@ from g2d_jax import pipeline, run_stages
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve, shipped
 from g2d_jax.data import problems
-from g2d_jax.runtime import extras, storage
+from g2d_jax.runtime import failures, storage
 
 registry = importlib.import_module(
     "fsspec.registry"
@@ -54,7 +54,7 @@ def asked(action: Callable[[], Any]) -> set[str]:
         return {
             extra
             for extra in PROJECT["optional-dependencies"]
-            if extras.install(extra) in str(error)
+            if failures.install_command(extra) in str(error)
         }
     return set()
 

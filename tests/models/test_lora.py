@@ -182,7 +182,9 @@ def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
         return float(effect(base, narrow, made) @ expected / (expected @ expected))
 
     assert slope(trained) == pytest.approx(1.0, abs=0.1)
-    assert slope(partial(lora.unstacked, dtype=narrow)) == pytest.approx(1.0, abs=0.1)
+    assert slope(partial(lora.to_unstacked_sampler_params, dtype=narrow)) == pytest.approx(
+        1.0, abs=0.1
+    )
     if size == 1e-5:
         assert slope(lambda model: decoder.cast(lora.merge(model), narrow)) < 0.2
 

@@ -67,7 +67,7 @@ def logits(model: decoder.Decoder, remat: decoder.Remat = "none") -> jax.Array:
 
 def test_codes_by_hand() -> None:
     needs_qwix()
-    row = Param((4, 2), ("embed", "mlp"), "normal", "", (4, 2))
+    row = Param((4, 2), ("embed", "mlp"), "normal", "", inputs=1)
     weight = jnp.array([[1.0, 2.0], [0.25, 0.0], [0.0, -1.4], [-0.5, 0.5]])
     int8 = quantise.encode(dataclasses.replace(row, quantised="int8"), weight)
     # The scale is the greatest magnitude over 127.5, the edge of the last code's interval.
@@ -164,7 +164,8 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     np.testing.assert_allclose(logits(merged), logits(policy), atol=2e-5)
     wide = jnp.dtype(jnp.float32)
     decoded, view = (
-        jax.jit(partial(how, dtype=wide))(policy) for how in (lora.viewed, lora.unstacked)
+        jax.jit(partial(how, dtype=wide))(policy)
+        for how in (lora.to_sampler_params, lora.to_unstacked_sampler_params)
     )
     jax.tree.map(np.testing.assert_array_equal, jax.jit(decoder.unstack)(decoded), view)
     np.testing.assert_allclose(logits(view), logits(policy), atol=2e-5)
@@ -177,7 +178,7 @@ def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(
 ) -> None:
     """Other codes are decoded for it; both layouts of a view are the same."""
     wide = jnp.dtype(jnp.float32)
-    view = lora.viewed(policy, wide, "int8")
+    view = lora.to_sampler_params(policy, wide, "int8")
     assert view.config == policy.config.with_quantisation("int8")
     np.testing.assert_array_equal(view.blocks.q_a[...], policy.blocks.q_a[...])
     before, found = policy.blocks.up.get_value(), view.blocks.up.get_value()
@@ -185,7 +186,7 @@ def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(
         jax.tree.map(np.testing.assert_array_equal, found, before)
     error = quantise.decode(found, wide) - quantise.decode(before, wide)
     assert (np.abs(error) <= 0.51 * found.scale).all() and found.qvalue.dtype == jnp.int8
-    layers = jax.jit(partial(lora.unstacked, dtype=wide, weights="int8"))(policy)
+    layers = jax.jit(partial(lora.to_unstacked_sampler_params, dtype=wide, weights="int8"))(policy)
     jax.tree.map(np.testing.assert_array_equal, decoder.unstack(view), layers)
 
 

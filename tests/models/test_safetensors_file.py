@@ -56,15 +56,9 @@ def test_we_read_what_safetensors_writes(dtype: Any, tmp_path: Path) -> None:
     header = safetensors_file.read_header(tmp_path / "x")
     assert {name: stored.shape for name, stored in header.items()} == SHAPES
     for name, stored in header.items():
-        np.testing.assert_array_equal(
-            safetensors_file.read_rows(stored), TENSORS[name].astype(dtype)
-        )
-    np.testing.assert_array_equal(
-        safetensors_file.read_rows(header["b"], 1, 4), TENSORS["b"].astype(dtype)[1:4]
-    )
-    np.testing.assert_array_equal(
-        safetensors_file.read_rows(header["a"], 1), TENSORS["a"].astype(dtype)[1:]
-    )
+        np.testing.assert_array_equal(stored.rows(), TENSORS[name].astype(dtype))
+    np.testing.assert_array_equal(header["b"].rows(1, 4), TENSORS["b"].astype(dtype)[1:4])
+    np.testing.assert_array_equal(header["a"].rows(1), TENSORS["a"].astype(dtype)[1:])
 
 
 def test_an_object_store_has_the_same_bytes(tmp_path: Path, bucket: Any) -> None:
@@ -72,7 +66,7 @@ def test_an_object_store_has_the_same_bytes(tmp_path: Path, bucket: Any) -> None
         safetensors_file.write(folder / "x", SHAPES, np.dtype(np.float32), TENSORS.__getitem__)
     assert (bucket / "x").read_bytes() == (tmp_path / "x").read_bytes()
     for name, stored in safetensors_file.read_header(bucket / "x").items():
-        np.testing.assert_array_equal(safetensors_file.read_rows(stored), TENSORS[name])
+        np.testing.assert_array_equal(stored.rows(), TENSORS[name])
 
 
 def entry(shape: Any, *offsets: Any, dtype: Any = "F32") -> dict[str, Any]:

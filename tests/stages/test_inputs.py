@@ -30,7 +30,7 @@ from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
 from g2d_jax.session import inputs, kept_inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import check_claim, claim
+from g2d_jax.workdir import claim, stages_to_extend
 
 ROWS = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(24)]
 TOLD = [{"prompt": row["problem"], "completion": row["answer"]} for row in ROWS]
@@ -155,11 +155,10 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
 
 def start(config: ConfigDict, workdir: Path) -> None:
     """What the start of a run does before any work on devices."""
-    order, place = graph.plan(Config.of(config)), epath.Path(workdir)
-    ends = graph.dependents_of_final(Config.of(config), order)
-    check_claim(Config.of(config), place, {}, ends)
+    place = epath.Path(workdir)
+    stages_to_extend(Config.of(config), place)
     kept_inputs.check(place, found_in(config), print, Config.of(config))
-    claim(Config.of(config), place, {}, ends)
+    claim(Config.of(config), place)
 
 
 def begin(config: ConfigDict, workdir: Path) -> None:

@@ -276,7 +276,7 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
 
     sampler = np.concatenate([row.rollout.logprobs for group in groups for row in group])
     np.testing.assert_allclose(
-        sampler, known(lora.viewed(policy, np.dtype("float32"), "int8")), atol=2e-5
+        sampler, known(lora.to_sampler_params(policy, np.dtype("float32"), "int8")), atol=2e-5
     )
     lengths = [len(row.rollout.token_ids) for group in groups for row in group]
     advantages = np.repeat(group_advantages(rewards(groups)).ravel(), lengths)

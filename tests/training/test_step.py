@@ -30,7 +30,6 @@ from g2d_jax.training.step import (
     make_scorer,
     make_train_step,
     put_batch,
-    put_number,
     put_numbers,
 )
 
@@ -368,8 +367,8 @@ def test_the_scorer_on_a_mesh_equals_one_device(model):
     on_mesh, on_one = make_scorer(Compute(mesh)), make_scorer(Compute(ONE))
     pairs, entropies = [], []
     for temperature in (0.8, 1.3):
-        found = on_mesh(placed, *put_batch(batch, mesh), put_number(temperature, mesh))
-        one = on_one(model, *put_batch(batch, ONE), put_number(temperature, ONE))
+        found = on_mesh(placed, *put_batch(batch, mesh), put_numbers(temperature, mesh))
+        one = on_one(model, *put_batch(batch, ONE), put_numbers(temperature, ONE))
         pairs += zip(found, one, strict=True)
         entropies.append(float(one[1].sum()))
     assert on_mesh.function._cache_size() == on_one.function._cache_size() == 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy, Split
-from g2d_jax.config.section import Positive
-from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.section import Policy, Positive, Split
 from g2d_jax.config.stages.online import Online
 from g2d_jax.config.stages.stage import Stage, Stages, successive
+from g2d_jax.config.training import Sampling
 
 
 class BestCheckpoint(Stage):
@@ -31,9 +31,9 @@ class BestCheckpoint(Stage):
     split: ClassVar[Split] = "dev"
     greedy: ClassVar[bool] = False
 
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policy whose checkpoints it compares."""
-        return (self.policy,)
+    def with_policies(self, rename: Callable[[str], str]) -> BestCheckpoint:
+        """Return it as it is: it chooses among the steps of a stage that is known by its name."""
+        return self
 
     def policy_count(self, stages: Stages) -> int:
         """Count the policies that it compares, 1 where their steps are not known yet."""
@@ -43,27 +43,19 @@ class BestCheckpoint(Stage):
         """Return dev."""
         return ("dev",)
 
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of the answers that it compares by."""
-        return (self.sampling,)
-
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy's checkpoints."""
         return successive(name)
 
-    def check_step(self, reader: str, policy: str, step: str) -> None:
-        """Raise ValueError: it chooses the step itself."""
-        raise ValueError(
-            f"{reader} reads {policy!r}, but a best_checkpoint stage chooses the step: leave out "
-            f"@{step}"
-        )
+    def step_fault(self, step: str) -> str:
+        """Say that it chooses the step itself."""
+        return f"a best_checkpoint stage chooses the step: leave out @{step}"
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for a policy that no stage here trains, and for steps that it does not
-        keep."""
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse a policy that no stage here trains, and steps that it does not keep."""
         source = stages.get(self.policy)
         if source is None or not source.trains:
-            raise ValueError(
+            yield ValueError(
                 f"policy is {self.policy!r}: name a stage of this run that trains, without a "
                 "step; `steps` says which"
             )
@@ -72,7 +64,7 @@ class BestCheckpoint(Stage):
         steps = []
         if isinstance(source, Online):
             if source.stop != "steps":
-                raise ValueError(
+                yield ValueError(
                     f"steps is {self.steps}, but {self.policy} may end before: leave it at () "
                     "for all"
                 )
@@ -80,7 +72,7 @@ class BestCheckpoint(Stage):
         unknown = sorted(set(self.steps) - set(steps))
         if unknown:
             listed = ", ".join(map(str, steps)) or "its last step alone: leave steps at ()"
-            raise ValueError(f"steps has {unknown[0]}, but {self.policy} keeps {listed}")
+            yield ValueError(f"steps has {unknown[0]}, but {self.policy} keeps {listed}")
 
 
 best_checkpoint = stage_of(BestCheckpoint)

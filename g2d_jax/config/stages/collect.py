@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy, Rollouts, SamplingWeights
 from g2d_jax.config.policy_name import PolicyName, own_stage
-from g2d_jax.config.section import Positive
-from g2d_jax.config.sections.training import Sampling
-from g2d_jax.config.stages.online import Online, check_reward_column, dump
+from g2d_jax.config.section import Policy, Positive, Rollouts, SamplingWeights
+from g2d_jax.config.stages.online import Online, dump, reward_column_conflicts
 from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
+from g2d_jax.config.training import Sampling
 
 
 class Collect(Stage):
@@ -46,32 +44,24 @@ class Collect(Stage):
     )
     max_pairs: Positive | None = None  # unset: all pairs
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that cannot work together, or that would change nothing."""
-        check_reward_column(self.reward_column, self.rollouts)
+        yield from reward_column_conflicts(self.reward_column, self.rollouts)
         if self.sampling_weights and self.rollouts != "sample":
-            raise ValueError(
+            yield ValueError(
                 f"sampling_weights is set, but rollouts={self.rollouts!r} samples nothing: leave "
                 "it empty"
             )
         if self.select in ("uncertain", "confident") and self.max_pairs is None:
-            raise ValueError(
+            yield ValueError(
                 f"select={self.select!r} chooses among pairs: set max_pairs to how many, or "
                 'select="all"'
             )
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
-            raise ValueError(
+            yield ValueError(
                 f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window "
                 "within 0 to 1"
             )
-
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policy whose rollouts it has."""
-        return (self.policy,)
-
-    def with_policies(self, rename: Callable[[str], str]) -> Collect:
-        """Return it with another name for the policy whose rollouts it has."""
-        return replace(self, policy=rename(self.policy))
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
@@ -97,73 +87,61 @@ class Collect(Stage):
             return ()
         return (dump(self.rollouts, "sample, archive, a collect stage"),)
 
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of its rollouts."""
-        return (self.sampling,)
-
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policy that it draws from."""
         return {self.policy} if self.rollouts == "sample" else set()
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for rollouts of nothing, of another policy, or without the entropies
-        that it goes by."""
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse rollouts of nothing, of another policy, or without the entropies that it goes
+        by."""
         if self.rollouts == "sample" and self.num_generations < 2:
-            raise ValueError(
+            yield ValueError(
                 f"num_generations is {self.num_generations}, and a preference pair takes two "
-                "responses to a prompt, "
-                "one better than the other: set it to 2 or more, 8 say"
+                "responses to a prompt, one better than the other: set it to 2 or more, 8 say"
             )
         if self.rollouts == "archive":
-            self._check_archive(stages)
+            yield from self._archive_conflicts(stages)
         elif self.rollouts in stages:
-            self._check_source(stages[self.rollouts])
+            other = stages[self.rollouts]
+            if not isinstance(other, Collect):
+                yield ValueError(
+                    f"rollouts is {self.rollouts!r}, a stage that is no collect stage; those of an "
+                    "online stage are "
+                    f'rollouts="archive" with policy={self.rollouts!r}'
+                )
+            elif other.policy != self.policy:
+                yield ValueError(
+                    f"rollouts of {self.rollouts!r} are those of policy {other.policy!r}: policy "
+                    f"must be the same, got {self.policy!r}"
+                )
         drawn = drawn_with(name, stages)
         if self.select in ("uncertain", "confident") and drawn.rollouts != "sample":
-            raise ValueError(
+            yield ValueError(
                 f"select={self.select!r} goes by token entropies, which the rollouts of "
-                f"{drawn.rollouts} lack: "
-                "use all or random"
+                f"{drawn.rollouts} lack: use all or random"
             )
 
-    def _check_archive(self, stages: Stages) -> None:
+    def _archive_conflicts(self, stages: Stages) -> Iterator[ValueError]:
         """Refuse an archive of no stage, or of no steps."""
         source = PolicyName.parse(self.policy)
         online = stages.get(source.own_stage)
         if not isinstance(online, Online):
-            raise ValueError(
+            yield ValueError(
                 'rollouts="archive" needs a policy that is an online stage of this run, got '
                 f"{self.policy!r}"
             )
-        steps = source.number
-        if steps is None:
-            steps = online.steps
-        if steps == 0:
-            raise ValueError(
+        # Before the first update no rollouts were drawn: an archive of 0 steps is empty.
+        elif 0 in (source.number, online.steps):
+            yield ValueError(
                 f'rollouts="archive" finds none before {self.policy!r}, which is 0 steps on: use '
                 "sample"
             )
 
-    def _check_source(self, other: Stage) -> None:
-        """Refuse the rollouts of a stage that collects none, or collects another policy's."""
-        if not isinstance(other, Collect):
-            raise ValueError(
-                f"rollouts is {self.rollouts!r}, a stage that is no collect stage; those of an "
-                "online stage are "
-                f'rollouts="archive" with policy={self.rollouts!r}'
-            )
-        if other.policy != self.policy:
-            raise ValueError(
-                f"rollouts of {self.rollouts!r} are those of policy {other.policy!r}: policy "
-                "must be the same, "
-                f"got {self.policy!r}"
-            )
-
-    def check_served(self) -> None:
-        """Raise ValueError where it needs more of sampling than a server gives."""
-        super().check_served()
+    def conflicts_served(self) -> Iterator[ValueError]:
+        """Refuse what its sampling needs and a server does not give: entropies too."""
+        yield from super().conflicts_served()
         if self.rollouts == "sample" and self.select in ("uncertain", "confident"):
-            raise ValueError(
+            yield ValueError(
                 f"select={self.select!r} has no token entropies to go by: use all or random"
             )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from g2d_jax.config.choices import NotNegativeFloat
-from g2d_jax.config.section import Bounds, FieldError, Section
+from g2d_jax.config.section import Bounds, FieldError, NotNegativeFloat, Section
 
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
 DPONormalizer = Literal["pairs", "prompts"]
@@ -26,10 +26,11 @@ class DPOLoss(Section):
         """True if the loss compares the policy with a reference."""
         return self.loss_type != "simpo"
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse label smoothing where the loss has none."""
+        yield from super().conflicts()
         if self.loss_type == "ipo" and self.label_smoothing:
-            raise FieldError(
+            yield FieldError(
                 "label_smoothing", "belongs to the sigmoid losses; set it to 0 with 'ipo'"
             )
 

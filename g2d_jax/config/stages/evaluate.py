@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policies, Split
-from g2d_jax.config.section import FieldError, Positive
-from g2d_jax.config.sections.training import Sampling
+from g2d_jax.config.section import FieldError, Policies, Positive, Split
 from g2d_jax.config.stages.stage import Stage, Stages
+from g2d_jax.config.training import Sampling
 
 
 class Evaluate(Stage):
@@ -24,10 +22,10 @@ class Evaluate(Stage):
     pass_at: tuple[int, ...] = (1, 2, 4)
     greedy: bool = True
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse an evaluation of nothing."""
         if not self.policies:
-            raise FieldError("policies", "is empty: name at least one policy")
+            yield FieldError("policies", "is empty: name at least one policy")
 
     @property
     def told_at(self) -> tuple[int, ...]:
@@ -37,14 +35,6 @@ class Evaluate(Stage):
 
     comes_last = True
 
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policies that it compares."""
-        return self.policies
-
-    def with_policies(self, rename: Callable[[str], str]) -> Evaluate:
-        """Return it with other names for the policies that it compares, each once."""
-        return replace(self, policies=tuple(dict.fromkeys(map(rename, self.policies))))
-
     def policy_count(self, stages: Stages) -> int:
         """Count the policies that it compares."""
         return len(self.policies)
@@ -53,30 +43,24 @@ class Evaluate(Stage):
         """Return the split whose problems are answered."""
         return (self.split,)
 
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of its answers."""
-        return (self.sampling,)
-
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policies that it compares."""
         return {*self.policies}
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for a pass@k of fewer than one answer, or of more than are sampled.
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse a pass@k of fewer than one answer, or of more than are sampled.
 
         The default is nobody's wish: of it those are told that can be.
         """
         few = [k for k in self.pass_at if k < 1]
         if few:
-            raise ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
+            yield ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
-            raise ValueError(
+            yield ValueError(
                 f"pass_at has {many[0]}, and num_generations is {self.num_generations}: "
-                f"pass@{many[0]} takes at least "
-                f"{many[0]} answers to a problem. Set pass_at to {self.told_at}, or "
-                f"num_generations to {max(many)} or "
-                "more"
+                f"pass@{many[0]} takes at least {many[0]} answers to a problem. Set pass_at to "
+                f"{self.told_at}, or num_generations to {max(many)} or more"
             )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy, Preferences
-from g2d_jax.config.section import Positive
-from g2d_jax.config.sections.training import Optimizer, Probe, Sampling
+from g2d_jax.config.section import Policy, Positive, Preferences
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
+from g2d_jax.config.training import Optimizer, Probe, Sampling
 
 
 class Offline(DPOLoss, TrainingStage):
@@ -76,11 +76,11 @@ class Offline(DPOLoss, TrainingStage):
             return successive(name)
         return set()
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError for pairs of a stage that collects none."""
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse the pairs of a stage that collects none."""
         source = stages.get(self.preferences)
         if source is not None and source.kind != "collect":
-            raise ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
+            yield ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
 
 
 offline = stage_of(Offline)

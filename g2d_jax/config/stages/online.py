@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Measure, NotNegativeFloat, Policy, Rollouts, SamplingWeights
-from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
-from g2d_jax.config.sections.training import Optimizer, Probe, Sampling, check_warmup
+from g2d_jax.config.section import (
+    Bounds,
+    FieldError,
+    Fraction,
+    Measure,
+    NonNegative,
+    NotNegativeFloat,
+    Policy,
+    Positive,
+    Rollouts,
+    SamplingWeights,
+    Section,
+)
 from g2d_jax.config.stages.dpo import OnlineDPO
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
+from g2d_jax.config.training import Optimizer, Probe, Sampling
 
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
@@ -43,10 +55,10 @@ class Difficulty(Section):
         """The lowest and the highest pass rate."""
         return self.min_pass_rate, self.max_pass_rate
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse a window from high to low."""
         if not self.min_pass_rate <= self.max_pass_rate:
-            raise ValueError(
+            yield ValueError(
                 f"the window of pass rates must go from low to high, got {self.window}"
             )
 
@@ -147,41 +159,41 @@ class Online(TrainingStage):
         """Whether earlier results decide which prompts are drawn."""
         return bool(self.drop_solved.after) or self.difficulty.window != (0, 1)
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that cannot work together, or that would change nothing."""
         if self.num_generations < 2:
-            raise FieldError(
+            yield FieldError(
                 "num_generations",
                 "must be at least 2: an online stage compares responses of a group",
             )
         if not self.sampling.temperature > 0:
-            raise FieldError(
+            yield FieldError(
                 "sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
-        check_warmup(self.optimizer, self.steps)
-        self._check_windows()
-        self._check_stop()
+        yield from super().conflicts()
+        yield from self._window_conflicts()
+        if self.stop == "budget" and not self.budget.amount > 0:
+            yield FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
         if self.reference_sync and not self.compares:
-            raise ValueError(
+            yield ValueError(
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL "
-                "term only, set beta too; "
-                "SimPO has none"
+                "term only, set beta too; SimPO has none"
             )
-        check_reward_column(self.reward_column, self.rollouts)
+        yield from reward_column_conflicts(self.reward_column, self.rollouts)
         if self.rollouts != "sample":
-            self._check_dump()
+            yield from self._dump_conflicts()
         if self.loss == "grpo" and self.grpo_coef:
-            raise ValueError(
+            yield ValueError(
                 'grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0'
             )
         if self.loss == "dpo" and self.grpo_coef:
-            raise ValueError(
+            yield ValueError(
                 'loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs '
                 '"group_dpo"'
             )
         if self.has_ratio:
-            self._check_grpo()
+            yield from self._ratio_conflicts()
             return
         for name, meant in (
             ("beta", "; did you mean dpo.beta?"),
@@ -189,74 +201,68 @@ class Online(TrainingStage):
             ("overlong_buffer", ""),
         ):
             if getattr(self, name):
-                raise FieldError(
+                yield FieldError(
                     name,
                     f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}",
                 )
 
-    def _check_windows(self) -> None:
+    def _window_conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that do not fit between two synchronisations."""
         if self.sync_every % self.num_iterations:
-            raise ValueError(
+            yield ValueError(
                 f"sync_every is {self.sync_every} updates, so a batch cannot serve num_iterations="
                 f"{self.num_iterations} of them: make sync_every a multiple of num_iterations"
             )
         if self.stop != "steps" and self.sync_every != 1:
-            raise ValueError(
+            yield ValueError(
                 f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} "
                 "the rollouts of later "
                 'steps are paid for already: use sync_every=1 or stop="steps"'
             )
         if not self.sync_every and self.targeted:
-            raise ValueError(
+            yield ValueError(
                 "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty "
                 "need another one"
             )
 
-    def _check_dump(self) -> None:
+    def _dump_conflicts(self) -> Iterator[ValueError]:
         """Refuse settings of sampling where the groups are those of a dump."""
         without = f"rollouts={self.rollouts!r} samples nothing"
         if self.sync_every != self.num_iterations:
-            raise ValueError(
+            yield ValueError(
                 f"{without}, so no policy is synchronised: set sync_every to num_iterations"
             )
         if self.filters:
-            raise ValueError(
+            yield ValueError(
                 f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
                 "difficulty"
             )
         for name in ("sampling_weights", "stream"):
             if getattr(self, name):
-                raise FieldError(name, f"is set, but {without}: leave it unset")
+                yield FieldError(name, f"is set, but {without}: leave it unset")
 
-    def _check_stop(self) -> None:
-        """Refuse a budget of nothing."""
-        if self.stop == "budget" and not self.budget.amount > 0:
-            raise FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
-
-    def _check_grpo(self) -> None:
+    def _ratio_conflicts(self) -> Iterator[ValueError]:
         """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not
         allow."""
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
-            raise ValueError(
+            yield ValueError(
                 "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it "
                 "compares the trained policy "
                 "with the distribution that was sampled from, which filters would change"
             )
         if self.sampling_weights and not self.importance_cap:
-            raise ValueError(
-                f"sampling_weights={self.sampling_weights!r} samples from a slightly other "
-                "policy than GRPO trains: "
-                "set importance_cap too, such as 2, which weighs tokens by the ratio of the two, "
-                "or leave it empty"
+            yield ValueError(
+                f"sampling_weights={self.sampling_weights!r} samples from a slightly other policy "
+                "than GRPO trains: set importance_cap too, such as 2, which weighs tokens by the "
+                "ratio of the two, or leave it empty"
             )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
-            raise ValueError(
+            yield ValueError(
                 "GroupDPO and GRPO share one forward pass at temperature 1: set "
                 "sampling.temperature to 1"
             )
         if self.overlong_buffer > self.sampling.max_new_tokens:
-            raise ValueError(
+            yield ValueError(
                 "overlong_buffer is a part of sampling.max_new_tokens and cannot be larger"
             )
 
@@ -271,10 +277,6 @@ class Online(TrainingStage):
         if self.rollouts == "sample":
             return ()
         return (dump(self.rollouts, "sample"),)
-
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings of its rollouts."""
-        return (self.sampling,)
 
     @property
     def probes_compare(self) -> bool:
@@ -299,30 +301,29 @@ class Online(TrainingStage):
         """Return the steps of `keep` that it reaches, and the last one."""
         return sorted({*(step for step in self.keep if step <= self.steps), self.steps})
 
-    def check_served(self) -> None:
-        """Raise ValueError where it needs more of sampling than a server gives."""
-        super().check_served()
+    def conflicts_served(self) -> Iterator[ValueError]:
+        """Refuse what its sampling needs and a server does not give: a change at every update
+        too."""
+        yield from super().conflicts_served()
         if self.sync_every == 1:
-            raise ValueError(
+            yield ValueError(
                 "sync_every=1 would load weights there for every update: set it to 0 or from 2 "
-                "on, 10 say, or "
-                "engine.kind='sampler'"
+                "on, 10 say, or engine.kind='sampler'"
             )
         if self.has_ratio and not self.importance_cap:
-            raise ValueError(
+            yield ValueError(
                 "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the "
-                "trainer's, and each token "
-                "is weighed by the ratio of their probabilities"
+                "trainer's, and each token is weighed by the ratio of their probabilities"
             )
 
 
 online = stage_of(Online)
 
 
-def check_reward_column(column: str | None, rollouts: str) -> None:
-    """Raise FieldError for a column of rewards where no dump is read."""
+def reward_column_conflicts(column: str | None, rollouts: str) -> Iterator[ValueError]:
+    """Refuse a column of rewards where no dump is read."""
     if column is not None and rollouts in ("sample", "archive"):
-        raise FieldError(
+        yield FieldError(
             "reward_column", f"is a column of a dump, and rollouts is {rollouts!r}: leave it unset"
         )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.choices import Policy
-from g2d_jax.config.section import Bounds, NonNegative, Positive
-from g2d_jax.config.sections.problems import Source
-from g2d_jax.config.sections.training import Optimizer, check_warmup
+from g2d_jax.config.rewards import Source
+from g2d_jax.config.section import Bounds, NonNegative, Policy, Positive
 from g2d_jax.config.stages.stage import TrainingStage
+from g2d_jax.config.training import Optimizer
 
 
 class Sft(TrainingStage):
@@ -31,10 +30,6 @@ class Sft(TrainingStage):
     def kept_steps(self) -> list[int]:
         """Return its last step."""
         return [self.steps]
-
-    def check(self) -> None:
-        """Refuse a warm-up longer than the stage."""
-        check_warmup(self.optimizer, self.steps)
 
 
 sft = stage_of(Sft)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
-from g2d_jax.config.choices import Policy
-from g2d_jax.config.section import Section
-from g2d_jax.config.sections.training import Optimizer, Sampling
+from g2d_jax.config.section import FieldError, Place, Policy, Section
+from g2d_jax.config.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
 """The kinds of stages, by name."""
@@ -44,16 +44,31 @@ class Stage(Section):
     # What it reads
 
     def policies_read(self) -> tuple[str, ...]:
-        """Return the names of the policies that it reads."""
-        return ()
+        """Return the names of the policies that it reads: what its fields of the types Policy and
+        Policies hold."""
+        return tuple(itertools.chain.from_iterable(self._policies().values()))
 
-    def with_policies(self, rename: Callable[[str], str]) -> Stage:
-        """Return it with other names for the policies that it reads, where they may be another's of
-        the same run."""
-        return self
+    def with_policies(self, rename: Callable[[str], str]) -> Self:
+        """Return it with other names for the policies that it reads, each once, where they may be
+        another's of the same run."""
+        renamed: dict[str, Any] = {}
+        for name, policies in self._policies().items():
+            others = tuple(dict.fromkeys(map(rename, policies)))
+            renamed[name] = others[0] if self.hints()[name].kind is str else others
+        return replace(self, **renamed)
+
+    def _policies(self) -> dict[str, tuple[str, ...]]:
+        """Return the policies by field."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, hint in self.hints().items():
+            if hint.place == Place("policy"):
+                value = getattr(self, name)
+                found[name] = (value,) if hint.kind is str else value
+        return found
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
-        """Return the stages that it reads, beside those of its policies."""
+        """Return the stages that it reads, beside those of its policies. Raises ValueError for
+        settings that name none it can read."""
         return ()
 
     def splits_read(self) -> tuple[str, ...]:
@@ -72,7 +87,8 @@ class Stage(Section):
 
     def samplings(self) -> tuple[Sampling, ...]:
         """Return the settings with which it draws responses."""
-        return ()
+        sampling = getattr(self, "sampling", None)
+        return () if sampling is None else (sampling,)
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policies that a server would have to hold for it, in words. name: the stage's
@@ -96,26 +112,25 @@ class Stage(Section):
         one."""
         return []
 
-    def check_step(self, reader: str, policy: str, step: str) -> None:
-        """Raise ValueError where another stage cannot read its policy at a step. reader: that
-        stage's setting."""
+    def step_fault(self, step: str) -> str:
+        """Say why other stages cannot read its policy at a step, "" where they can."""
         steps = self.kept_steps()
-        if not step.isdecimal() or int(step) not in steps:
-            listed = ", ".join(map(str, steps)) or "of their end alone"
-            raise ValueError(
-                f"{reader} reads {policy!r}, but that stage keeps steps {listed}: add it to its "
-                "keep"
-            )
+        if step.isdecimal() and int(step) in steps:
+            return ""
+        listed = ", ".join(map(str, steps)) or "of their end alone"
+        return f"that stage keeps steps {listed}: add it to its keep"
 
     # What does not go together
 
-    def check_beside(self, name: str, stages: Stages) -> None:
-        """Raise ValueError where it does not fit the settings of others. name: the stage's own."""
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Yield an error for each way in which it does not fit the settings of others. name: its
+        own."""
+        yield from ()
 
-    def check_served(self) -> None:
-        """Raise ValueError where it needs more of sampling than a server gives."""
+    def conflicts_served(self) -> Iterator[ValueError]:
+        """Yield an error for each thing that its sampling needs and a server does not give."""
         if getattr(self, "sampling_weights", ""):
-            raise ValueError(
+            yield ValueError(
                 "sampling_weights must be empty: the server says in what form it holds weights"
             )
 
@@ -129,13 +144,17 @@ class TrainingStage(Stage):
     trains = True
     is_policy = True
 
-    def policies_read(self) -> tuple[str, ...]:
-        """Return the policy that it starts from."""
-        return (self.policy,)
-
-    def with_policies(self, rename: Callable[[str], str]) -> TrainingStage:
-        """Return it with another name for the policy that it starts from."""
-        return replace(self, policy=rename(self.policy))
+    def conflicts(self) -> Iterator[ValueError]:
+        """Refuse a learning rate that would only rise, where settings say how many updates come."""
+        yield from super().conflicts()
+        steps = getattr(self, "steps", 0)
+        warmup = self.optimizer.warmup_steps
+        if steps and warmup >= steps:
+            yield FieldError(
+                "optimizer.warmup_steps",
+                f"({warmup}) must be less than the number of updates ({steps}): "
+                "lower it or train longer",
+            )
 
 
 def successive(name: str) -> set[str]:

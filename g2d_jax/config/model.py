@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Annotated
 
-from g2d_jax.config.choices import Dtype, ModelPath
-from g2d_jax.config.section import FieldError, NonNegative, Section
+from g2d_jax.config.section import Bounds, Dtype, FieldError, ModelPath, NonNegative, Section
 
 
 class Model(Section):
@@ -24,12 +25,7 @@ class Model(Section):
     intermediate_size: int = 256
     tie_word_embeddings: bool = True
     rope_theta: float = 10_000.0
-    init_std: float = 0.02
-
-    def check(self) -> None:
-        """Refuse a spread of random parameters that is none."""
-        if not 0 < self.init_std < math.inf:
-            raise FieldError("init_std", f"must be positive, got {self.init_std}")
+    init_std: Annotated[float, Bounds(above=0, below=math.inf, words="positive")] = 0.02
 
 
 class Lora(Section):
@@ -47,15 +43,15 @@ class Lora(Section):
     )
     quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse what belongs to adapters where there are none."""
         if not self.rank and self.dropout:
-            raise FieldError(
+            yield FieldError(
                 "dropout",
                 "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0",
             )
         if not self.rank and self.quantise:
-            raise FieldError(
+            yield FieldError(
                 "quantise",
                 "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK",
             )

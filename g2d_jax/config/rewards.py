@@ -1,23 +1,53 @@
-"""The scoring of responses, and the tasks of a mixed run, each with its own."""
+"""Tasks: the sources of problems, and the scoring of responses to them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Annotated, Literal
 
-from g2d_jax.config.choices import (
+from g2d_jax.config.section import (
+    Bounds,
     Concurrency,
     Dtype,
+    FieldError,
     FilePath,
     ModelPath,
     NotNegativeFloat,
+    Positive,
+    ProblemsPath,
     Retries,
+    Section,
     Timeout,
 )
-from g2d_jax.config.section import Bounds, FieldError, Positive, Section
-from g2d_jax.config.sections.problems import Source
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
 Unreadable = Literal["leave_out", "equal_text"]
+
+
+class Source(Section):
+    """A source of problems. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
+
+    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
+    """
+
+    path: ProblemsPath = ""
+    revision: str | None = None  # pins data of the hub: a commit, branch or tag
+    split: Literal["", "train", "dev", "test"] = ""
+    limit: Positive | None = None  # the first so many
+    fields: Mapping[str, str] = field(default_factory=dict)
+    on_error: Literal["raise", "skip"] = "raise"
+
+
+class Data(Section):
+    """The problems of the task "main". A split without a path has no problems."""
+
+    train: Source = Source()
+    dev: Source = Source()
+    test: Source = Source()
+    seed: int = 0
+    max_prompt_length: Positive = 256
+    weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
 
 
 class RewardModel(Section):
@@ -108,34 +138,31 @@ class Reward(Section):
             return self.function not in ("model", "judge")
         return self.verifiable
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse a kind of rewards that the function does not give, what is not its own, and a
         model without a name."""
-        kind = {"verify": True, "model": False, "judge": False}.get(
-            self.function, self.is_verifiable
-        )
+        knows = {
+            "verify": (True, "knows right and wrong"),
+            "model": (False, "knows better and worse only"),
+            "judge": (False, "knows better and worse only"),
+        }
+        kind, what = knows.get(self.function, (self.is_verifiable, ""))
         if self.is_verifiable != kind:
-            what = "knows right and wrong" if kind else "knows better and worse only"
-            raise FieldError(
+            yield FieldError(
                 "verifiable", f"is {self.verifiable}, but {self.function!r} {what}: leave it unset"
             )
         if self.answers != "boxed" and self.function in ("model", "judge"):
-            raise FieldError(
+            yield FieldError(
                 "answers",
                 f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out",
             )
-        if self.function != "verify" and self.decimal_places != 6:
-            raise FieldError(
-                "decimal_places",
-                f"is of the verifier, and function is {self.function!r}: leave it unset",
-            )
-        if self.function != "verify" and self.unreadable != "leave_out":
-            raise FieldError(
-                "unreadable",
-                f"is of the verifier, and function is {self.function!r}: leave it unset",
-            )
+        for name, default in (("decimal_places", 6), ("unreadable", "leave_out")):
+            if self.function != "verify" and getattr(self, name) != default:
+                yield FieldError(
+                    name, f"is of the verifier, and function is {self.function!r}: leave it unset"
+                )
         if self.function == "model" and not self.model.path:
-            raise FieldError(
+            yield FieldError(
                 "model.path", "is not set: give the folder or hub id of a model with a scalar head"
             )
 

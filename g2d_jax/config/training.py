@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from g2d_jax.config.choices import Dtype, NotNegativeFloat
-from g2d_jax.config.section import Bounds, FieldError, Fraction, NonNegative, Positive, Section
-from g2d_jax.records import SamplingParams, check_stop
+from g2d_jax.config.section import (
+    Bounds,
+    Dtype,
+    FieldError,
+    Fraction,
+    NonNegative,
+    NotNegativeFloat,
+    Positive,
+    Section,
+)
+from g2d_jax.records import SamplingParams, stop_fault
 
 
 class Optimizer(Section):
@@ -31,29 +40,19 @@ class Optimizer(Section):
     weight_decay: NotNegativeFloat = 0.0
     max_grad_norm: float = 1.0  # L2 over all parameters; 0: no clipping
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings of what the optimiser or schedule does not have."""
         if self.min_lr_ratio and self.schedule == "constant":
-            raise FieldError(
+            yield FieldError(
                 "min_lr_ratio",
                 f"is what a linear or cosine schedule ends at, got {self.min_lr_ratio} with "
                 "schedule='constant'",
             )
         if self.kind == "adafactor" and self.moment_dtype != "float32":
-            raise FieldError(
+            yield FieldError(
                 "moment_dtype",
                 "is of AdamW's moments, and Adafactor has none of that size: leave it at float32",
             )
-
-
-def check_warmup(optimizer: Optimizer, steps: int) -> None:
-    """Refuse a learning rate that would only rise; a stage of no steps has none."""
-    if steps and optimizer.warmup_steps >= steps:
-        raise FieldError(
-            "optimizer.warmup_steps",
-            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): "
-            "lower it or train longer",
-        )
 
 
 class Sampling(Section):
@@ -65,12 +64,10 @@ class Sampling(Section):
     top_k: NonNegative = 0
     stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse stop strings that cannot end a response."""
-        try:
-            check_stop(self.stop)
-        except ValueError as error:
-            raise FieldError("stop", str(error).removeprefix("stop ")) from error
+        if fault := stop_fault(self.stop):
+            yield FieldError("stop", fault)
 
     def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
         """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the

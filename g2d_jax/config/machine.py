@@ -1,14 +1,24 @@
-"""Settings of where and how a run computes, and what it writes beside its results: none changes
-what is computed."""
+"""Settings of where and how a run computes and draws responses, and what it writes beside its
+results."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from g2d_jax.config.choices import FilePath
-from g2d_jax.config.section import Bounds, FieldError, NonNegative, Positive, Section
+from g2d_jax.config.section import (
+    Bounds,
+    Concurrency,
+    FieldError,
+    FilePath,
+    NonNegative,
+    Positive,
+    Retries,
+    Section,
+    Timeout,
+)
 
 Remat = Literal["none", "full", "attention"]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
@@ -88,22 +98,20 @@ class Logging(Section):
 
     @property
     def window(self) -> Window | None:
-        """The updates to profile. Raises FieldError for text that names none."""
-        if self.profile is None:
-            return None
-        match = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", self.profile)
+        """The updates to profile, None where no text names any."""
+        match = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", self.profile or "")
         if not match or not 1 <= int(match[2]) <= int(match[3]):
-            raise FieldError(
-                "profile",
-                f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and "
-                "the last update to "
-                "trace, as in warmup:3-5; the first update of a stage is 1",
-            )
+            return None
         return Window(match[1], int(match[2]), int(match[3]))
 
-    def check(self) -> None:
+    def conflicts(self) -> Iterator[ValueError]:
         """Refuse a window that cannot be read."""
-        _ = self.window
+        if self.profile is not None and self.window is None:
+            yield FieldError(
+                "profile",
+                f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and "
+                "the last update to trace, as in warmup:3-5; the first update of a stage is 1",
+            )
 
 
 class Checkpoint(Section):
@@ -126,3 +134,30 @@ class Faults(Section):
     hang_timeout: Annotated[float, Bounds(least=5)] = (
         3600.0  # seconds in which no process gets any further: then end
     )
+
+
+class Engine(Section):
+    """Says what draws responses: the library's own sampler, or an OpenAI-style server as vLLM is
+    one (docs/engines.md).
+
+    sync: how policies get to the server: "none" (it serves the only one that is sampled from),
+    "folder" (vLLM reloads its weights from one), or "adapter" (vLLM loads the adapters beside its
+    model).
+    """
+
+    kind: Literal["sampler", "server"] = "sampler"
+    url: str = ""  # of a server: the base of its API, as in "http://localhost:8000/v1"
+    model: str = ""  # the name that the server has for its model; "": the only one that it lists
+    sync: Literal["none", "folder", "adapter"] = "none"
+    folder: FilePath = (
+        ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
+    )
+    api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
+    timeout: Timeout = 600.0  # seconds of one attempt
+    retries: Retries = 5
+    concurrency: Concurrency = 64  # requests under way, of each process
+
+    @property
+    def is_server(self) -> bool:
+        """True if a server samples."""
+        return self.kind == "server"

@@ -1,1 +1,0 @@
-"""The sections of the settings outside the stages."""
