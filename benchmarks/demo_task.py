@@ -1,8 +1,8 @@
 """Look for a task that a small model has to learn: the demo on variants of its task, over seeds, on
 dev problems.
 
-    python benchmarks/demo_task.py runs/demo-task [--only VARIANT …] [--seeds 0 1 2]
-    python benchmarks/demo_task.py runs/demo --forgotten
+    python benchmarks/demo_task.py runs/demo-task [--only VARIANT …] [--seeds 0 1 2] python
+    benchmarks/demo_task.py runs/demo --forgotten
 
 Runs that are finished in the folder are not run again. Prints the table of
 docs/benchmarks/demo-task.md: sampled pass@1 and greedy accuracy in %, of the cold policy, after the

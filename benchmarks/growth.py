@@ -6,8 +6,8 @@ r"""Measure how this library's rates grow, and draw them.
 Every point is a GRPO step: tokens sampled per CPU-second of its sampling, and tokens trained on,
 each response with its prompt, per CPU-second of its update; the median of the rounds, with the
 lowest and highest. The rows are printed and, with --output, written to a CSV file and drawn beside
-it, for which matplotlib is needed. Devices are simulated ones of
-this CPU: more of them do the same work.
+it, for which matplotlib is needed. Devices are simulated ones of this CPU: more of them do the same
+work.
 """
 
 from __future__ import annotations

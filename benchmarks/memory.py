@@ -54,9 +54,8 @@ def proportional(process: int) -> int:
 
 def main(command: list[str]) -> int:
     """Run the command to its end and print the peak, what it consisted of, and the times."""
-    ctypes.CDLL(None).prctl(
-        PR_SET_CHILD_SUBREAPER, 1
-    )  # what outlives its parent becomes a child of this process
+    # what outlives its parent becomes a child of this process
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     start = time.monotonic()
     peak, largest = 0, [0]
     running = subprocess.Popen(command)

@@ -1,9 +1,9 @@
 r"""Run the demo again and again, killed and stopped at random times and started anew, and compare
 each run with one that was never disturbed.
 
-    python benchmarks/soak.py --minutes 60 --output soak.json
-    python benchmarks/soak.py --minutes 5 --layouts 2 --seed 7 --latest 30
-    python benchmarks/soak.py --minutes 90 --layouts 1 2 4 --signals SIGTERM SIGHUP --skew 45
+    python benchmarks/soak.py --minutes 60 --output soak.json python benchmarks/soak.py --minutes 5
+    --layouts 2 --seed 7 --latest 30 python benchmarks/soak.py --minutes 90 --layouts 1 2 4
+    --signals SIGTERM SIGHUP --skew 45
 
 A layout is a number of processes on this machine, one CPU device each. For each there is first an
 undisturbed run; then, in turn, runs that are disturbed until they end by themselves: kill -9 of one
@@ -194,12 +194,10 @@ class Run:
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(
-        1, signal.SIGKILL
-    )  # PR_SET_PDEATHSIG: whatever ends the soak leaves no run behind
-    signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # not ignored, as where the soak itself was started by nohup
+    # PR_SET_PDEATHSIG: whatever ends the soak leaves no run behind
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    # not ignored, as where the soak itself was started by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _environment(mark: str, cache: Path) -> dict[str, str]:
@@ -276,9 +274,8 @@ class Soak:
         if seconds_file.exists():
             self.figures.reference_seconds[_name(processes)] = float(seconds_file.read_text())
             return
-        shutil.rmtree(
-            self.folder / f"whole-{processes}", ignore_errors=True
-        )  # one that did not come to its end
+        # one that did not come to its end
+        shutil.rmtree(self.folder / f"whole-{processes}", ignore_errors=True)
         started = time.monotonic()
         with self.begin(f"whole-{processes}", processes) as run:
             self.end(run, 1800)
@@ -396,10 +393,11 @@ class Soak:
         if kind.startswith("kill -9"):
             allowed |= {-signal.SIGKILL}
         if kind == "kill -9 of one":
+            # JAX ends a process by SIGABRT whose coordinator is gone
             allowed |= {
                 RESTART,
                 -signal.SIGABRT,
-            }  # JAX ends a process by SIGABRT whose coordinator is gone
+            }
         name, _, before = kind.partition(" ")
         if name in self.signals:
             allowed |= {RESTART}

@@ -46,9 +46,8 @@ def measure(file: Path) -> dict[str, Any]:
     expected, measured = golds(file), {"package": str(Path(g2d_jax.__file__).resolve())}
     given = {"equal": expected, "other": expected[SHIFT:] + expected[:SHIFT]}
     with VerifierPool(workers=2, cache_size=0) as pool:
-        pool.score(
-            ["x+1"] * 2, [rf"\boxed{{{n}+x}}" for n in range(2)]
-        )  # workers start, and what is imported late is
+        # workers start, and what is imported late is
+        pool.score(["x+1"] * 2, [rf"\boxed{{{n}+x}}" for n in range(2)])
         if hasattr(pool, "read"):  # once a run, when problems load; earlier versions did not
             pool.read(expected)
         for kind in KINDS:

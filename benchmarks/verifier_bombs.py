@@ -131,9 +131,8 @@ def main() -> None:
     with VerifierPool(
         options.workers, options.cpu_seconds, options.memory_mb, cache_size=0
     ) as pool:
-        pool.score(
-            ["x+1"] * options.workers, [rf"\boxed{{{n}+x}}" for n in range(options.workers)]
-        )  # workers start
+        # workers start
+        pool.score(["x+1"] * options.workers, [rf"\boxed{{{n}+x}}" for n in range(options.workers)])
         memory = Memory(pool)
         memory.start()
         started = time.perf_counter()

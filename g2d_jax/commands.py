@@ -278,9 +278,8 @@ def version(session: Session, policy: str) -> Any:
         return [name.origin.rstrip(":"), None if folder is None else inputs.weights(folder).digest]
     folder, step = checkpoint_of(session, policy)
     manifest = storage.finished(folder.parent) or {}
-    place = (
-        str(folder) if name.origin == OF_RUN else folder.parent.name
-    )  # the work directory may move
+    # the work directory may move
+    place = str(folder) if name.origin == OF_RUN else folder.parent.name
     return [
         place,
         Checkpoints(folder).latest() if step is None else step,

@@ -50,21 +50,23 @@ if TYPE_CHECKING:
 BLOCK = 64 << 10
 """Bytes of a block of a tensor."""
 SHOWN = 3  # parts that a message names
+# of a config.json
 _NAMED_ONLY = (
     "_name_or_path",
     "transformers_version",
     "torch_dtype",
     "dtype",
     "use_cache",
-)  # of a config.json
+)
 _SNAPSHOT = re.compile(r"models--[^/]+/snapshots/([0-9a-f]{40})$")
+# of fsspec's info; those of the bytes come first
 _CHECKSUMS = (
     "crc32c",
     "md5Hash",
     "ETag",
     "etag",
     "generation",
-)  # of fsspec's info; those of the bytes come first
+)
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,8 @@ def records(read: Iterable[Problem | Example], *, columns: bool = False) -> Cont
             if columns:
                 text += [row.solution, row.columns]
         seen[row.id] += 1
-        name = (
-            row.id if seen[row.id] == 1 else f"{row.id}/{seen[row.id]}"
-        )  # examples may share a prompt
+        # examples may share a prompt
+        name = row.id if seen[row.id] == 1 else f"{row.id}/{seen[row.id]}"
         parts[name] = _digest(json.dumps(text, sort_keys=True, default=_plain).encode())[:8]
     return content(kind, parts)
 

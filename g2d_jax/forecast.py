@@ -59,9 +59,8 @@ def forecast(
         first = content["probes"][0]
         lengths = [f"--{key}={max(round(first[key]), 1)}" for key in ("prompt", "response")]
         command = [sys.executable, "-m", "g2d_jax", "plan", *plan_arguments, *lengths]
-        done = subprocess.run(
-            command, capture_output=True, text=True
-        )  # it compiles for another machine's devices
+        # it compiles for another machine's devices
+        done = subprocess.run(command, capture_output=True, text=True)
         screen.say(done.stdout + done.stderr)
         verdicts = [line for line in done.stdout.splitlines() if line.startswith("fits: ")]
         content["plan"] = (

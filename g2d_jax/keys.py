@@ -18,8 +18,7 @@ Name = str | int
 
 def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
     """Hash the names to threefry key data, uint32[2]. Each part carries its kind and length, so
-    that no two lists of
-    names read alike: "1" and 1 differ, ("ab",) and ("a", "b") too."""
+    that no two lists of names read alike: "1" and 1 differ, ("ab",) and ("a", "b") too."""
     parts = [f"{'s' if isinstance(part, str) else 'i'}{part}" for part in (seed, purpose, *names)]
     text = "".join(f"{len(part)}:{part}" for part in parts)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -153,10 +153,11 @@ def _requests(
     visits: dict[str, int] = {}
     requests = []
     for number, question in enumerate(questions, 1):
+        # a chat: the run's own prompt template has no part in it
         message = {
             "role": "user",
             "content": question.text,
-        }  # a chat: the run's own prompt template has no part in it
+        }
         problem = Problem(problem_id((message,)), (message,))
         try:
             ids = session.tokenizer.encode_prompt(problem)

@@ -143,9 +143,8 @@ def _staging(target: str | None) -> Iterator[epath.Path]:
     def make() -> str:
         parent = None
         if target is not None and os.path.isdir(target):
-            parent = Path(
-                target
-            )  # it may be a mount point, whose own name is on another file system
+            # it may be a mount point, whose own name is on another file system
+            parent = Path(target)
         elif target is not None:
             parent = Path(target).parent
             parent.mkdir(parents=True, exist_ok=True)

@@ -31,9 +31,8 @@ AnswerRule = Literal["boxed", "last_line", "hash", "tags"]
 
 SEGMENT_STRIDE = 1024
 """A packed token's segment id is group * SEGMENT_STRIDE + member. Tokens of member 0 form the
-prefix that every member
-of the group may read: the responses to one prompt share one copy. Plain packing has member 0 only;
-group 0 is padding.
+prefix that every member of the group may read: the responses to one prompt share one copy. Plain
+packing has member 0 only; group 0 is padding.
 """
 
 
@@ -193,9 +192,8 @@ class Verdict(enum.StrEnum):
     """A verifier's verdict on a response.
 
     TIMEOUT: the answer took more CPU time or memory than the verifier may use, or made it crash.
-    That is the answer's
-    doing, and counts as wrong everywhere: or a policy would be paid, or spared, for answers that
-    hang the verifier.
+    That is the answer's doing, and counts as wrong everywhere: or a policy would be paid, or
+    spared, for answers that hang the verifier.
     UNSCORABLE: the problem, the reward or the machine is at fault, and the response counts nowhere.
     SCORED: of a reward that knows better and worse but no right and wrong.
     """

@@ -13,9 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-sys.path.append(
-    str(Path(__file__).parent)
-)  # tiny.py has a reward function that is named by import path
+# tiny.py has a reward function that is named by import path
+sys.path.append(str(Path(__file__).parent))
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -64,9 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "slow or hypothesis"
 
 
-_GROWTH = (
-    512 * 2**20
-)  # bytes that a process of tests may grow by before it forgets what it compiled
+# bytes that a process of tests may grow by before it forgets what it compiled
+_GROWTH = 512 * 2**20
 _small = 0  # its resident bytes when it last did
 
 

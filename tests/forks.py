@@ -140,9 +140,8 @@ def serve() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(
-                signal.SIGINT, signal.default_int_handler
-            )  # which a suite in the background ignores
+            # which a suite in the background ignores
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             watch(json.loads(line))
 
 

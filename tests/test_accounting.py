@@ -52,10 +52,11 @@ def test_a_record_by_measure() -> None:
     [
         *(("init", 0), ("hf:some/model", 0), ("run:elsewhere#dpo", 0), ("sft", 0)),
         *(("warmup@10", 10), ("warmup@50", 50), ("warmup", 50)),
+        # the trajectory once, up to the later of its steps; the lent rollouts once
         (
             "dpo",
             5 + 20 + 3,
-        ),  # the trajectory once, up to the later of its steps; the lent rollouts once
+        ),
     ],
 )
 def test_everything_a_policy_is_made_from_counts_once(policy: str, seconds: float) -> None:

@@ -18,9 +18,8 @@ def test_two_lines_are_found_again() -> None:
     assert fit.before == pytest.approx((0.004, 0.004, 0.004), rel=1e-3)
     assert fit.after == pytest.approx((0.0005, 0.0005, 0.0005), rel=1e-3)
     steeper = bend(STEPS, curve + 0.001 * np.maximum(STEPS - 80, 0), np.full(20, 1e-6))
-    assert (
-        steeper is not None and not steeper.flattens and steeper.step.value == 80
-    )  # 0.0015 is no quarter of 0.004
+    # 0.0015 is no quarter of 0.004
+    assert steeper is not None and not steeper.flattens and steeper.step.value == 80
 
 
 def test_the_interval_is_as_wide_as_the_estimates_of_other_draws_vary() -> None:

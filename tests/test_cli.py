@@ -175,9 +175,8 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
     (begun / "04-dpo").mkdir()
-    content = json.dumps(
-        {"host": socket.gethostname(), "pid": 2**22 + 1}
-    )  # no such process: it was killed
+    # no such process: it was killed
+    content = json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1})
     (begun / LOCK).write_text(content)
     assert [row[2] for row in cells(g2d("status", begun))] == ["done"] * 3 + [
         "stopped at step 1",
@@ -502,9 +501,8 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert len(answers) == 2 and all(
         f"| right | \\boxed{{{answer}}}" in shown for answer in answers
     )
-    assert (
-        "gets no more, in \\boxed{}, than a wrong one" in shown
-    )  # tiny.py's reward is no verifier
+    # tiny.py's reward is no verifier
+    assert "gets no more, in \\boxed{}, than a wrong one" in shown
     assert len(shown.splitlines()) < 100 and list(tmp_path.iterdir()) == []
     tags = (
         "--config.reward.function=verify",
@@ -1038,9 +1036,8 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
         assert manifest["result"]["problems"] == 3
     assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
     run = changed(test=gone)
-    assert (
-        len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
-    )  # a given problem needs no others
+    # a given problem needs no others
+    assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
     with pytest.raises(ValueError, match=r"data\.test\.path: there is no .*gone\.jsonl"):
         commands.sample(run, policy="sft", count=1)
 
@@ -1107,12 +1104,13 @@ def test_export_loads_in_transformers_with_the_same_logits(
     made: dict[str, object] = {}
     exec(code, made)
     assert made["ids"] == ours.encode_prompt("1+1=?").tolist()
+    # as an owner may write
     asked = {
         "temperature": 0.7,
         "top_k": 20,
         "do_sample": True,
         "custom_generate": "org/code",
-    }  # as an owner may write
+    }
     place = tmp_path / "model" / "generation_config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | asked))
     assert "holds a model already" in g2d("export", work, "--output", "model", refused=True)
@@ -1141,9 +1139,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
 def check_card(card: str) -> None:
     """It tells how dpo of tiny.py was made, and nothing that only other policies were made with."""
     front = card.split("---")[1]
-    assert (
-        "library_name: transformers" in front and "base_model" not in front
-    )  # it began with random parameters
+    # it began with random parameters
+    assert "library_name: transformers" in front and "base_model" not in front
     made = card.partition("## How it was made")[2].partition("\n## ")[0]
     did = {name: what for name, what, *_ in cells(made)}
     rate = "learning rate 0.00"
@@ -1158,9 +1155,8 @@ def check_card(card: str) -> None:
     )
     headings = re.findall(r"^## (\w+)", card, re.MULTILINE)
     assert headings == ["How", "Data", "Results", "Use", "Provenance", "Licence", "Settings"]
-    assert re.search(
-        r"^Cold \(sft\) .* of 16 held-out problems", card, re.MULTILINE
-    )  # the report's headline
+    # the report's headline
+    assert re.search(r"^Cold \(sft\) .* of 16 held-out problems", card, re.MULTILINE)
 
 
 def test_help_is_fast_and_light() -> None:

@@ -123,10 +123,11 @@ def test_examples_of_one_prompt_are_told_apart() -> None:
         ("a0 a0 b0 b0 c0 c0 a1 a1", True),  # of a later step
         ("d1 d1 a0 a0 b0 b0 c0 c0", True),
         ("a0 b0 a0 b0 c0 c0 d0 d0", True),  # written in another order, taken in the same
+        # trained on as the second group: b would be taken again
         (
             "a0 a0 b0 b0 c0 c0 a0 a0",
             False,
-        ),  # trained on as the second group: b would be taken again
+        ),
         ("a0 a0 b0 b0 c0 c0 b0 b0", False),
         ("a1 a1 b1 b1 a2 a2", True),
         ("a1 a1 b1 b1 a0 a0", False),

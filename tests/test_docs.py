@@ -122,9 +122,8 @@ def test_links_and_named_files_exist() -> None:
             target = page.parent / link if link else page
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 missing.append((page.name, link, anchor))
-        files = (
-            re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []
-        )  # those are dated
+        # those are dated
+        files = re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []
         folders = (ROOT, ROOT / "g2d_jax", ROOT / "tests")
         missing += [
             (page.name, file, "")
@@ -243,9 +242,8 @@ def test_the_tutorial_ends_as_it_says(tutorial: Path, one_device: dict[str, str]
     text = (ROOT / "docs" / "tutorial.md").read_text()
     for command in re.findall(r"^g2d (.*?)(?: {2,}#.*)?$", text, flags=re.MULTILINE):
         python = [sys.executable, "-m", "g2d_jax", *shlex.split(command)]
-        subprocess.run(
-            python, env={**one_device, "XLA_FLAGS": ""}, check=True
-        )  # the suite's flags make slow programs
+        # the suite's flags make slow programs
+        subprocess.run(python, env={**one_device, "XLA_FLAGS": ""}, check=True)
     result = read_json(epath.Path("runs/first/05-evaluate/manifest.json"))["result"]
     promised = [
         float(row)

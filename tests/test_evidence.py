@@ -61,12 +61,13 @@ def test_the_study_over_k_is_reported_as_its_page_says(results: Path) -> None:
         ("study-demo", "spectrum-demo", "spectrum.md", "accuracy"),
         ("fresh-demo", "sweep-k-demo", "evidence.md", "gain"),
         ("middle", "sweep-k-middle", "benchmarks/middle-scale.md", "gain"),
+        # its page has no gains of warm-ups
         (
             "middle-dpo",
             "middle",
             "benchmarks/middle-scale.md",
             "offline_gain",
-        ),  # its page has no gains of warm-ups
+        ),
     ],
 )
 def test_the_other_studies_are_reported_as_their_pages_say(

@@ -118,9 +118,8 @@ def test_a_run_grades_with_the_reward_and_trains_with_the_loss(
     assert all((row.score.reward > 0) == any(map(str.isdigit, row.text)) for row in rollouts)
     first, *_, last = (row["metrics"] for row in read_metrics(work) if row["stage"] == "dpo")
     assert last["loss"] < first["loss"] and last["rewards/margins"] > first["rewards/margins"]
-    assert first["loss"] == pytest.approx(
-        1.0, rel=1e-3
-    )  # the policy is the reference yet, and all margins are 0
+    # the policy is the reference yet, and all margins are 0
+    assert first["loss"] == pytest.approx(1.0, rel=1e-3)
     assert read_json(epath.Path(work / "config.json"))["own"]["dpo"] == "hinge:hinge"
 
 

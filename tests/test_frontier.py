@@ -193,9 +193,8 @@ def test_how_wide_an_interval_is_where_seeds_do_not_differ(kind, most):
 
 
 def test_seed_spread_by_hand():
-    assert (
-        seed_spread([[1, 0, NAN], [1, 1, 1], [NAN, NAN, NAN], [0, 0, 0]]) == 0.5
-    )  # of 1/2, 1 and 0
+    # of 1/2, 1 and 0
+    assert seed_spread([[1, 0, NAN], [1, 1, 1], [NAN, NAN, NAN], [0, 0, 0]]) == 0.5
     assert math.isnan(seed_spread([[1, 0]]))
     assert math.isnan(seed_spread(np.zeros((2, 0))))
 

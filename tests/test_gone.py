@@ -201,9 +201,8 @@ def test_packed_results_of_older_versions_are_read(archive: Path, tmp_path: Path
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     points = sorted(file.parent for file in tmp_path.glob("points/*/*/config.json"))
-    by_arm = {
-        point.name.partition(",")[0]: point for point in points
-    }  # of two archives one is "adaptive"
+    # of two archives one is "adaptive"
+    by_arm = {point.name.partition(",")[0]: point for point in points}
     for point in by_arm.values():
         assert commands.read_config(epath.Path(point)).stages
     ends = sorted(by_arm.values())[:1] + points[-1:]

@@ -98,12 +98,13 @@ def test_prompts_by_hand():
 
 def test_summary_by_hand():
     got = summary(example())
+    # the first of a right answer; four bins
     confidences = [
         math.exp(-1),
         math.exp(-2),
         math.exp(-4),
         1,
-    ]  # the first of a right answer; four bins
+    ]
     expected = {
         "prompts": 2,
         "responses": 6,
@@ -169,10 +170,11 @@ def test_rewards_and_log_probs_at_their_edges():
         [[response(Verdict.INCORRECT, [-1.0], [1.0], reward=reward) for reward in (0.1, 0.3)]]
     )
     assert partial["reward_variance"][0] == pytest.approx(0.01) and not partial["mixed"][0]
+    # by rounding
     certain = [
         response(Verdict.CORRECT, [1e-7], [0.0]),
         response(Verdict.INCORRECT, [-1e-7], [0.0]),
-    ]  # by rounding
+    ]
     assert prompts([certain])["confidence"][0] == pytest.approx(1)
     assert summary([certain])["ece"] == pytest.approx(0.5)
     late = prompts(
@@ -215,13 +217,11 @@ def test_groups_of_several_prompts_or_policies_are_refused():
 
 
 def test_expected_calibration_error_by_hand():
-    got = expected_calibration_error(
-        [0.3, 0.3, 0.9, 0.95, 0.9], [0, 1, 1, 0, 1]
-    )  # upper ends belong to their bin
+    # upper ends belong to their bin
+    got = expected_calibration_error([0.3, 0.3, 0.9, 0.95, 0.9], [0, 1, 1, 0, 1])
     assert got == pytest.approx(2 / 5 * (0.5 - 0.3) + 2 / 5 * (1 - 0.9) + 1 / 5 * 0.95)
-    assert expected_calibration_error([0.3, 0.4], [1, 0]) == pytest.approx(
-        0.55
-    )  # 0.3 and 0.4 are in bins of their own
+    # 0.3 and 0.4 are in bins of their own
+    assert expected_calibration_error([0.3, 0.4], [1, 0]) == pytest.approx(0.55)
     assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == 0
     assert expected_calibration_error([1.0, 1.0], [False, False]) == 1
     assert math.isnan(expected_calibration_error([], []))
@@ -249,9 +249,8 @@ def test_auroc_against_all_pairs(pairs):
 
 
 def test_pair_summary_by_hand():
-    got = pair_summary(
-        [-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3]
-    )  # gaps 2, 0, -3
+    # gaps 2, 0, -3
+    got = pair_summary([-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3])
     expected = {
         "pairs": 3,
         "gap_mean": -1 / 3,

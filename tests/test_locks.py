@@ -92,9 +92,8 @@ def test_who_holds_a_folder_can_be_seen_and_looking_takes_nothing(
         with try_lock(folder) as again:
             assert not again
         later = time.time() + 100
-        monkeypatch.setattr(
-            time, "time", lambda: later
-        )  # the owner on a store was not heard of for longer than a lease
+        # the owner on a store was not heard of for longer than a lease
+        monkeypatch.setattr(time, "time", lambda: later)
         assert (lock.holder(folder) == "") == (place == "store")
     assert lock.holder(folder) == ""
 

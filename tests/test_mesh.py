@@ -190,11 +190,12 @@ def test_a_copy_of_the_weights_that_is_sampled_from_lies_in_a_slice():
     ):
         meshes.sampling(mesh, 8, 2)
     hosts = jax.sharding.Mesh(meshes.arranged(gpus(2, 4), (1, 8, 1)), meshes.AXES)
+    # of several hosts, if one asks for it
     assert meshes.sampling(hosts, 8, 2).devices.shape == (
         1,
         4,
         2,
-    )  # of several hosts, if one asks for it
+    )
 
 
 @pytest.mark.parametrize(

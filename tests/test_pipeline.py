@@ -334,9 +334,8 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
             pipeline.run(config, tmp_path)
         assert not (tmp_path / "config.json").exists()
     with locked(epath.Path(tmp_path)):
-        claim(
-            Config.of(config), epath.Path(tmp_path)
-        )  # the lock's own file does not make the folder a foreign one
+        # the lock's own file does not make the folder a foreign one
+        claim(Config.of(config), epath.Path(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,8 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
         ["tasks.other.train.path=mine.parquet", "stages.all.policy=hf:~/m"],
     )
     here, home = Path.cwd(), Path.home()
-    assert config.model.path == str(
-        project / "models" / "tiny"
-    )  # "models/tiny" is a folder: no hub id
+    # "models/tiny" is a folder: no hub id
+    assert config.model.path == str(project / "models" / "tiny")
     assert config.data.train.path == str(project / "data" / "train.jsonl")
     assert config.data.dev.path == "" and config.tokenizer.path == str(project.parent / "tokenizer")
     assert config.reward.model.path == str(home / "rewards" / "model")

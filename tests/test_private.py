@@ -52,9 +52,8 @@ def test_a_pod_of_its_own_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_sympy_tells_what_it_knows_of_a_float() -> None:
-    nothing = (sympy.sin(1) ** 2 + sympy.cos(1) ** 2 - 1).evalf(
-        30
-    )  # 0, of which no digit is certain
+    # 0, of which no digit is certain
+    nothing = (sympy.sin(1) ** 2 + sympy.cos(1) ** 2 - 1).evalf(30)
     assert private.precision(sympy.Float(1, 30)) > 90 and private.precision(nothing) == 1
 
 

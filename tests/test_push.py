@@ -14,9 +14,8 @@ from g2d_jax import cli, commands
 from g2d_jax.push import push
 from g2d_jax.runtime.tables import read_preferences
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Use 'content=:DeprecationWarning"
-)  # of the hub's client
+# of the hub's client
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 TOKEN = "hf_sentinelAAAA1111"
 
 
@@ -127,9 +126,8 @@ def test_output_writes_what_would_be_pushed_and_asks_no_hub(
     assert all(
         files[name] == theirs[name] for name in files if what == "model" or name != "README.md"
     )
-    assert [path.name for path in folder.parent.iterdir()] == [
-        "folder"
-    ]  # nothing is left of what was put together
+    # nothing is left of what was put together
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
     assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777
     assert (
         cli.main(command) == 1

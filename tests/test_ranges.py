@@ -14,9 +14,8 @@ def folder(request, tmp_path, bucket):
 
 
 def test_a_part_is_what_was_written_there(folder):
-    whole = np.random.default_rng(0).integers(
-        0, 256, 40_000_003, np.uint8
-    )  # more than two requests to a store
+    # more than two requests to a store
+    whole = np.random.default_rng(0).integers(0, 256, 40_000_003, np.uint8)
     (folder / "file").write_bytes(whole.tobytes())
     assert ranges.size(folder / "file") == len(whole)
     for start, length in ((0, len(whole)), (5, 20_000_000), (len(whole) - 3, 3), (7, 0)):

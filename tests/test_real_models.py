@@ -425,9 +425,8 @@ def test_plans_that_are_written_are_those_compiled() -> None:
         assert PLANS.with_plan(text, PLANS.docstring_lines(model, results)) == text
         assert f"g2d run --config {model} " in text and f"g2d run --config {model}:lora=32 " in text
     written = [line for line in PLANS.TABLE.read_text().splitlines() if line.startswith("| `")]
-    assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(
-        written
-    )  # none is lost in reading
+    # none is lost in reading
+    assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(written)
 
 
 def test_how_a_plan_is_written() -> None:

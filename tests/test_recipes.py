@@ -381,9 +381,8 @@ def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
         if "nll" in spec:
             assert extra > 0.1  # of the chosen response: the tokens of a random model are unlikely
         elif "entropy" in spec:
-            assert (
-                -3e-4 * math.log(500) < extra < -3e-5
-            )  # 3e-4 times the entropy of some 400 tokens
+            # 3e-4 times the entropy of some 400 tokens
+            assert -3e-4 * math.log(500) < extra < -3e-5
         else:
             assert abs(extra) < 1e-4
 

@@ -70,10 +70,11 @@ EXCEPTIONS = {
     ("stages/__init__.py", "import_module"),  # of the kinds of stages alone
     ("config_load.py", "exec_module"),  # a config file is the user's own program
     ("rewards/functions.py", "exec_module"),  # … and the reward file beside it that it names
+    # reward.function = "package.module:function" names the user's own code
     (
         "rewards/functions.py",
         "import_module",
-    ),  # reward.function = "package.module:function" names the user's own code
+    ),
 }
 
 

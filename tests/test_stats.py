@@ -123,9 +123,8 @@ def test_pass_at_k_against_enumeration_and_literals():
                 )
     np.testing.assert_allclose(pass_at_k(4, [0, 1, 2, 4], 2), [0, 1 / 2, 5 / 6, 1], atol=1e-15)
     np.testing.assert_allclose(pass_at_k([5, 10], [1, 1], 1), [0.2, 0.1], atol=1e-15)
-    assert pass_at_k(10_000, 1, 5_000) == pytest.approx(
-        0.5
-    )  # no overflow, where binomials have thousands of digits
+    # no overflow, where binomials have thousands of digits
+    assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5)
 
 
 def test_mean_pass_at():

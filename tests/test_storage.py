@@ -51,9 +51,8 @@ def test_json_round_trip_in_a_new_folder(folder):
     value = {"b": [1, 2.5, None, True], "a": "naïve \ud800 \x00"}
     storage.write_json(folder / "new" / "config.json", value)
     assert storage.read_json(folder / "new" / "config.json") == value
-    assert [path.name for path in (folder / "new").iterdir()] == [
-        "config.json"
-    ]  # no temporary left
+    # no temporary left
+    assert [path.name for path in (folder / "new").iterdir()] == ["config.json"]
 
 
 def test_json_text_is_stable_and_standard(folder):
@@ -99,9 +98,8 @@ def test_a_full_disk_is_named():
 
 @pytest.mark.parametrize("number", [errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH])
 def test_a_store_that_cannot_be_reached_may_be_there_next_time(number):
-    lost = aiohttp.ClientOSError(
-        number, os.strerror(number)
-    )  # an OSError with a number, as for a file
+    # an OSError with a number, as for a file
+    lost = aiohttp.ClientOSError(number, os.strerror(number))
     with (
         pytest.raises(storage.StoreUnavailable, match=r"cannot read gs://b/x: "),
         storage.naming("read", "gs://b/x"),
@@ -246,9 +244,8 @@ def test_a_manifest_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path):
         storage.finished(tmp_path)
     storage.finish(tmp_path, {"steps": 40})
     file = tmp_path / "manifest.json"
-    file.write_text(
-        json.dumps(dict(reversed(json.loads(file.read_text()).items())))
-    )  # laid out in another way
+    # laid out in another way
+    file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items()))))
     assert storage.finished(tmp_path) == {"steps": 40, "done": True}
 
 
@@ -380,9 +377,8 @@ def test_other_damage_names_file_and_line(damage, tmp_path):
     assert {"ok": 1} in storage.read_segments(
         tmp_path, said.append
     ) and "00000.jsonl, line " in said[0]
-    (tmp_path / "00000.jsonl").write_bytes(
-        b'{"ok": 1}\n' + bytes(100)
-    )  # as a power cut leaves it: torn
+    # as a power cut leaves it: torn
+    (tmp_path / "00000.jsonl").write_bytes(b'{"ok": 1}\n' + bytes(100))
     assert storage.read_segments(tmp_path) == [{"ok": 1}]
 
 

@@ -39,9 +39,8 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv(
-        "FORCE_COLOR", "1"
-    )  # as some CI services do: still no control codes in a file
+    # as some CI services do: still no control codes in a file
+    monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -478,9 +477,8 @@ def test_a_bar_says_what_compiles():
     with screen.watching(), screen.progress("warmup", total=20):
         compile_for(2.5)
     assert "compiling train step (1 s)" in drawn(out) and "compiling train step (2 s)" in drawn(out)
-    assert not re.search(
-        r"^compiling", drawn(out), re.MULTILINE
-    )  # beside the bar, not a line of its own
+    # beside the bar, not a line of its own
+    assert not re.search(r"^compiling", drawn(out), re.MULTILINE)
 
 
 def test_one_bar_at_a_time_also_after_an_error():

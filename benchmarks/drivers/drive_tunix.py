@@ -125,12 +125,13 @@ def grpo(case: Case, clock: Clock) -> None:
     rollouts = dict(
         zip(("max_tokens_to_generate", "max_prompt_length", "kv_cache_size"), sizes, strict=True)
     )
+    # no token ends
     drawn = {
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": None,
         "eos_tokens": [case.vocabulary],
-    }  # no token ends
+    }
     steps = RLTrainingConfig(
         actor_optimizer=optax.adamw(1e-5), eval_every_n_steps=NEVER, max_steps=NEVER
     )

@@ -35,9 +35,8 @@ class Lora(Section):
     alpha: float = 16.0  # their product is scaled by alpha / rank
     rslora: bool = False  # by alpha / sqrt(rank) instead
     dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)
-    targets: tuple[str, ...] = (
-        "all-linear",
-    )  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
+    # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
+    targets: tuple[str, ...] = ("all-linear",)
     base_dtype: Dtype = (
         "float32"  # of the parameters that are not trained: "bfloat16" halves their memory
     )

@@ -89,8 +89,8 @@ class Reward(Section):
 
     answers: how the final answer is read that is verified, and kept beside a function's reward.
     verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise
-    they know better and
-    worse only: pairs are the best against the worst of a group, and there is no accuracy.
+    they know better and worse only: pairs are the best against the worst of a group, and there is
+    no accuracy.
     """
 
     function: str = "verify"

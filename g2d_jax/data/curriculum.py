@@ -76,8 +76,7 @@ class History:
 
         right: [G], 1 or 0, NaN where there is no right and wrong. The pass rate is their mean in
         the first group, and then half the old rate and half the new mean. A group with fewer than
-        two scored responses says nothing of
-        whether they differ: what is known of that stays.
+        two scored responses says nothing of whether they differ: what is known of that stays.
         """
         seen = self.seen.setdefault(index, PromptStats())
         seen.groups += 1

@@ -31,9 +31,8 @@ _ITEM = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?
 _ITEMS = rf"{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*,?\s*"
 _LIST = re.compile(rf"\s*\[\s*(?:{_ITEMS})?\]\s*", re.DOTALL)
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\[\"'\\/bfnrt]")
-_SINGLE = re.compile(
-    r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})"
-)  # a backslash that JSON has no use for, or may
+# a backslash that JSON has no use for, or may
+_SINGLE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})")
 _DOUBLED = re.compile(r"(?<!\\)(?:\\\\)+(?=[A-Za-z])")
 
 
@@ -158,8 +157,7 @@ def _unquoted(item: str) -> str:
     characters.
 
     A text that someone put into quotes as it is, `"\frac{1}{2}"`, has single backslashes before
-    letters and no doubled
-    ones: they begin commands, though JSON knows `\f` too.
+    letters and no doubled ones: they begin commands, though JSON knows `\f` too.
     """
     inside = item[1:-1]
     if _SINGLE.search(inside) and not _DOUBLED.search(inside):

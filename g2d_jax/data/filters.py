@@ -13,8 +13,7 @@ no rules; these err on leaving out. A row counts under the first reason that app
     without an answer   the solution has no \boxed{} with something in it, and the row has no answer of its own
 
 WildChat (3.1): the first turn of the user, in any language. Left out are rows that the data set
-itself flags, whole or
-at that turn: toxic, redacted (personal details were blanked).
+itself flags, whole or at that turn: toxic, redacted (personal details were blanked).
 """
 
 from __future__ import annotations

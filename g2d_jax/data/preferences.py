@@ -41,9 +41,8 @@ def pairs_of(
     contents = [row.text for row in group]
     if verifiable:
         return random_pairs(seed, problem_id, visit, is_correct(group), limit, contents)
-    return best_worst(
-        np.array([row.score.reward for row in group], np.float64), limit, contents
-    )  # None becomes NaN
+    # None becomes NaN
+    return best_worst(np.array([row.score.reward for row in group], np.float64), limit, contents)
 
 
 def is_correct(group: Sequence[ScoredRollout]) -> np.ndarray:

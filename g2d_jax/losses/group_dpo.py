@@ -1,10 +1,9 @@
 """GroupDPO: the mean DPO loss over all pairs of a correct and an incorrect response to one prompt.
 
 Equation 4 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495). Each
-response is
-forwarded once: pairs are formed from log-probabilities, inside one row of a packed batch, so a
-prompt's responses must share a row. Normaliser: prompts with a pair in the global batch, or all its
-prompts, times the prompt's own pairs (`group_dpo_weights`).
+response is forwarded once: pairs are formed from log-probabilities, inside one row of a packed
+batch, so a prompt's responses must share a row. Normaliser: prompts with a pair in the global
+batch, or all its prompts, times the prompt's own pairs (`group_dpo_weights`).
 
 R rows, M response places of a row, N prompts.
 """

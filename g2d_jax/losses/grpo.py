@@ -54,9 +54,8 @@ def group_advantages(
     standard deviation.
 
     rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and
-    standard deviation and
-    gets advantage 0: it neither helps nor hurts. A group of equal rewards, or with fewer than two
-    scorable responses, gets exactly 0 throughout.
+    standard deviation and gets advantage 0: it neither helps nor hurts. A group of equal rewards,
+    or with fewer than two scorable responses, gets exactly 0 throughout.
     scale_rewards: "none" (the paper), or divide by eps + the unbiased (ddof 1) standard deviation
     of the "group" or of all scorable rewards of the "batch" about their common mean, as in TRL.
     eps: 1e-4 in TRL, 1e-6 in the paper's published recipe. Returns [N, G] float32, computed in
@@ -215,9 +214,8 @@ def grpo_loss(
     logprobs: of the sampled tokens under the policy being trained, the only input that takes a
     gradient.
     old_logprobs: under the policy as it was before the first update on its rollouts; None where
-    this update is that
-    first one: they are then logprobs themselves, without gradient, and the ratio is exactly 1 in
-    any dtype.
+    this update is that first one: they are then logprobs themselves, without gradient, and the
+    ratio is exactly 1 in any dtype.
     ref_logprobs: under the reference; None where there is none, needed if beta is not 0.
     advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on
     prompt and padding.

@@ -1,12 +1,12 @@
 """Log-probabilities and entropies of tokens over a large vocabulary, without ever holding [N, V].
 
 With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their
-gradient. So tokens are
-taken in chunks, forward and backward: each chunk's logits live only inside one step of a loop, and
-the backward pass computes them again. The loop ends with the last token that counts: prompts and
-padding are not multiplied. The backward pass is written by hand so that the gradient of the head is
-summed over chunks in float32 even when the head is bfloat16 (differentiating the loop would sum it
-in the head's own type, and a loop as long as data has no gradient).
+gradient. So tokens are taken in chunks, forward and backward: each chunk's logits live only inside
+one step of a loop, and the backward pass computes them again. The loop ends with the last token
+that counts: prompts and padding are not multiplied. The backward pass is written by hand so that
+the gradient of the head is summed over chunks in float32 even when the head is bfloat16
+(differentiating the loop would sum it in the head's own type, and a loop as long as data has no
+gradient).
 
 N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 """
@@ -226,8 +226,8 @@ def sum_scattered(matrix: Array, axis: str, dimension: int, blocks: int) -> Arra
     in `shard_map`.
 
     blocks: it goes in so many, as far as they divide the other dimension. libtpu makes an
-    all-reduce of each, whose
-    result is as large as what goes in: of Qwen2.5-7B's head 2 GiB at once.
+    all-reduce of each, whose result is as large as what goes in: of Qwen2.5-7B's head 2 GiB at
+    once.
     """
     other = 1 - dimension
     blocks = math.gcd(matrix.shape[other], blocks)

@@ -164,8 +164,8 @@ def attend_blocks(
     q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is
     read where it lies.
     column: of the newest token. earlier: int32 [B], tokens of the row before it, at most `most`.
-    Blocks that no row
-    reaches back to are not read: one program serves every length, at the cost of the longest row.
+    Blocks that no row reaches back to are not read: one program serves every length, at the cost of
+    the longest row.
     """
     batch, _, heads, dim = q.shape
     kv_heads, width = values.shape[2:4]

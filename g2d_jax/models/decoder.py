@@ -241,9 +241,8 @@ wide_linear.defvjp(_wide_forward, _wide_backward)
 
 def quantised(product: Callable[..., Array]) -> Callable[..., Array]:
     """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight
-    again from its
-    codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a
-    time."""
+    again from its codes, whatever the remat policy: it is never kept, and scanned layers have that
+    of one at a time."""
 
     def decoding(x: Array, weight: Any, inputs: int) -> Array:
         if weight.qtype != "int8":

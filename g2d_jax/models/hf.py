@@ -80,11 +80,11 @@ def load(
     With a mesh every array is placed by decoder.shardings; without one everything lies on the
     default device. Of several processes, which must call it together, each reads its share of the
     rows of every tensor, one range of the file, and the devices exchange what they need; see
-    `_reading`. All headers are checked before anything is read or
-    made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by
-    name. lora: what stands beside these adapters instead, as `lora.frozen` gives it. quantised: the
-    kind of codes that the linear layers are held as, a parameter being encoded as soon as it is on
-    the devices; no more than one of them is there as it was.
+    `_reading`. All headers are checked before anything is read or made on a device: a missing,
+    unexpected, misshapen or truncated tensor raises ValueError by name. lora: what stands beside
+    these adapters instead, as `lora.frozen` gives it. quantised: the kind of codes that the linear
+    layers are held as, a parameter being encoded as soon as it is on the devices; no more than one
+    of them is there as it was.
     """
     config = read_config(folder)
     headers = find_weights(epath.Path(folder), config)
@@ -175,10 +175,9 @@ def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
     """Return how a stored tensor is split for reading.
 
     One process reads all of it once and gives every device its part. Of several, each reads the
-    rows of its devices,
-    every device having as many: together they read the file once, in ranges without gaps, however
-    the parameters are sharded and replicated. Where the rows cannot be shared out evenly, a process
-    reads all those of which its devices hold parts.
+    rows of its devices, every device having as many: together they read the file once, in ranges
+    without gaps, however the parameters are sharded and replicated. Where the rows cannot be shared
+    out evenly, a process reads all those of which its devices hold parts.
     """
     mesh = staged.mesh
     assert isinstance(mesh, Mesh)  # of devices, not an abstract one

@@ -51,8 +51,8 @@ _SAMPLING = (
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
     """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing
     local folder, GGUF file, or file of a package (`places.package_file`), or a folder on an object
-    store, is taken as it is. What has the form of a path
-    (`places.is_path`) is never asked of the hub.
+    store, is taken as it is. What has the form of a path (`places.is_path`) is never asked of the
+    hub.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into
     Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository,

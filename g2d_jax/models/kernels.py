@@ -21,11 +21,10 @@ in all products and not in attention alone. Two passes, own tokens and prompt, m
 log-sum-exp, compute every block twice, and their gradient needs parts of the kernel that are not
 public. A mask goes through the public interface, and its gradient is the kernel's own. It costs
 memory, T * T bytes a row for each of the forward and the two backward kernels, and 4 T * T for the
-row that is under
-way: compiled for v5e, 16,384 tokens a device in rows of 4,096 and 28 heads of 128, one layer's
-attention and gradient peak at 898 MiB, against 745 MiB with segment ids alone and 1,846 MiB by XLA.
-And it pays by the block: most pairs of a row of several groups do not see each other, and a causal
-mask would not skip them.
+row that is under way: compiled for v5e, 16,384 tokens a device in rows of 4,096 and 28 heads of
+128, one layer's attention and gradient peak at 898 MiB, against 745 MiB with segment ids alone and
+1,846 MiB by XLA. And it pays by the block: most pairs of a row of several groups do not see each
+other, and a causal mask would not skip them.
 
 Shapes: B rows, T columns, H query heads, K key/value heads, R = H/K, D head_dim.
 """

@@ -1,9 +1,8 @@
 """Collectives of a compiled program, read from its HLO text, loops multiplied by their trip counts.
 
 XLA's own cost analysis counts a loop's body once. Here every computation is walked from the entry
-with the number of
-times it runs: a `while` multiplies by its trip count, which the text states, or which its condition
-compares with.
+with the number of times it runs: a `while` multiplies by its trip count, which the text states, or
+which its condition compares with.
 """
 
 from __future__ import annotations

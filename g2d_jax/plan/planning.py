@@ -192,8 +192,7 @@ def make(
     response: int | None = None,
 ) -> Plan:
     """Compile every program of the stages (default: all). prompt: see `planned`. response: mean
-    tokens of a response,
-    None: the longest."""
+    tokens of a response, None: the longest."""
     with planned(config, compiler, prompt) as session:
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))

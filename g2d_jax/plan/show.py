@@ -75,9 +75,8 @@ def rates(plan: Plan, response: int | None) -> Rates:
     response: as the plan was made for. What a stage does beside tokens (parameters converted, rows
     inserted, a first state) is shared out among its kinds.
     """
-    spent = defaultdict[tuple[str, str], float](
-        float
-    )  # seconds by kind of stage, "" for all, and of tokens
+    # seconds by kind of stage, "" for all, and of tokens
+    spent = defaultdict[tuple[str, str], float](float)
     counts = defaultdict[tuple[str, str], float](float)
     for name in plan.stages:
         entries = [entry for entry in plan.entries if entry.program.stage == name]

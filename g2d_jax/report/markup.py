@@ -11,6 +11,7 @@ import unicodedata
 
 from markupsafe import Markup, escape
 
+# control, format (text direction), surrogates, separators
 _INVISIBLE = {
     "Cc",
     "Cf",
@@ -19,7 +20,7 @@ _INVISIBLE = {
     "Cn",
     "Zl",
     "Zp",
-}  # control, format (text direction), surrogates, separators
+}
 
 
 def _invisible(text: str) -> dict[str, str | int | None]:

@@ -21,8 +21,7 @@ class Difference(NamedTuple):
     draw of problems.
 
     Another seed of training is not in them: they are of these two policies, and not of how they
-    were trained. better,
-    equal, worse: on how many of the problems `after` is that.
+    were trained. better, equal, worse: on how many of the problems `after` is that.
     """
 
     difference: float

@@ -380,8 +380,7 @@ def records(run: Run) -> Iterator[Figures]:
 
     stage, policy ("" for a stage's own figures), measure, value. measure is a path such as
     "tokens/generated", "pass_at/4", "informativeness/ece" or, of a policy compared with one before
-    it, "paired/sft/difference". Units are
-    those of the manifests: fractions, seconds, tokens, nats.
+    it, "paired/sft/difference". Units are those of the manifests: fractions, seconds, tokens, nats.
     """
     for name, manifest in run.manifests.items():
         stage = run.stages[name]

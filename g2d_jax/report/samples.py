@@ -317,9 +317,8 @@ def furthest_apart(study: Study) -> list[str]:
     ones by id."""
     means = np.stack([row.accuracies[0] for row in study.last])
     sizes = means.min(axis=0) - means.max(axis=0)
-    apart = [
-        pair for pair in zip(sizes.tolist(), study.problems, strict=True) if pair[0] < 0
-    ]  # NaN is not below 0
+    # NaN is not below 0
+    apart = [pair for pair in zip(sizes.tolist(), study.problems, strict=True) if pair[0] < 0]
     return [problem for _, problem in sorted(apart)]
 
 

@@ -135,10 +135,11 @@ def coloured(
     tail = pieces(tokenizer, ids[-half:], len(ids) - half)
     if head is None or tail is None:
         return None
+    # the cut may have gone through a character, or dropped a space
     head, tail = (
         head[:-1],
         tail[1:],
-    )  # the cut may have gone through a character, or dropped a space
+    )
     while (
         tail and tail[0].first < len(ids) - half + _CHARACTER and tail[0].text.strip(_BROKEN) == ""
     ):

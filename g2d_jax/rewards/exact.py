@@ -2,11 +2,10 @@
 or fill the memory.
 
 math-verify rounds to six places and chops what is below 1e-15, so that 1/2^99 equals 1/2^98. Here
-numbers are
-compared by their exact difference: as rationals, otherwise by interval-checked evaluation of the
-difference, which is reliable for telling two numbers apart. Two numbers that agree in DIGITS
-significant digits are called equal. All other expressions are math-verify's, with so many digits in
-place of its few.
+numbers are compared by their exact difference: as rationals, otherwise by interval-checked
+evaluation of the difference, which is reliable for telling two numbers apart. Two numbers that
+agree in DIGITS significant digits are called equal. All other expressions are math-verify's, with
+so many digits in place of its few.
 """
 
 from __future__ import annotations

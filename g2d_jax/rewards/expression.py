@@ -47,10 +47,11 @@ _TO_PYTHON = rules(
     (r"\\pi(?![A-Za-z])", "\u03c0"),
     (r"(\d+) (\d+)\s*/\s*(\d+)", r"(\1+\2//\3)"),
     (r"(\d)[eE]([-+]?\d+)", r"\1*10^(\2)"),
+    # what stands side by side is multiplied
     (
         r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])",
         "@",
-    ),  # what stands side by side is multiplied
+    ),
     (r"\^", "**"),
     (r",(?:\s*,)+", ","),
 )

@@ -107,9 +107,8 @@ def _import_file(name: str, file: Path) -> ModuleType:
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(
-        spec
-    )  # as import does: classes look their module up
+    # as import does: classes look their module up
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:

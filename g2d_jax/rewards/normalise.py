@@ -70,10 +70,11 @@ _SPACES = rules(
     (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
     (r"\\(?:left|right)\s*\.", ""),
     (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+    # thousands: 1\,234, 1{,}234, 1,\!234
     (
         r"(?:(?<=[1-9])|(?<=\d\d))(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))",
         "",
-    ),  # thousands: 1\,234, 1{,}234, 1,\!234
+    ),
     (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
     (r"\\'", "'"),
     (r"(?<!\\)\\!", ""),

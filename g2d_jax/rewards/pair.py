@@ -27,8 +27,7 @@ def paired_up(gold: str, answer: str) -> Pair:
     that one side lacks.
 
     Of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer, where no letter
-    is involved and the
-    gold is no equation: in `x=2, y=3` nothing is a last result.
+    is involved and the gold is no equation: in `x=2, y=3` nothing is a last result.
     """
     a, b = clean(gold), clean(answer)
     if a == b and not _differ_in_and(a, gold, answer):

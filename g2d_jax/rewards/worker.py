@@ -2,10 +2,9 @@
 
 The worker imports math-verify once and then forks one grader per answer, so that nothing an answer
 does to the interpreter (caches, memory, crashes) reaches the next one, and a killed grader costs
-milliseconds. The kernel limits a
-grader: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS. A verdict therefore
-depends on the work an answer makes and not on how busy the machine is. A grader says nothing but
-its exit status, and cannot write into files.
+milliseconds. The kernel limits a grader: CPU seconds by ITIMER_PROF with the default action, memory
+by RLIMIT_AS. A verdict therefore depends on the work an answer makes and not on how busy the
+machine is. A grader says nothing but its exit status, and cannot write into files.
 
 Reference answers are the user's and not a policy's, so one grader reads many: it marks each in
 memory that it shares with the worker, under the limits of one answer for all of them. One that
@@ -137,9 +136,8 @@ def _run_grader(job: Callable[[], int], cpu_seconds: float, memory_mb: int) -> N
         for limit, value in limits.items():
             resource.setrlimit(limit, (value, value))
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGPROF}
-        )  # both may come from the parent
+        # both may come from the parent
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         status = job()
     # also of a MemoryError, and of math-verify's own TimeoutException, which is a BaseException

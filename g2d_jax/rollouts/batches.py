@@ -29,9 +29,8 @@ from g2d_jax.losses import (
 from g2d_jax.records import Problem, ScoredRollout, indices_by_task, pick
 from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
 
-Sides = tuple[
-    list[int], list[int]
-]  # indices of the chosen and of the rejected responses of a group
+# indices of the chosen and of the rejected responses of a group
+Sides = tuple[list[int], list[int]]
 NO_PAIR: Sides = ([], [])
 
 
@@ -134,9 +133,8 @@ def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
     """Build GRPO's groups of the responses that have a gradient; the others are not run through the
     model."""
     tokens = _grpo_tokens(stage, draws, groups)
-    always = (
-        stage.beta or stage.entropy_coef
-    )  # a KL or entropy term has a gradient at advantage 0 too
+    # a KL or entropy term has a gradient at advantage 0 too
+    always = stage.beta or stage.entropy_coef
     loss_groups = []
     for group, group_tokens in zip(groups, tokens, strict=True):
         responses = [
@@ -228,9 +226,8 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     if pairs:
         weights = dpo_weights(len(pairs), _normalizer(stage, groups))
         return [as_pair(*pair, float(weight)) for pair, weight in zip(pairs, weights, strict=True)]
-    return [
-        as_pair(groups[0][0], groups[0][0], 0.0)
-    ]  # a batch without any signal is still a step of the schedule
+    # a batch without any signal is still a step of the schedule
+    return [as_pair(groups[0][0], groups[0][0], 0.0)]
 
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:

@@ -212,9 +212,8 @@ class RolloutBuffer:
         now = time.perf_counter()
         metrics = self._sample_window(window)
         if self._window_began:
-            metrics["generation/share"] = self._sampling_seconds / (
-                now - self._window_began
-            )  # of the window before
+            # of the window before
+            metrics["generation/share"] = self._sampling_seconds / (now - self._window_began)
         rounds = itertools.chain.from_iterable(map(self._rounds, window.numbers))
         spent = _usage(sampled.cost for sampled in rounds)
         self._window_began = now
@@ -436,9 +435,8 @@ class RolloutBuffer:
             if not on_disk(self.session, [file]):
                 raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
             data = storage.read_bytes(file)
-            header = json.loads(
-                data[8 : 8 + int.from_bytes(data[:8], "little")]
-            )  # safetensors: its size, then JSON
+            # safetensors: its size, then JSON
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             self.logprobs[number] = OtherLogprobs(
                 **load(data), cost=json.loads(header["__metadata__"]["cost"])
             )

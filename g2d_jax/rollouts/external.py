@@ -181,9 +181,8 @@ def read(
     """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
 
     Says how many rows have other prompt ids than the template here gives, or other text than their
-    ids, or
-    the beginning of it: the ids count;
-    and how many are of training problems that are left out, as they are too.
+    ids, or the beginning of it: the ids count; and how many are of training problems that are left
+    out, as they are too.
     """
     left_out = {problem.id for problem in session.problems.left_out["train"]}
     problems: dict[str, Problem] = {}
@@ -206,9 +205,8 @@ def read(
                 raise BrokenRow(
                     "it has neither a reward nor an answer, and its prompt is not in data.train"
                 )
-            ours = session.tokenizer.encode_prompt(
-                problem
-            )  # raises ValueError, as for special tokens in the text
+            # raises ValueError, as for special tokens in the text
+            ours = session.tokenizer.encode_prompt(problem)
             rollout = _rollout(session, problem, row, ours)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error

@@ -2,9 +2,8 @@
 pairs of token ids.
 
 Parquet with all columns that a collect stage writes is read as it is. Of other sets ids are trained
-on as they are, and
-texts and messages are tokenised here: prompts as for sampling, responses with a stop token behind
-them.
+on as they are, and texts and messages are tokenised here: prompts as for sampling, responses with a
+stop token behind them.
 """
 
 from __future__ import annotations

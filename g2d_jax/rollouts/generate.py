@@ -231,9 +231,8 @@ def write_sampled(
     """Write one call's shards. parts: folder of the processes' own files, whose rows are in the
     shards then."""
     for batch, shard in zip(sampled, shards, strict=True):
-        storage.write_json(
-            cost_file(shard), batch.cost
-        )  # before the shard, which says that all is there
+        # before the shard, which says that all is there
+        storage.write_json(cost_file(shard), batch.cost)
         write_rollouts(shard, rows_of(batch.groups))
     _clear(parts)
 
@@ -457,9 +456,8 @@ def _generate(
         # Of responses that end together the first say nothing of the pace: they are counted with
         # the last of them.
         if not session.sampling.engine.ready:
-            answered = (
-                len(answers) // samples * processes.count()
-            )  # the other processes are about as far
+            # the other processes are about as far
+            answered = len(answers) // samples * processes.count()
             bar.update(start + min(answered, len(draws)))
     return _in_order(answers, draws)
 

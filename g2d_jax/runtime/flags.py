@@ -70,10 +70,9 @@ def order_collectives() -> None:
     touches a device.
 
     XLA's CPU scheduler starts independent ones at once, each in a thread that blocks until all
-    devices came, and there
-    are few threads: devices that begin with different ones wait for each other for ever. (Of 10
-    runs with 4 devices on two busy cores 7 hung, of 9 with 32 threads 3, of 18 with this none.)
-    Accelerators queue theirs, and their plugins need not know the flag.
+    devices came, and there are few threads: devices that begin with different ones wait for each
+    other for ever. (Of 10 runs with 4 devices on two busy cores 7 hung, of 9 with 32 threads 3, of
+    18 with this none.) Accelerators queue theirs, and their plugins need not know the flag.
     """
     import jax
 
@@ -98,10 +97,11 @@ def accelerated() -> bool:
 def take_memory() -> None:
     """Take nine tenths of a GPU's memory, as plans count, where JAX takes three quarters unless it
     is told. To be called before JAX looks for devices, and without effect later."""
+    # both at once, and JAX leaves the GPU out
     named = (
         "XLA_CLIENT_MEM_FRACTION",
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    )  # both at once, and JAX leaves the GPU out
+    )
     if not any(map(os.environ.get, named)):
         os.environ[named[0]] = "0.9"
 
@@ -109,9 +109,8 @@ def take_memory() -> None:
 def in_tpu_cluster() -> bool:
     """Return whether JAX may find the other hosts of a TPU slice. Call it with JAX imported."""
     named = {"TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"} & os.environ.keys()
-    asks = (
-        "TPU_SKIP_MDS_QUERY" not in os.environ
-    )  # Google's metadata server; JAX sets it where it sees no chip
+    # Google's metadata server; JAX sets it where it sees no chip
+    asks = "TPU_SKIP_MDS_QUERY" not in os.environ
     return importlib.util.find_spec("libtpu") is not None and bool(named or asks)
 
 
@@ -125,9 +124,8 @@ def leave_tpu_out(root: str = "/") -> None:
     root: of the file system, for tests.
     """
     signs = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
-    named = any(
-        name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ
-    )  # which JAX sets itself
+    # which JAX sets itself
+    named = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)
     others = importlib.util.find_spec("jax_plugins")
     if named or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
         return

@@ -219,9 +219,8 @@ class _Watcher:
 
     def _beat(self) -> None:
         state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
-        met = (
-            state.gathers + state.met
-        )  # of those that wait for one another, who met least often is waited for
+        # of those that wait for one another, who met least often is waited for
+        met = state.gathers + state.met
         progress = {"place": state.place, "met": met, "marks": state.marks, "cause": state.cause}
         sign = json.dumps({**here, **progress, "error": self._own_error})
         processes.store().key_value_set(

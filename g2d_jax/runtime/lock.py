@@ -9,8 +9,8 @@ made by a conditional create, which the store grants to one process only, and is
 no number is given twice. The owner rewrites its own object with a growing beat, and with "released"
 when it is through. The next number may be made when the highest is released, or when its content
 has stood still for LEASE seconds of watching; no clocks of two machines are compared. An owner that
-has not been able to beat for three quarters of that time ends its process, and so
-does one that finds a higher number: from then on another may write.
+has not been able to beat for three quarters of that time ends its process, and so does one that
+finds a higher number: from then on another may write.
 
 What a lease cannot do: a process that is frozen as a whole (SIGSTOP, a paused virtual machine) for
 longer than LEASE may, when it wakes, send what it was just about to write before it notices.

@@ -44,9 +44,8 @@ class Peak:
         self._children = 0
         self._next_look = 0.0
         with contextlib.suppress(OSError):
-            (_PROC / "self" / "clear_refs").write_text(
-                "5"
-            )  # the mark of the most resident memory, and no page's
+            # the mark of the most resident memory, and no page's
+            (_PROC / "self" / "clear_refs").write_text("5")
 
     def look(self) -> None:
         """Look at the children."""

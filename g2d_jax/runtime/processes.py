@@ -2,10 +2,9 @@
 
 All processes make the same calls in the same order; arrays are spread over the devices of all of
 them. What a process finds out for itself (is this file there? how late is it?) may differ from one
-to the next, so the leader decides and
-the others are told: `on_leader`. Files that all of them read are written by the leader, inside
-`on_leader`. Parts in which each works for itself, sampling for instance, are wrapped in `barrier`:
-there the error of one, or the wish to stop, reaches all.
+to the next, so the leader decides and the others are told: `on_leader`. Files that all of them read
+are written by the leader, inside `on_leader`. Parts in which each works for itself, sampling for
+instance, are wrapped in `barrier`: there the error of one, or the wish to stop, reaches all.
 
     initialise ─► watched ─► on_leader, barrier, gather … ─► the end, of all at once
 
@@ -56,9 +55,8 @@ SIGTERM, SIGHUP, CTRL_C = "SIGTERM", "SIGHUP", "Ctrl-C"
 
 _CAUSES = ("", SIGHUP, SIGTERM, CTRL_C)
 
-_STOPS = {
-    getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)
-}  # not all are everywhere
+# not all are everywhere
+_STOPS = {getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)}
 
 PREFIX = "g2d"
 """The first part of all keys in the store."""
@@ -107,8 +105,7 @@ class State:
     run to stop where it can be continued, `asked` on the monotonic clock; "" if nothing has.
     hearing: SIGTERM and SIGHUP ask for that.
     savable: Ctrl-C asks for it too. interrupted: Ctrl-C was pressed here. Signal handlers set
-    cause, asked and
-    interrupted: plain values, for a lock may be held where they are called.
+    cause, asked and interrupted: plain values, for a lock may be held where they are called.
     left: the processes that left with an error, with its description and exit status.
     """
 
@@ -253,9 +250,8 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     """Join with all three, or with None have JAX find them."""
     import jax
 
-    jax.config.update(
-        "jax_enable_preemption_service", False
-    )  # SIGTERM is ours, see `watcher.watched`
+    # SIGTERM is ours, see `watcher.watched`
+    jax.config.update("jax_enable_preemption_service", False)
     flags.spare_threads()
     flags.order_collectives()
     place = (

@@ -44,6 +44,7 @@ MOST_JSON = 256 << 20
 """Bytes of a JSON file, at most: Python's objects take several times as much."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
+# packages that raise errors of their own
 _DRIVERS = {
     "aiobotocore",
     "aiohttp",
@@ -51,7 +52,7 @@ _DRIVERS = {
     "gcsfs",
     "google",
     "s3fs",
-}  # packages that raise errors of their own
+}
 
 for (
     _scheme

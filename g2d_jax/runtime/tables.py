@@ -77,10 +77,11 @@ def _preferences(text: pa.DataType) -> pa.Schema:
     return pa.schema([*columns, *_required(problem_id=pa.string()), *rewards, *truncated])
 
 
+# null, or no such column, in what was made elsewhere
 _TRUNCATED = (
     "chosen_truncated",
     "rejected_truncated",
-)  # null, or no such column, in what was made elsewhere
+)
 PREFERENCES = _preferences(pa.string())
 """Columns of preferences/*.parquet where prompts are strings."""
 CHAT_PREFERENCES = _preferences(_CHAT)

@@ -290,10 +290,11 @@ class _TensorBoard:
     """
 
     def __init__(self, folder: epath.Path, stack: contextlib.ExitStack) -> None:
+        # here: it imports torch, if that is installed
         from tensorboardX import (
             event_file_writer,
             record_writer,
-        )  # here: it imports torch, if that is installed
+        )
         from tensorboardX.proto.event_pb2 import Event
 
         self._folder = folder
@@ -310,9 +311,8 @@ class _TensorBoard:
 
     def _start(self) -> None:
         prefix = f"g2d:{os.fspath(self._folder / 'events')}"
-        self._writer = self._events_writer(
-            prefix, f".{time.time_ns():020d}"
-        )  # read in the order of names
+        # read in the order of names
+        self._writer = self._events_writer(prefix, f".{time.time_ns():020d}")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._file.size > 1 << 20:  # an object store rewrites the file whole each time

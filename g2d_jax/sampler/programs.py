@@ -3,8 +3,7 @@ widths are compiled in.
 
 Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode
 steps of one chunk, K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and
-values are an array a layer, or one of all
-layers that begins with L: see decoder.Cache.
+values are an array a layer, or one of all layers that begins with L: see decoder.Cache.
 
 Rows and prompts are split over data and fsdp, a prompt on the devices that decode its samples.
 """

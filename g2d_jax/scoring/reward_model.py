@@ -28,8 +28,8 @@ class RewardModel:
     Raises ValueError for what is wrong with the settings or the folder (see
     models/reward_model.py), such as the tokenizer of another model, and a max_length beyond the
     model's positions. max_length: most tokens of a conversation; a longer one has no score, since
-    the token at which the score is read would be cut. batch_tokens,
-    dtype: see BatchScorer. usage: the work of the model so far; read it before and after a call.
+    the token at which the score is read would be cut. batch_tokens, dtype: see BatchScorer. usage:
+    the work of the model so far; read it before and after a call.
     """
 
     def __init__(self, settings: Settings, mesh: Mesh) -> None:

@@ -125,9 +125,9 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     or "hf:PATH".
 
     folders: stage -> its folder; a stage that has begun knows its base, wherever it came from.
-    "hf:" alone, without
-    adapters only: random parameters of another run. Raises ValueError for a policy of another run
-    ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's settings.
+    "hf:" alone, without adapters only: random parameters of another run. Raises ValueError for a
+    policy of another run ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this
+    run's settings.
     """
     policy = _beginning(config, policy, folders)
     policy = places.decided(policy, "policy", places.here())

@@ -41,9 +41,8 @@ class Profiler:
             return ""
         if self._traced is None and self.window.first - 1 <= done < self.window.last:
             jax.block_until_ready(state)
-            self._traced = tempfile.TemporaryDirectory(
-                prefix="g2d-profile-"
-            )  # JAX's profiler writes local files only
+            # JAX's profiler writes local files only
+            self._traced = tempfile.TemporaryDirectory(prefix="g2d-profile-")
             jax.profiler.start_trace(self._traced.name)
         elif self._traced is not None and done >= self.window.last:
             jax.block_until_ready(state)

@@ -68,9 +68,8 @@ class Session:
     reward: RewardFunction | None = None
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: Programs = field(default_factory=Programs)
-    bases: dict[str, Decoder] = field(
-        default_factory=dict
-    )  # the frozen part of policies, by `init_params.base_policy`
+    # the frozen part of policies, by `init_params.base_policy`
+    bases: dict[str, Decoder] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)  # messages that are logged once
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -83,9 +82,8 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
-    losses: dict[str, tuple[Objective, Programs]] = field(
-        default_factory=dict
-    )  # a user's own, by stage
+    # a user's own, by stage
+    losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)
 
     def at(
         self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any

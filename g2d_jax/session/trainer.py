@@ -66,9 +66,8 @@ class Trainer:
     bar: Progress
     profiler: Profiler
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
-    _last_metrics: dict[str, float] = field(
-        default_factory=dict
-    )  # of the last update whose metrics were fetched
+    # of the last update whose metrics were fetched
+    _last_metrics: dict[str, float] = field(default_factory=dict)
     _done_at: float = field(default_factory=time.perf_counter)  # of the last update
     _clock_then: dict[str, float] = field(default_factory=dict)  # the session's clock at that time
 

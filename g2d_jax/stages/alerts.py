@@ -217,8 +217,8 @@ def unweighed(without: int, rows: int) -> list[Alert]:
 
 def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
     """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and
-    their responses, the longest that there can be. positions: that the model was
-    trained on, None: no limit.
+    their responses, the longest that there can be. positions: that the model was trained on, None:
+    no limit.
 
     Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
     """

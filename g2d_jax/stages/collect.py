@@ -66,9 +66,8 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         pairs, counts = choose_pairs(session, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
     described = describe(groups)
-    of_samples = alerts.sampled(
-        described, sampler_settings(session, name).get("max_new_tokens")
-    )  # a file has no limit
+    # a file has no limit
+    of_samples = alerts.sampled(described, sampler_settings(session, name).get("max_new_tokens"))
     if not counts["pairs"]:
         alerts.say(session, name, 0, of_samples, [])
         raise StopRun(_no_pairs(name, counts, groups))

@@ -100,9 +100,8 @@ def evaluate_policy(
     or one whose reward is not verifiable.
     """
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
-    own = (
-        Cost() if policy in session.evaluated else cost
-    )  # completions of another stage were paid for there
+    # completions of another stage were paid for there
+    own = Cost() if policy in session.evaluated else cost
     held_out = HeldOut(session, stage, policy, folder, own, bar)
     groups = held_out.answers("evaluate")
     greedy = held_out.answers("greedy", greedy=True) if stage.greedy else None

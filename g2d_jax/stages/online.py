@@ -233,9 +233,8 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     if stage.loss == "group_dpo":
         max_responses = max(max_responses, samples + samples % 2)
     prompts = session.problems.prompt_lengths[: min(stage.prompts_per_step, 32)]
-    shares = (
-        np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1
-    )  # evenly spread over what is below 1, in no order
+    # evenly spread over what is below 1, in no order
+    shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1
 
     def batch(lengths: np.ndarray) -> list[Group]:
         groups = []

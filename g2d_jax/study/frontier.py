@@ -4,8 +4,8 @@ interval.
 R runs (one a seed, or the differences of R pairs of runs) on the same N problems, in an array
 `values` [R, N]: each problem's mean accuracy in each run, or the difference of two. NaN is "not
 scored" and left out of every figure. The statistic is the mean over runs of each run's mean over
-its scored problems. A cost is one number in any unit that is
-the same throughout: FLOPs, tokens, device-seconds, money.
+its scored problems. A cost is one number in any unit that is the same throughout: FLOPs, tokens,
+device-seconds, money.
 
 `mean_interval` makes every interval over seeds. Its half width is
 
@@ -20,8 +20,8 @@ less of how problems do. Such sums of squares make an interval that covers at le
 
     Let S_1 and S_2 be the squared errors. The mean's variance is v = v_1 + v_2 with v_1 = E S_1 and
     v_2 <= E S_2. With F the distribution function of chi-squared with 1 degree of freedom, coverage
-    is E F((t_1^2 S_1 + t_2^2 S_2) / v). F is concave, so that this is at least
-    (v_1 E F(t_1^2 S_1 / v_1) + v_2 E F(t_2^2 S_2 / v_2)) / v >= level.
+    is E F((t_1^2 S_1 + t_2^2 S_2) / v). F is concave, so that this is at least (v_1 E F(t_1^2 S_1 /
+    v_1) + v_2 E F(t_2^2 S_2 / v_2)) / v >= level.
 
 What is known about it:
 

@@ -208,9 +208,8 @@ def auroc(score: ArrayLike, label: ArrayLike) -> float:
     positive, negative = int(labels.sum()), int((~labels).sum())
     if not positive or not negative:
         return math.nan
-    wins = (
-        float(rankdata(values)[labels].sum()) - positive * (positive + 1) / 2
-    )  # equal scores share their mean rank
+    # equal scores share their mean rank
+    wins = float(rankdata(values)[labels].sum()) - positive * (positive + 1) / 2
     return wins / (positive * negative)
 
 

@@ -12,10 +12,9 @@ Three measures of spread answer three questions:
     sem_clustered    standard error over the draw of problems and of answers: the one to trust
 
 sem_clustered is sqrt(sum_i (m_i - m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers
-and m the mean of the
-m_i: for equally many answers each, the clustered standard error of Miller 2024 ("Adding Error Bars
-to Evals", arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual
-correction for few clusters.
+and m the mean of the m_i: for equally many answers each, the clustered standard error of Miller
+2024 ("Adding Error Bars to Evals", arXiv 2411.00640) with problems as clusters, times sqrt(N / (N -
+1)), the usual correction for few clusters.
 """
 
 from __future__ import annotations

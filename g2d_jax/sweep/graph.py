@@ -114,9 +114,8 @@ def _explicit(config: Config) -> Config:
         stage = config.stages_of(Online).get(policy)
         if stage is None or not begins_more(values[policy]):
             return policy
-        return (
-            f"{policy}@{stage.steps}" if stage.steps else named(stage.policy)
-        )  # 0 steps change nothing
+        # 0 steps change nothing
+        return f"{policy}@{stage.steps}" if stage.steps else named(stage.policy)
 
     for name, stage in config.stages.items():
         stages[name] = stage.with_policies(named)

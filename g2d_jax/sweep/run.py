@@ -9,9 +9,9 @@ inputs first.
 
 Several processes, on one machine or on several that share the directory, may run the same command:
 each takes the next node that is free. Nodes are locked as `lock.py` says: by the file system
-(`flock`, which network file systems pass on
-or not: see theirs), on an object store by leases. The command may be given again with more points,
-and other studies may use the directory: finished nodes are reused.
+(`flock`, which network file systems pass on or not: see theirs), on an object store by leases. The
+command may be given again with more points, and other studies may use the directory: finished nodes
+are reused.
 """
 
 from __future__ import annotations
@@ -305,9 +305,8 @@ class _Worker:
             )
             self._shared = shared
             for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "scorer"):
-                getattr(
-                    self._session, name
-                )  # loaded now, so that all contexts made from this one share it
+                # loaded now, so that all contexts made from this one share it
+                getattr(self._session, name)
             # Workers must not write one journal; verdicts that were reached lie with the rollouts.
             self._session.scorer.journal = (
                 self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"

@@ -1,15 +1,14 @@
 """Adam with its moments in bfloat16: 4 bytes a parameter in place of 8.
 
 The second moment is rounded at random, up or down by how near each is, so that its mean is right.
-Rounded to the
-nearest it stands still: with b2 = 0.999 an update moves it by a thousandth of the distance to g²,
-and neighbouring bfloat16 numbers are between 1/256 and 1/128 apart, so that it could never fall,
-and would rise only for gradients of about twice its root and more. (Measured on a regression whose
-gradients shrink, 3,000 updates, 3 seeds: its root is 30 % too large at the end if rounded to the
-nearest, 0.3 % if at random.) The first moment moves by a tenth (b1 = 0.9) and is rounded to the
-nearest, as in optax: it stops within half a step of bfloat16 over that tenth, 2^-8 / 0.1 = 3.9 % of
-itself, from a steady gradient (at worst 3.8 % below one that it rises to); noise in the gradients
-moves it on.
+Rounded to the nearest it stands still: with b2 = 0.999 an update moves it by a thousandth of the
+distance to g², and neighbouring bfloat16 numbers are between 1/256 and 1/128 apart, so that it
+could never fall, and would rise only for gradients of about twice its root and more. (Measured on a
+regression whose gradients shrink, 3,000 updates, 3 seeds: its root is 30 % too large at the end if
+rounded to the nearest, 0.3 % if at random.) The first moment moves by a tenth (b1 = 0.9) and is
+rounded to the nearest, as in optax: it stops within half a step of bfloat16 over that tenth, 2^-8 /
+0.1 = 3.9 % of itself, from a steady gradient (at worst 3.8 % below one that it rises to); noise in
+the gradients moves it on.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 log-probabilities.
 
 An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py
-without their first
-dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as training/dropout.py
-makes it, the adapters' inputs are dropped at the rate of the model's config.
+without their first dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as
+training/dropout.py makes it, the adapters' inputs are dropped at the rate of the model's config.
 
 Equal settings give the same function, by which jitted programs are known again. The losses of this
 module are a function and numbers (`Loss`), which are arguments of the train step: a study over

@@ -157,6 +157,7 @@ def test_tokenizer():
         len(tokenizer(arithmetic.example(arithmetic.DIGITS, 0, i).completion)["input_ids"])
         for i in range(99)
     }
+    # with slips or without
     assert {length + 1 for length in responses} == {
         82,
         88,
@@ -164,7 +165,7 @@ def test_tokenizer():
         100,
         106,
         112,
-    }  # with slips or without
+    }
     slipped = arithmetic.demonstration(
         9, [("-", 9), *[("*", 5)] * 5], "steps", [True] + [False] * 5
     )

@@ -90,9 +90,8 @@ def test_a_saved_tokenizer_renders_the_trained_ids(make, name, tmp_path):
                 thinking,
                 prompt,
             )
-            published = list(
-                tokenizer.conversation(prompt)
-            )  # with the settings' system message, if any
+            # with the settings' system message, if any
+            published = list(tokenizer.conversation(prompt))
             assert theirs.apply_chat_template(published, **options) == ours, (
                 system,
                 thinking,
@@ -191,9 +190,8 @@ def test_without_a_chat_template_none_is_saved(make, tmp_path):
 def test_white_space_around_a_template_stays(make, edge, system):
     """Jinja drops a line break behind a tag, and spaces before one: what is written around must not
     drop more."""
-    behind = (
-        edge if system else "\n" * edge.count("\n")
-    )  # spaces there hide where a user's turn begins
+    # spaces there hide where a user's turn begins
+    behind = edge if system else "\n" * edge.count("\n")
     template = (
         edge + "{% if date_string is defined %}{% endif %}{% if messages[0].role != 'system' "
         "%}[system]Be good.<|im_end|>"

@@ -66,11 +66,12 @@ def test_prompts_retire_are_revisited_and_retire_again():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 1), (4, [1, 1], 2), (0, [1, 1], 2))
     options = {"retire_after": 2, "revisit": 10}
     drawn = draw(ORDER, 0, 3, history, 5, **options)
+    # 0 got two different ones
     assert (indices(drawn), drawn.cursor, drawn.skipped_retired) == (
         [3, 0, 2],
         4,
         1,
-    )  # 0 got two different ones
+    )
     assert indices(draw(ORDER, 0, 3, history, 11, **options)) == [3, 0, 2]
     assert indices(draw(ORDER, 0, 3, history, 12, **options)) == [3, 0, 4]
     assert indices(draw(ORDER, 0, 3, history, 10**6, retire_after=2)) == [3, 0, 2]  # for ever

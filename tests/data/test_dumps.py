@@ -76,10 +76,11 @@ def test_rows_of_any_program(tmp_path):
     with pytest.raises(ValueError, match="line 1: it has no field 'quality' with the reward"):
         list(read_dump(path, reward="quality"))
     named = lines(tmp_path / "mine_step12.jsonl", exact, text)
+    # its own before that of the file's name
     assert [row.step for row in read_dump(named)] == [
         12,
         9,
-    ]  # its own before that of the file's name
+    ]
 
 
 def test_our_own_rollouts(tmp_path):

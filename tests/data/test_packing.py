@@ -76,9 +76,8 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
             np.testing.assert_array_equal(value, response.token_ids)
     outside = ~seen
     assert packed.used == seen.sum()
-    assert (
-        packed.attended == (arrays["positions"][seen] + 1).sum()
-    )  # the token at position p reads p + 1
+    # the token at position p reads p + 1
+    assert packed.attended == (arrays["positions"][seen] + 1).sum()
     assert not arrays["tokens"][outside].any() and not arrays["segment_ids"][outside].any()
     assert (arrays["response_index"] >= 0).sum() == sum(
         len(r.token_ids) for g in groups for r in g.responses

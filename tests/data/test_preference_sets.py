@@ -84,9 +84,8 @@ def test_several_turns_and_texts_that_begin_alike() -> None:
     long = turns("Hi", "Hello!", ASK)
     pair = to_pair({"chosen": [*long, *says(GOOD)], "rejected": [*long, *says(BAD)]})
     assert (pair.prompt, pair.chosen) == (tuple(long), GOOD)
-    text = to_pair(
-        {"chosen": "The sky is blue.", "rejected": "The sky is black."}
-    )  # words stay whole
+    # words stay whole
+    text = to_pair({"chosen": "The sky is blue.", "rejected": "The sky is black."})
     assert (text.prompt, text.chosen, text.rejected) == ("The sky is", " blue.", " black.")
     alpaca = to_pair({"instruction": "Add them.", "input": "2, 2", "chosen": "4", "rejected": "5"})
     assert alpaca.prompt == "Add them.\n2, 2"

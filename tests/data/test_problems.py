@@ -475,9 +475,8 @@ def test_answers_in_a_list_are_read_as_the_graders_have_several(tmp_path, text, 
     path.write_text("".join(json.dumps(row) + "\n" for row in problem_rows))
     loaded, report = load_problems(path)
     assert loaded[0].answer == answer and report.without_answer == (answer is None)
-    raw, _ = reading.load_problems(
-        Source(path=str(path)), verified=False
-    )  # a user's function reads its own
+    # a user's function reads its own
+    raw, _ = reading.load_problems(Source(path=str(path)), verified=False)
     assert raw[0].answer == text
 
 

@@ -109,9 +109,8 @@ def test_by_hand():
     def decode(ids):
         return "".join(pieces[i] for i in ids)
 
-    assert (
-        watched(decode, range(7), ("\nProblem:",), [16]) == 5
-    )  # it ends inside the token "blem: 3", which stays
+    # it ends inside the token "blem: 3", which stays
+    assert watched(decode, range(7), ("\nProblem:",), [16]) == 5
     assert cut(decode(range(5)), ("\nProblem:",)) == "The answer\n"
     assert watched(decode, range(7), ("\nProblem:", "\n\n"), [16]) == 4
     assert cut(decode(range(4)), ("\nProblem:", "\n\n")) == "The answer"

@@ -93,9 +93,8 @@ def test_completion_ends_with_one_stop_token(make):
     assert tokenizer.encode_completion("2<|end|>").tolist() == [*plain[:-1], END_ID]
     assert tokenizer.encode_completion("").tolist() == [IM_END_ID]
     same = PromptTokenizer(make(pad_token=END))
-    assert (
-        same.pad_id == END_ID == same.stop_id == same.encode_completion("2")[-1]
-    )  # padding may be the stop token
+    # padding may be the stop token
+    assert same.pad_id == END_ID == same.stop_id == same.encode_completion("2")[-1]
     assert (
         PromptTokenizer(make()).pad_id == END_ID
         and PromptTokenizer(make(pad_token=IM_END)).pad_id == IM_END_ID
@@ -195,9 +194,8 @@ def test_decode_hides_special_tokens_and_the_stop_token(make):
         and tokenizer.decode([*ids[:-1], tokenizer.vocab_size + 5]) == "the answer"
     )
     letters = np.concatenate([tokenizer.encode_completion(letter)[:-1] for letter in "the"])
-    assert (
-        len(letters) == 3 and tokenizer.decode(letters) == "the"
-    )  # not the ids that the text encodes to
+    # not the ids that the text encodes to
+    assert len(letters) == 3 and tokenizer.decode(letters) == "the"
 
 
 @pytest.mark.parametrize(
@@ -223,9 +221,8 @@ def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string
             said.startswith(f"warning: stages.a.sampling.stop has {string!r}, and") and way in said
         )
     ids = tokenizer.encode_text(string)
-    assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (
-        way is None
-    )  # the warning is true
+    # the warning is true
+    assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (way is None)
 
 
 def test_a_thought_stays_in_the_text_where_its_tags_are_special_tokens(make):
@@ -236,9 +233,8 @@ def test_a_thought_stays_in_the_text_where_its_tags_are_special_tokens(make):
     ids = tokenizer.encode_completion(text)
     assert sum(i in tokenizer.thinking.values() for i in ids) == 2
     assert tokenizer.decode(ids) == text and final_answer(tokenizer.decode(ids)) == "6"
-    assert (
-        tokenizer.decode([*ids[:-1], IM_END_ID, END_ID]) == text
-    )  # other special tokens are hidden as ever
+    # other special tokens are hidden as ever
+    assert tokenizer.decode([*ids[:-1], IM_END_ID, END_ID]) == text
     cut = ids[: np.flatnonzero(ids == tokenizer.thinking["</think>"])[0]]
     assert final_answer(tokenizer.decode(cut)) is None
     with pytest.raises(ValueError, match="special token '<think>'"):

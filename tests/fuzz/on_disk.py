@@ -61,9 +61,8 @@ def audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     workdir, pattern, happen = _waiting[0]
     path = Path(os.fspath(arguments[0]))
-    name = re.sub(
-        r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", path.name
-    )  # storage writes beside the target
+    # storage writes beside the target
+    name = re.sub(r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", path.name)
     if path.is_relative_to(workdir) and path.with_name(name).match(f"{workdir}/{pattern}"):
         _waiting.clear()
         happen()

@@ -134,9 +134,8 @@ def test_a_disk_that_is_full_or_read_only(
         }[what]
         assert reason in message[0], (what, where, message)
     assert result["last"][0] == 0, result["last"]
-    assert (
-        len([*whole.rglob("*.parquet")]) == 2 + 1 + 1
-    )  # parts of rollouts, preferences, informativeness
+    # parts of rollouts, preferences, informativeness
+    assert len([*whole.rglob("*.parquet")]) == 2 + 1 + 1
     assert differences(whole, tmp_path / "left") == []
 
 

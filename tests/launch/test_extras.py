@@ -19,13 +19,11 @@ from g2d_jax.config_load import resolve, shipped
 from g2d_jax.data import problems
 from g2d_jax.runtime import failures, storage
 
-registry = importlib.import_module(
-    "fsspec.registry"
-)  # fsspec.registry itself is a view of what is in it
+# fsspec.registry itself is a view of what is in it
+registry = importlib.import_module("fsspec.registry")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAMED = re.compile(
-    r"(?:(?:\.|g2d-jax)\[|G2D_EXTRAS:-)([a-z0-9,]+)[\]}]"
-)  # '.[tpu,hub]', ${G2D_EXTRAS:-tpu,hub}
+# '.[tpu,hub]', ${G2D_EXTRAS:-tpu,hub}
+NAMED = re.compile(r"(?:(?:\.|g2d-jax)\[|G2D_EXTRAS:-)([a-z0-9,]+)[\]}]")
 
 
 @pytest.fixture

@@ -87,6 +87,5 @@ def test_other_extras_and_another_package(tmp_path: Path) -> None:
     (tmp_path / "python3").unlink()
     assert slice_of_two(tmp_path, bare(tmp_path, "1", G2D_PACKAGE=package)).returncode == 1
     assert installed(tmp_path)[-1] == f"{package} "
-    assert (
-        "wheel" not in (tmp_path / "python3").read_text()
-    )  # nothing is built that nobody asked for
+    # nothing is built that nobody asked for
+    assert "wheel" not in (tmp_path / "python3").read_text()

@@ -46,9 +46,10 @@ def test_a_misspelt_field_is_found(jobset: dict, task: dict) -> None:
 
 def test_jobset_fails_on_1_and_2_and_restarts_on_the_rest(jobset: dict) -> None:
     policy = jobset["spec"]["failurePolicy"]
+    # without a rule: RestartJobSet
     assert [(rule["action"], rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
         ("FailJobSet", ["PodFailurePolicy"])
-    ]  # without a rule: RestartJobSet
+    ]
     assert policy["maxRestarts"] > 0
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
@@ -81,9 +82,8 @@ def test_jobset_of_two_slices_is_valid_and_its_mesh_goes_over_them(jobset: dict)
     (container,) = slices["template"]["spec"]["template"]["spec"]["containers"]
     container["args"].append("--config.mesh.data=2")
     valid(jobset, "jobset.json")
-    assert jobset["metadata"]["annotations"][
-        "alpha.jobset.sigs.k8s.io/exclusive-topology"
-    ]  # a node pool for each
+    # a node pool for each
+    assert jobset["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]
     _, overrides = cli.parse(container["args"])
     assert resolve("demo", overrides).mesh.data == slices["replicas"]
 
@@ -138,9 +138,8 @@ def test_image_installs_its_extra_and_starts_g2d(image: str) -> None:
     (install,) = [
         shlex.split(rest) for word, rest in found if word == "RUN" and "pip install" in rest
     ]
-    (spec,) = [
-        word for word in install if word.startswith(".[")
-    ]  # this checkout, in its own image's kind
+    # this checkout, in its own image's kind
+    (spec,) = [word for word in install if word.startswith(".[")]
     assert image in spec.strip(".[]").split(",")  # the others: test_extras.py
     (entry,) = [json.loads(rest) for word, rest in found if word == "ENTRYPOINT"]
     assert entry == ["g2d"] and PROJECT["project"]["scripts"] == {"g2d": "g2d_jax.cli:main"}

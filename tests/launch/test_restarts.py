@@ -156,9 +156,8 @@ def test_tpu_slice(tmp_path: Path, plan: str, status: int, count: int) -> None:
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (count, count)
     deleted = ["delete"] if status == 0 else []
     assert calls(tmp_path) == ["create", *["scp", "ssh"] * count, *deleted]
-    assert ("queued-resources delete mine --zone=z --force" in done.stderr) == (
-        status != 0
-    )  # how to end its cost
+    # how to end its cost
+    assert ("queued-resources delete mine --zone=z --force" in done.stderr) == (status != 0)
 
 
 @pytest.mark.parametrize(
@@ -239,18 +238,18 @@ def test_a_host_starts_an_attempt_once(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*command[:2], "second", *command[3:]], env=env, stdout=subprocess.PIPE, text=True
     ) as again:
-        assert (
-            again.stdout is not None and again.stdout.readline() == "waiting\n"
-        )  # it follows the one that runs
+        # it follows the one that runs
+        assert again.stdout is not None and again.stdout.readline() == "waiting\n"
         os.kill(int((tmp_path / "waiting0").read_text()), signal.SIGTERM)
         output, _ = again.communicate(timeout=30)
     assert starts(tmp_path) == 1
     assert (again.returncode, output) == (75, "saved\ng2d exit status: 75\n")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    # the same attempt again: only told how it ended
     assert (done.returncode, starts(tmp_path)) == (
         75,
         1,
-    )  # the same attempt again: only told how it ended
+    )
     done = subprocess.run(
         [*command[:2], "third", *command[3:]], env=env, capture_output=True, text=True, timeout=30
     )

@@ -26,9 +26,8 @@ LENGTHS: dict[str, Any] = {
 }
 
 
-PAIR = tuple(
-    jnp.array([x]) for x in (-10.0, -21.0, -13.0, -20.0)
-)  # log-ratios +3 over 6 tokens and -1 over 2
+# log-ratios +3 over 6 tokens and -1 over 2
+PAIR = tuple(jnp.array([x]) for x in (-10.0, -21.0, -13.0, -20.0))
 
 
 def dpo_loss(
@@ -97,10 +96,11 @@ def test_weights_over_pairs_and_over_prompts() -> None:
         ({}, 0.5130152523999526),  # -log sigmoid(0.4)
         ({"label_smoothing": 0.1}, 0.9 * softplus(-0.4) + 0.1 * softplus(0.4)),
         ({"loss_type": "ipo"}, 16.0),  # gap 0.5 + 0.5 = 1, target 1 / (2 * 0.1) = 5
+        # TRL: -logsigmoid(beta * delta of averages)
         (
             {"loss_type": "sigmoid_norm"},
             softplus(-0.1),
-        ),  # TRL: -logsigmoid(beta * delta of averages)
+        ),
         (
             {"loss_type": "sigmoid_norm", "label_smoothing": 0.1},
             0.9 * softplus(-0.1) + 0.1 * softplus(0.1),
@@ -126,10 +126,11 @@ def test_literal_values(settings: dict[str, Any], expected: float) -> None:
 @pytest.mark.parametrize(
     ("loss_type", "expected"),
     [
+        # beta * sigmoid(-margin)
         (
             "sigmoid",
             [-0.1 / (1 + math.exp(0.4)), 0.1 / (1 + math.exp(0.4))],
-        ),  # beta * sigmoid(-margin)
+        ),
         ("sigmoid_norm", [-0.1 / 6 / (1 + math.exp(0.1)), 0.1 / 2 / (1 + math.exp(0.1))]),
         ("ipo", [2 * -4 / 6, 2 * 4 / 2]),
     ],

@@ -16,9 +16,8 @@ from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.reduction import mean_metrics
 
 SIDES = np.array([[1, -1, 1, -1, -1, 1, 0, 0], [-1, -1, 1, 1, 1, 0, 0, 0]])
-GROUPS = np.array(
-    [[0, 0, 1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0, 0, 0]]
-)  # row 1's prompt 1 has no rejected response
+# row 1's prompt 1 has no rejected response
+GROUPS = np.array([[0, 0, 1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0, 0, 0]])
 PLACES = jnp.asarray(SIDES), jnp.asarray(GROUPS)
 PROMPTS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
@@ -64,9 +63,8 @@ def explicit(
 
 
 def test_weights_literal() -> None:
-    weights = group_dpo_weights(
-        [1, 2, 3, 0], [2, 2, 0, 4]
-    )  # Two prompts have pairs: 2 and 4 of them.
+    # Two prompts have pairs: 2 and 4 of them.
+    weights = group_dpo_weights([1, 2, 3, 0], [2, 2, 0, 4])
     assert weights.dtype == np.float32
     np.testing.assert_allclose(weights, [1 / 4, 1 / 8, 0.0, 0.0])
     np.testing.assert_allclose(
@@ -94,9 +92,8 @@ def test_equals_a_loop_over_pairs(settings: dict[str, Any]) -> None:
             x, reference, *PLACES, weights, OnlineDPO(beta=0.3, **settings), lengths=lengths
         )
 
-    poisoned = (
-        jnp.where(PLACES[0] != 0, x, jnp.nan) for x in (policy, reference)
-    )  # where a place takes no part
+    # where a place takes no part
+    poisoned = (jnp.where(PLACES[0] != 0, x, jnp.nan) for x in (policy, reference))
     (loss, sums), grad = jax.value_and_grad(fast, has_aux=True)(*poisoned)
     (slow, slow_sums), slow_grad = jax.value_and_grad(explicit, has_aux=True)(
         policy, reference, lengths, weights, beta=0.3, **settings

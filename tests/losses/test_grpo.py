@@ -164,17 +164,15 @@ def test_k3_by_hand() -> None:
     # policy 1/2, reference 1/4: r = 1/2, k3 = 1/2 - 1 + log 2. Equal: 0.
     policy, ref = jnp.log(jnp.array([0.5, 0.3])), jnp.log(jnp.array([0.25, 0.3]))
     np.testing.assert_allclose(k3(policy, ref), [math.log(2) - 0.5, 0.0], atol=1e-7)
-    np.testing.assert_allclose(
-        jax.grad(lambda x: k3(x, ref).sum())(policy), [0.5, 0.0], atol=1e-6
-    )  # 1 - r
+    # 1 - r
+    np.testing.assert_allclose(jax.grad(lambda x: k3(x, ref).sum())(policy), [0.5, 0.0], atol=1e-6)
     loss, sums = grpo_loss(policy, None, ref, jnp.zeros(2), jnp.ones(2), beta=0.1)
     np.testing.assert_allclose(
         [loss, sums["kl"]], [0.1 * (math.log(2) - 0.5), math.log(2) - 0.5], rtol=1e-5
     )
     watched, sums = grpo_loss(policy, None, ref, jnp.zeros(2), jnp.ones(2), beta=0.0)
-    assert (
-        float(watched) == 0.0 and float(sums["kl"]) > 0
-    )  # Beta 0 with a reference: measured, not trained on.
+    # Beta 0 with a reference: measured, not trained on.
+    assert float(watched) == 0.0 and float(sums["kl"]) > 0
 
 
 @pytest.mark.parametrize("old_given", [True, False])
@@ -229,9 +227,8 @@ def test_slow_reference_any_order_any_split(seed: int, cut: int) -> None:
 
     (loss, sums), grad = run(np.arange(20))
     np.testing.assert_allclose(loss, slow(0.0).sum(), rtol=1e-4, atol=1e-5)
-    smooth = (
-        np.abs(np.exp(logp - old)[:, None] - [0.9, 1.3]).min(1) > 1e-4
-    )  # not where clipping begins
+    # not where clipping begins
+    smooth = np.abs(np.exp(logp - old)[:, None] - [0.9, 1.3]).min(1) > 1e-4
     np.testing.assert_allclose(
         grad[smooth], ((slow(1e-6) - slow(-1e-6)) / 2e-6)[smooth], rtol=1e-3, atol=1e-5
     )

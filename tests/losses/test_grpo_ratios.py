@@ -81,9 +81,8 @@ def test_sequence_ratio_literal() -> None:
     grad = jax.grad(lambda x: grpo_loss(x, old, None, advantages, weights, sequence_ids=ids)[0])(
         policy
     )
-    np.testing.assert_allclose(
-        grad, [1.0, 1.0], rtol=1e-6
-    )  # s * |A| / 2 each: every token takes the same step
+    # s * |A| / 2 each: every token takes the same step
+    np.testing.assert_allclose(grad, [1.0, 1.0], rtol=1e-6)
     _, token = grpo_loss(policy, old, None, advantages, weights)
     assert mean_metrics(token, "tokens")["ratio"] == pytest.approx(2.5)
 

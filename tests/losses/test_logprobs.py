@@ -75,9 +75,8 @@ def test_literal_values() -> None:
     logprobs, entropies = token_logprobs(hidden, head, targets)
     np.testing.assert_allclose(logprobs, np.log([0.75, 0.5]), atol=1e-6)
     np.testing.assert_allclose(entropies, [0.5623351446, np.log(2)], atol=1e-6)
-    logprobs, _ = token_logprobs(
-        hidden, head, targets, temperature=0.5
-    )  # squares the odds: 1:3 becomes 1:9
+    # squares the odds: 1:3 becomes 1:9
+    logprobs, _ = token_logprobs(hidden, head, targets, temperature=0.5)
     np.testing.assert_allclose(logprobs, np.log([0.9, 0.5]), atol=1e-6)
 
 

@@ -62,9 +62,8 @@ def test_entropy_literal() -> None:
         entropies
     )
     np.testing.assert_allclose(loss, -0.1 * 4.5 / 4, rtol=1e-6)
-    np.testing.assert_allclose(
-        grad, -0.1 * weights, rtol=1e-6
-    )  # a step along it raises the entropy
+    # a step along it raises the entropy
+    np.testing.assert_allclose(grad, -0.1 * weights, rtol=1e-6)
     means = mean_metrics({**sums, "pairs": jnp.array(1.0)}, "pairs")
     assert means == {"policy_entropy": 1.5, "entropy_tokens": 3.0, "pairs": 1.0}
 

@@ -75,12 +75,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
 }
 
+# others have all of their arithmetic
 SLOW = (
     "llama-biased",
     "qwen3-biased",
     "mistral",
     "qwen3-sliding",
-)  # others have all of their arithmetic
+)
 
 
 @dataclass(frozen=True)

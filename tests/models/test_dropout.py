@@ -36,9 +36,8 @@ def mask(
 def test_numbers_are_dropped_at_the_rate_and_the_others_scaled() -> None:
     found = mask(0.25, sequence_keys(1, 2))
     np.testing.assert_allclose(np.unique(found), [0, 4 / 3], rtol=1e-6)
-    assert (found == 0).mean() == pytest.approx(
-        0.25, abs=0.02
-    )  # of 6,000 draws; one standard deviation is 0.006
+    # of 6,000 draws; one standard deviation is 0.006
+    assert (found == 0).mean() == pytest.approx(0.25, abs=0.02)
     np.testing.assert_array_equal(mask(0.0, sequence_keys(1, 2)), 1)
     x = jnp.full((2, 6, 4, 2), 3.0, jnp.bfloat16)
     assert (
@@ -53,9 +52,8 @@ def test_every_sequence_position_layer_and_adapter_has_a_mask_of_its_own() -> No
         *mask(0.5, sequence_keys(1, 2), name="k").reshape(12, -1),
     ]
     equal = np.array([[np.mean(one == other) for other in rows] for one in rows])
-    assert (
-        np.abs(equal[~np.eye(36, dtype=bool)] - 0.5).max() < 0.15
-    )  # of 500 draws; one standard deviation is 0.022
+    # of 500 draws; one standard deviation is 0.022
+    assert np.abs(equal[~np.eye(36, dtype=bool)] - 0.5).max() < 0.15
     np.testing.assert_array_equal(
         mask(0.5, sequence_keys(2, 1)), mask(0.5, sequence_keys(1, 2))[::-1]
     )

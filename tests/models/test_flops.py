@@ -24,9 +24,8 @@ LAYER = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
 
 def test_parameters_used_in_products():
     assert flops.matmul_params(TINY) == 2 * LAYER + 32 + 64 * 32 == 17_568
-    untied = dataclasses.replace(
-        TINY, tie_word_embeddings=False
-    )  # two matrices, one of them only looked up in
+    # two matrices, one of them only looked up in
+    untied = dataclasses.replace(TINY, tie_word_embeddings=False)
     assert flops.matmul_params(untied) == 17_568
 
 

@@ -138,10 +138,11 @@ def test_layers_without_rope_by_interval() -> None:
     ("change", "expected"),
     [
         ({}, YarnRope(4.0, 32_768, 1.138629436111989)),  # 0.1 ln 4 + 1
+        # over 0.05 ln 4 + 1
         (
             {"mscale": 1.0, "mscale_all_dim": 0.5},
             YarnRope(4.0, 32_768, 1.0648211571),
-        ),  # over 0.05 ln 4 + 1
+        ),
         ({"factor": 0.5, "mscale": 2.0}, YarnRope(0.5, 32_768, 1.0)),
         (
             {"factor": None, "original_max_position_embeddings": 16_384},

@@ -114,9 +114,8 @@ def spans(length: int, *parts: tuple[int, int]) -> list[int]:
 
 M = SEGMENT_STRIDE
 PACKED = [
-    spans(
-        384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)
-    ),  # over three blocks
+    # over three blocks
+    spans(384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)),
     spans(384, (M, 1), (M + 1, 128), (2 * M, 127), (2 * M + 1, 128)),  # ends where a block ends
 ]
 SPREAD = [spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))]
@@ -154,12 +153,13 @@ def both(
     [
         ("packed", PACKED, 1, (1, 1, 1)),
         *slow(("sequence", SEQUENCE, 1, (1, 1, 1))),
+        # the tensor axis divides the query heads: the key head is repeated for it
         (
             "packed",
             SPREAD,
             1,
             (1, 2, 2),
-        ),  # the tensor axis divides the query heads: the key head is repeated for it
+        ),
         *slow(("packed", SPREAD, 2, (1, 2, 2))),  # and shared out
     ],
 )

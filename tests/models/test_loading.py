@@ -108,9 +108,8 @@ def test_an_export_to_a_store_is_the_one_on_local_disk(
     for folder in (tmp_path / "model", bucket / "model"):
         hf.save(model, folder, max_shard_bytes=60_000, eos_ids=[3])
         (folder / "config.json").unlink()  # unfinished
-        hf.save(
-            model, folder, max_shard_bytes=90_000, eos_ids=[3]
-        )  # fewer shards: none is left over
+        # fewer shards: none is left over
+        hf.save(model, folder, max_shard_bytes=90_000, eos_ids=[3])
     local = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     assert {path.name: path.read_bytes() for path in (bucket / "model").iterdir()} == local
     with pytest.raises(ValueError, match="s3://bucket/data/model already holds a model"):

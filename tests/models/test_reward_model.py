@@ -82,10 +82,11 @@ def ours(folder: Path, sequences: list[np.ndarray]) -> np.ndarray:
 def test_scores_equal_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     model = save_classifier(tmp_path, family, **changes)
     pad = model.config.pad_token_id
+    # padding is passed over wherever it is
     sequences = [
         *ragged(),
         np.asarray([9, 11, pad, 12, pad], np.int32),
-    ]  # padding is passed over wherever it is
+    ]
     tokens = padded(sequences, pad)
     mask = torch.tensor(
         np.arange(tokens.shape[1])[None] < np.asarray([len(s) for s in sequences])[:, None]

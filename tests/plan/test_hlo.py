@@ -273,9 +273,8 @@ def test_what_leaves_a_slice():
         "f32[16]{0} collective-permute(%p), channel_id=3, source_target_pairs={{0,1},{1,0}}",
     )
     gather, exchange, ring, inside = collectives(text, near=8)
-    assert (
-        gather.sent == 60 and gather.far == 60 / 8
-    )  # on a ring of all 16 one of 8 sends to the other slice
+    # on a ring of all 16 one of 8 sends to the other slice
+    assert gather.sent == 60 and gather.far == 60 / 8
     assert exchange.far == 64 * 8 / 16  # half of it is for the other slice
     assert ring.far == ring.sent == 64 and inside.far == 0
     assert [one.far for one in collectives(text)] == [0, 0, 0, 0]

@@ -153,9 +153,8 @@ def test_a_recipe_that_was_compiled_before_is_shown_at_once():
 
 
 def test_what_probes_sample_is_in_the_work():
-    config = resolve(
-        TINY, SMALL
-    )  # 3 steps of 4 prompts with 4 responses of at most 8 tokens; 8 problems of dev
+    # 3 steps of 4 prompts with 4 responses of at most 8 tokens; 8 problems of dev
+    config = resolve(TINY, SMALL)
     generated = []
     for every in (0, 2):
         config.stages.warmup.probe.every = (
@@ -223,9 +222,8 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
     with planned_on(1, config) as context:
         fresh, step = programs_of(context, "sft")
         model, (state, _, _, _, rest) = context.model_config, step.arguments({})
-        assert (
-            device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4
-        )  # parameters and moments; two counts
+        # parameters and moments; two counts
+        assert device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4
         sizes = {
             name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised
         }
@@ -257,9 +255,8 @@ def test_codes_to_sample_from_are_planned_at_their_size():
                 if row.quantised
             ]
     plain, coded = found
-    saved = sum(
-        3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows
-    )  # of one layer
+    # of one layer
+    saved = sum(3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows)
     assert plain["decode"].work.moved - coded["decode"].work.moved == 4 * saved  # steps of a chunk
     assert plain["prefill"].work.moved - coded["prefill"].work.moved == saved
     assert plain["probe decode"].work.moved == coded["probe decode"].work.moved
@@ -298,13 +295,11 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         assert programs["reference log-probs"].resident_bytes({}) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
-        probed = 64 * (
-            1 + 1500 // 100
-        )  # a response to each of 64 prompts, before the first step and every 100
+        # a response to each of 64 prompts, before the first step and every 100
+        probed = 64 * (1 + 1500 // 100)
         assert programs["probe reward"].work.scored == probed * longest
-    config = resolve(
-        "bridging-mixed", []
-    )  # a reward model scores one of the two tasks, with a third of the weight
+    # a reward model scores one of the two tasks, with a third of the weight
+    config = resolve("bridging-mixed", [])
     with planned_on(8, config) as context:
         scored = sum(
             program.work.scored
@@ -469,9 +464,8 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
 )
 def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4
-    key heads. Codes
-    are decoded where they are read: their weights, half of the cache's size, do not lie beside
-    them."""
+    key heads. Codes are decoded where they are read: their weights, half of the cache's size, do
+    not lie beside them."""
     shape = [
         "model.num_hidden_layers=16",
         "model.head_dim=64",

@@ -34,9 +34,8 @@ def test_the_roofline_is_the_longest_of_four():
     # of cache.
     moved = 2 * 1.544e9 + 256 * 1024 * 28_672
     seconds, bound = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
-    assert bound == "memory" and seconds == pytest.approx(
-        6.5e-3, rel=0.01
-    )  # as performance tables have it
+    # as performance tables have it
+    assert bound == "memory" and seconds == pytest.approx(6.5e-3, rel=0.01)
 
 
 def test_bytes_on_a_device():
@@ -54,9 +53,8 @@ def test_bytes_on_a_device():
 
 
 def test_saved_activations():
-    model = shapes.shape(
-        "Qwen2.5-7B"
-    )  # 28 layers, 3584 wide, 28 heads and 4 key heads of 128, 18944 in between
+    # 28 layers, 3584 wide, 28 heads and 4 key heads of 128, 18944 in between
+    model = shapes.shape("Qwen2.5-7B")
     assert saved_per_token(model, "full") == 28 * 3584
     assert saved_per_token(model, "attention") == 28 * 2 * 3584
     assert saved_per_token(model, "none") == 28 * (7 * 3584 + 3 * 512 + 3 * 18_944)

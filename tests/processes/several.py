@@ -294,9 +294,8 @@ def problems(file: Path) -> int:
 
 
 def stopped(index: int, number: signal.Signals) -> None:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which a suite in the background ignores
+    # which a suite in the background ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with watched(peer_timeout=60, hang_timeout=60):
         if processes.index() == index:
             os.kill(os.getpid(), number)

@@ -68,9 +68,8 @@ def test_a_single_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     processes.initialise()
     with watched(peer_timeout=60, hang_timeout=60), processes.barrier():
         started = {thread.name for thread in {*threading.enumerate()} - before}
-        assert started <= {
-            "g2d-signals"
-        }  # that hears Ctrl-C, unless a suite in the background ignores it
+        # that hears Ctrl-C, unless a suite in the background ignores it
+        assert started <= {"g2d-signals"}
         assert children() <= others
         own = processes.on_leader(
             lambda: [processes.count(), processes.index(), processes.leader(), processes.gather(7)]

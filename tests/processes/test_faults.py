@@ -17,9 +17,8 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
-ABORTED = (
-    -signal.SIGABRT
-)  # by JAX, whose coordination service goes with the leader: it may be the first to tell
+# by JAX, whose coordination service goes with the leader: it may be the first to tell
+ABORTED = -signal.SIGABRT
 
 # What for, who is killed, pattern of a file, and up to how many seconds after it appears.
 KILLS = (
@@ -147,9 +146,8 @@ def test_a_reward_function_that_never_returns_ends_both(scoring: Launch) -> None
         "(scoring)",
         "Current thread",
     )
-    ends(
-        launched, 1, "no process got on for", "the others wait for process 1 on ", "in even"
-    )  # where it hangs
+    # where it hangs
+    ends(launched, 1, "no process got on for", "the others wait for process 1 on ", "in even")
 
 
 @pytest.mark.parametrize("held", [1, 0])

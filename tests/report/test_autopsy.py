@@ -59,9 +59,8 @@ def test_what_trl_s_tables_say(written: Path) -> None:
         "mean_length": table.completion.str.len().mean(),
     }
     assert {name: values["12", name] for name in expected} == pytest.approx(expected)
-    assert (
-        values["12", "frac_truncated"] != values["12", "frac_truncated"]
-    )  # the tables do not say what was cut
+    # the tables do not say what was cut
+    assert values["12", "frac_truncated"] != values["12", "frac_truncated"]
     assert (
         values["", "bend/step/value"],
         values["", "bend/step/low"],

@@ -114,6 +114,7 @@ def test_known_figures_over_common_problems_only(two):
     )
     cells = lines(comparison)[0]
     assert cells.pop("accuracy % [95 %]").startswith("62.5 [")
+    # of warmup, collect and dpo; not of sft
     assert cells == {
         **{
             "policy": "A: G2D (dpo)",
@@ -129,7 +130,7 @@ def test_known_figures_over_common_problems_only(two):
             "time": "3 min 00 s",
             "run": "one",
         },
-    }  # of warmup, collect and dpo; not of sft
+    }
 
 
 def test_which_policies_take_part(tmp_path):
@@ -271,10 +272,11 @@ def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(t
     )
     comparison = compared([one, other])
     assert [side.stage.name for side in comparison.sides] == ["evaluate", "evaluate"]
+    # folders of one name
     assert [side.label for side in comparison.sides] == [
         str(one),
         str(other),
-    ]  # folders of one name
+    ]
     assert comparison.warnings == [
         "1 of the common problems have other reference answers in one run than in another."
     ]

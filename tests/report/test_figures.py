@@ -39,9 +39,8 @@ def test_a_line_is_drawn_and_told_in_words():
     assert points[2][1] == pytest.approx((points[0][1] + points[1][1]) / 2)
     svg = ET.fromstring(chart.inline())
     assert svg.get("role") == "img" and svg.get("aria-label") == f"Loss: {chart.words}"
-    assert {"0.00", "1.00", "3"} <= set(texts(chart)) and "loss" not in texts(
-        chart
-    )  # one series needs no legend
+    # one series needs no legend
+    assert {"0.00", "1.00", "3"} <= set(texts(chart)) and "loss" not in texts(chart)
 
 
 def test_gaps_are_gaps_and_counted_and_nothing_to_draw_is_no_figure():

@@ -63,10 +63,11 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
             row["pass@1 %"] == f"{100 * policy['mean']:.1f} ± {100 * policy['sem_clustered']:.1f}"
         )
         assert row["pass@2 %"] == f"{100 * policy['pass_at']['2']:.1f}"
+        # Student's t of 16 problems
         mean, half = (
             100 * policy["mean"],
             100 * 2.13145 * policy["sem_clustered"],
-        )  # Student's t of 16 problems
+        )
         assert f"{mean:.4g} ({mean - half:.4g} to {mean + half:.4g})" in page.source
     assert "Bars: 95 %, over problems only; another seed is not in them." in page.text
     assert "another seed of training is not in them" in page.text
@@ -123,9 +124,8 @@ def test_it_is_one_file_that_asks_for_nothing_and_styles_nothing_itself(report_o
         f"script-src 'sha256-{digests[1]}'"
     )
     assert page.source.index("Content-Security-Policy") < page.source.index("<style>")
-    assert (
-        page.tags.count("script") == page.tags.count("style") == 1
-    )  # the parser compares them with STYLE and SCRIPT
+    # the parser compares them with STYLE and SCRIPT
+    assert page.tags.count("script") == page.tags.count("style") == 1
     assert not [name for name, _ in page.attributes if name.startswith("on") or name == "style"]
     assert not re.search(r"innerHTML|eval|document\.write|Function|setAttribute|</", SCRIPT)
     assert "prefers-color-scheme: dark" in STYLE and ("name", "viewport") in page.attributes
@@ -290,9 +290,8 @@ def test_hostile_text_everywhere_stays_text(read, own_run):
                 kind="probe",
             )
             tracker.log("warmup", 10 + step, {HOSTILE: 0.5})
-    page = read(
-        own_run
-    )  # the parser refuses elements and attributes that reports do not use themselves
+    # the parser refuses elements and attributes that reports do not use themselves
+    page = read(own_run)
     assert (
         "</script><script>alert(1)</script>" in page.text
         and "</pre></article><img src=x" in page.text

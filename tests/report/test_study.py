@@ -34,11 +34,12 @@ SELECT = "stages.collect.select"
 VERSUS = "against GRPO at this budget"
 HOSTILE = "<img src=x onerror=alert(1)>|=1"
 WARM = {2: [1, 0, 0, 0], 4: [1, 1, 0, 0]}  # right or wrong on each test problem after so many steps
+# after the offline stage
 ENDS = {
     0: [[1, 0, 0, 0]] * 2,
     2: [[1, 1, 1, 0], [1, 1, 1, 1]],
     4: [[1, 1, 1, 1]] * 2,
-}  # after the offline stage
+}
 DEV = {0: 0.2, 2: 0.7, 4: 0.6}
 COMMAND = ["/somewhere/g2d", "sweep", "--config", "mine:x", "--workdir", "runs/fake"]
 
@@ -265,11 +266,12 @@ def test_points_are_read_with_their_cost_and_answers(root, study):
     ]
     g2d = group(study, "g2d")
     assert [row.k for row in g2d.rows] == [0, 2, 4] and [row.steps for row in g2d.rows] == [0, 2, 4]
+    # the warm-up up to K, and 20 + 30
     assert [row.costs["flops"] for row in g2d.rows] == [
         50.0,
         150.0,
         250.0,
-    ]  # the warm-up up to K, and 20 + 30
+    ]
     assert [row.accuracy.mean for row in g2d.rows] == [0.25, 0.875, 1.0]
     assert [row.dev for row in g2d.rows] == pytest.approx([0.2, 0.7, 0.6])
     assert [row.gain.mean for row in g2d.rows] == [0.25, 0.625, 0.5]
@@ -302,9 +304,8 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
     assert table["own"]["over"].startswith("-25.0 [") and table["own"]["over"].endswith(
         "], g2d, K = 2"
     )
-    assert table[f"ways, select {HOSTILE}"]["over"].startswith(
-        "+37.5 ["
-    )  # over the first setting of the arm
+    # over the first setting of the arm
+    assert table[f"ways, select {HOSTILE}"]["over"].startswith("+37.5 [")
     assert table["grpo, learning rate 0.1, K = 4"]["accuracy % [95 %]"].startswith("50.0 [")
     said = headline(study)
     assert said.startswith("On 4 test problems: g2d, K = 2, chosen on dev, answers 87.5 [")
@@ -319,9 +320,8 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
 def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
     """A policy of 20 scored tokens in collect and 30 in DPO; the warm-up has 50 a step at K, GRPO
     likewise."""
-    own = {
-        kind: {"scored": 36.0} for kind in ("collect", "online", "offline")
-    }  # and not the names of stages
+    # and not the names of stages
+    own = {kind: {"scored": 36.0} for kind in ("collect", "online", "offline")}
     seconds = {"": {"generated": 0.0, "scored": 1e9, "trained": 0.0}, **own}
     rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024)
     for scale, price in ((1.0, None), (2.0, 3.0)):
@@ -332,9 +332,8 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
         assert (line["time"], line.get("price")) == (
             ("1 h 30 min", None) if price is None else ("3 h 00 min", "144.00")
         )
-        flops = lines(results(study))["g2d, K = 2 (best on dev)"][
-            VERSUS
-        ]  # FLOPs and tokens are in proportion here
+        # FLOPs and tokens are in proportion here
+        flops = lines(results(study))["g2d, K = 2 (best on dev)"][VERSUS]
         equal = line["against grpo, learning rate 0.2 in equal time"]
         assert (
             f"{equal}, learning rate 0.2" == flops
@@ -381,9 +380,8 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
     assert alone.name == "warm-up (GRPO goes on)" and [row.k for row in alone.rows] == [0, 2, 4]
     assert [row.costs["flops"] for row in alone.rows] == [0.0, 100.0, 200.0]
     assert [row.accuracy.mean for row in alone.rows] == [0.0, 0.25, 0.5]
-    assert paired.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(
-        0.5
-    )  # 0.875 - 0.375
+    # 0.875 - 0.375
+    assert paired.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(0.5)
     assert (
         lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [")
         and len(study.policies) == 6
@@ -404,9 +402,8 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
     study = fake.study()
     rows = group(study, "g2d").rows
     assert paired.chosen(rows).k == 2  # the 0.9 of K = 4 is one seed's
-    assert (
-        paired.best_at(study, rows[1]).name == "grpo, learning rate 0.1"
-    )  # as are those of the faster one
+    # as are those of the faster one
+    assert paired.best_at(study, rows[1]).name == "grpo, learning rate 0.1"
     assert "g2d, K = 2, chosen on dev among 2 of 3, answers" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
     for k, seed in ((2, 0), (4, 1)):
@@ -429,9 +426,8 @@ def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
         fake.online("0.2", 0, k, {0: 0.1, 2: 0.2, 4: 0.9}[k])  # best in the end
         fake.k(k, 0)
     study = fake.study()
-    best = [
-        paired.best_at(study, row) for row in group(study, "g2d").rows
-    ]  # at 50, 150 and 250 FLOPs
+    # at 50, 150 and 250 FLOPs
+    best = [paired.best_at(study, row) for row in group(study, "g2d").rows]
     # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
     assert [baseline and baseline.values[RATE] for baseline in best] == ["0.1", "0.2", None]
     cells = [row[VERSUS] for name, row in lines(results(study)).items() if name.startswith("g2d")]
@@ -513,9 +509,8 @@ def test_the_page(study):
         "#points",
         "#settings",
     ]
-    assert (
-        "&lt;img src=x onerror=alert(1)&gt;" in source and "script-src" not in source
-    )  # no script is needed
+    # no script is needed
+    assert "&lt;img src=x onerror=alert(1)&gt;" in source and "script-src" not in source
     assert (
         "95 %, over problems and 2 seeds: Student's t times" in page.text
         and "fewer than 5 seeds" in page.text
@@ -592,13 +587,14 @@ def online(loss: str, sync_every: int) -> dict:
     return {"steps": 20, "loss": loss, "sync_every": sync_every}
 
 
+# loss, sync_every, FLOPs, right or wrong on each test problem by seed
 ARMS = {
     "grpo": ("grpo", 1, 400e9, [[1, 1, 1, 1], [1, 1, 0, 0]]),
     HOSTILE: ("group_dpo", 1, 500e9, [[1, 1, 1, 0], [1, 1, 1, 0]]),
     "offline": ("dpo", 0, 100e9, [[1, 1, 0, 0], [1, 0, 0, 0]]),
     "s1": ("dpo", 1, 300e9, [[1, 1, 1, 1], [1, 1, 1, 0]]),
     "s100": ("dpo", 100, 200e9, [[1, 1, 1, 0], [1, 1, 0, 0]]),
-}  # loss, sync_every, FLOPs, right or wrong on each test problem by seed
+}
 
 
 def test_arms_go_from_offline_to_online_and_to_other_losses(tmp_path):

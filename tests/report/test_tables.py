@@ -60,9 +60,8 @@ def test_the_result_and_its_sentence():
         "warm-up (warmup@20) rises to 70.0 % (+36.6 ± 1.1 points); G2D (dpo) rises to 75.2 % "
         "(+5.2 ± 0.8 points)."
     )
-    assert tables.paired_table(EVALUATION).rows == [
-        ["sft → dpo", "+41.9 ± 0.9"]
-    ]  # what the result does not have
+    # what the result does not have
+    assert tables.paired_table(EVALUATION).rows == [["sft → dpo", "+41.9 ± 0.9"]]
 
 
 def chat(reward: float, **accuracy: float) -> dict:

@@ -114,10 +114,11 @@ def test_one_failure_among_replies_is_a_failure_of_that_request_only(
         assert replies[1].failure == failure and not replies[1].complete
         assert counts["failed"] == counts[failure] == 1
         judge.reply = lambda content, number: "better"
+        # failures: again
         assert [r.text for r in ask(judge.url, tmp_path, "good", "bad")[0]] == [
             "good",
             "better",
-        ]  # failures: again
+        ]
 
 
 def test_a_slow_answer_is_a_timeout(tmp_path: Path) -> None:

@@ -201,10 +201,11 @@ MATRIX = r"\begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}"
         (r"\\boxed{\\{1, 2\\}}", r"\{1, 2\}"),
         (r"\\\boxed{\frac{1}{2}}", r"\frac{1}{2}"),  # a line break before a box
         (r"\\boxed{" + MATRIX.replace("\\", r"\\") + "}", MATRIX),
+        # its rows were not escaped
         (
             r"\\boxed{\\begin{pmatrix}1 & 2 \\ 3 & 4\\end{pmatrix}}",
             MATRIX,
-        ),  # its rows were not escaped
+        ),
         (r"\\boxed{" + MATRIX + "}", MATRIX),
         (r"\boxed{" + MATRIX + "}", MATRIX),
         (r"\boxed{5\\}", "5"),

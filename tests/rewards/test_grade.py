@@ -16,9 +16,8 @@ CASES = [
     json.loads(line)
     for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()
 ]
-KNOWN_MISSES = {
-    "natural_log"
-}  # math-verify reads a bare \log as the decimal one; only the problem says which is meant
+# math-verify reads a bare \log as the decimal one; only the problem says which is meant
+KNOWN_MISSES = {"natural_log"}
 
 
 def test_answers_are_judged_as_people_would_and_bombs_never_correct(pool: VerifierPool) -> None:

@@ -122,9 +122,8 @@ def on_eight(model: decoder.Decoder) -> tuple[Sampler, decoder.Decoder]:
     """A sampler with rows over 4 devices and heads over 2, and the policy over all 8 as training
     has it."""
     training = meshes.make_mesh(1, 8, 1)
-    sampler = make_sampler(
-        meshes.sampling(training, 2, CONFIG.num_key_value_heads), prefill_rows=8
-    )  # 2 a device's part
+    # 2 a device's part
+    sampler = make_sampler(meshes.sampling(training, 2, CONFIG.num_key_value_heads), prefill_rows=8)
     return sampler, jax.device_put(model, decoder.shardings(CONFIG, training))
 
 

@@ -60,9 +60,10 @@ def test_filters_equal_the_slow_reference(seed, ties):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, (60, 50)).astype(np.float32)
     if ties:
+        # -0.0 too
         logits = np.where(rng.random(logits.shape) < 0.1, -np.inf, np.round(logits)).astype(
             np.float32
-        )  # -0.0 too
+        )
     top_k, top_p = rng.integers(0, 60, 60), rng.uniform(0.01, 1, 60).astype(np.float32)
     top_k[::4], top_p[::3] = 0, 1.0
     found = filter_rows(logits, top_k.astype(np.int32), top_p)

@@ -120,9 +120,8 @@ def changes(listener: int, seconds: float) -> Iterator[tuple[str, str]]:
         arguments = struct.unpack_from("=6Q", told, 32)
         yield names[number], _path(thread, names[number], arguments)
         try:
-            fcntl.ioctl(
-                listener, _SEND, bytearray(struct.pack("=QqiI", identifier, 0, 0, 1))
-            )  # 1: let it go on
+            # 1: let it go on
+            fcntl.ioctl(listener, _SEND, bytearray(struct.pack("=QqiI", identifier, 0, 0, 1)))
         except OSError:
             continue
 

@@ -362,6 +362,5 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     (
         tmp_path / "01-warmup" / "manifest.json"
     ).unlink()  # of a stage under way it is what was logged
-    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == 1 + len(
-        found
-    )  # one that it is under way
+    # one that it is under way
+    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == 1 + len(found)

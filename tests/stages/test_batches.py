@@ -205,9 +205,8 @@ def test_a_batch_left_short_by_refill_weighs_its_prompts_as_a_full_one(how, loss
         make(groups, **how, loss_type=loss_type, dynamic_sampling=refill) for refill in (0, 1)
     )
     assert list(values(full, "weight").values()) == pytest.approx(expected)
-    expected = (
-        [1 / 8, 1 / 8] if loss_type == "dapo" else expected
-    )  # it divides by the tokens that there are
+    # it divides by the tokens that there are
+    expected = [1 / 8, 1 / 8] if loss_type == "dapo" else expected
     assert values(short, "weight") == pytest.approx({(1, 0): expected[0], (1, 1): expected[1]})
 
 

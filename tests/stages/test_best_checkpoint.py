@@ -200,9 +200,8 @@ def test_one_short_reply_does_not_decide():
         np.array([[2.0, np.nan], [4.0, 2.0]]), np.array([[10.0, 999.0], [20.0, 40.0]])
     )
     assert quotient == pytest.approx(2.5 / 20)  # means of the problems: 2 and 3, 10 and 30
-    assert error == pytest.approx(
-        0.75 / 20
-    )  # residuals 2 - 1.25 and 3 - 3.75, over the mean length
+    # residuals 2 - 1.25 and 3 - 3.75, over the mean length
+    assert error == pytest.approx(0.75 / 20)
 
 
 def test_equal_scores_give_the_earlier_step():

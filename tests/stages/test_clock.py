@@ -152,9 +152,8 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
             )
             assert trainer.bar.done == step  # the metrics of the update before, and no more
         assert running == [True, True]
-        trainer.update(
-            sft.batch(examples[8:12]), {}
-        )  # the last: its checkpoint is due, with all it took
+        # the last: its checkpoint is due, with all it took
+        trainer.update(sft.batch(examples[8:12]), {})
         assert trainer.bar.done == 3
     found = shares(trainer.cost.manifest())
     assert found["training"] + found["compilation"] > 0.9, found

@@ -130,9 +130,8 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
         name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some]
         for name, some in pairs.items()
     }
-    assert all(
-        some == sorted(set(some)) for some in places.values()
-    )  # in the order of the prompts, each once
+    # in the order of the prompts, each once
+    assert all(some == sorted(set(some)) for some in places.values())
     assert set(places["few"]) < set(places["many"])
     entropy = {
         group[0].rollout.problem_id: informativeness.summary([group])["entropy"]
@@ -195,9 +194,8 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
         4,
         2,
     ]
-    assert (
-        session.sampling.sampler.usage.generated == manifests["warmup"]["tokens"]["generated"]
-    )  # an archive costs nothing
+    # an archive costs nothing
+    assert session.sampling.sampler.usage.generated == manifests["warmup"]["tokens"]["generated"]
     for name in ("archive1", "archive2"):
         assert manifests[name]["counts"]["prompts"] == 4  # of one step
         assert manifests[name]["tokens"]["generated"] == 0
@@ -210,9 +208,8 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
     }
     assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
     assert how["mine2"]["sampler"] == {"file": config.stages.mine.rollouts}
-    limit = (
-        config.stages.warmup.sampling.max_new_tokens
-    )  # what drew them; those of this stage do not count
+    # what drew them; those of this stage do not count
+    limit = config.stages.warmup.sampling.max_new_tokens
     assert limit != config.stages.archive2.sampling.max_new_tokens
     for name, words in (
         ("archive1", [f"cut at max_new_tokens, {limit}, "]),
@@ -363,16 +360,18 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
         {"prompt": train[0].prompt, "completion": "\\boxed{1}", "reward": 1},
         {"prompt": train[0].prompt, "completion": "\\boxed{2}", "reward": 0},
         {"prompt": train[0].prompt, "completion": "\\boxed{3}", "reward": None},
+        # scored: its problem is known
         {
             "prompt": train[1].prompt,
             "completion": f"\\boxed{{{train[1].answer}}}",
-        },  # scored: its problem is known
+        },
         {"prompt": train[1].prompt, "completion": "\\boxed{-1}"},
+        # scored: against its own answer
         {
             "prompt": "1+1=?",
             "completion": "\\boxed{2}",
             "answer": "2",
-        },  # scored: against its own answer
+        },
         {"prompt": "1+1=?", "completion": "\\boxed{3}", "answer": "2"},
     ]
     small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)

@@ -143,9 +143,8 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
                 trainer.flush()
                 seen[name].append(trainer._last_metrics)
     for rows in seen.values():
-        assert [row["learning_rate"] for row in rows] == pytest.approx(
-            [1e-3, 3e-3, 1e-3]
-        )  # warm-up is over
+        # warm-up is over
+        assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3, 3e-3, 1e-3])
         assert (
             rows[0]["loss"]
             == pytest.approx(rows[2]["loss"], rel=1e-6)

@@ -107,10 +107,11 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
         assert ended["counts"]["steps"] == expected, name
         assert ended["counts"]["rollouts"] == expected * 4 * 4
         assert accounting.cost(ended)["flops"] == at[expected]["flops"]
+        # that of writing this step is known later
         cost = {
             **ended["at"][str(expected)],
             "checkpointing_seconds": 0.0,
-        }  # that of writing this step is known later
+        }
         assert cost == {**{key: ended[key] for key in cost}, "checkpointing_seconds": 0.0}
         assert Checkpoints(tmp_path / name / "01-warmup" / "checkpoints").latest() == expected
         if measure == "scored":

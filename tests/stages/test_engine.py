@@ -190,9 +190,8 @@ def test_requests_and_answers(
     with serving(reply) as server:
         rollouts = draw(server, needs=True)
         body = server.completions()[0]
-        assert (
-            draw(server, temperature=0.0)[1].logprobs.tolist() == [0.0] * 4
-        )  # greedy: a point mass
+        # greedy: a point mass
+        assert draw(server, temperature=0.0)[1].logprobs.tolist() == [0.0] * 4
     assert server.key == "Bearer sk-secret"
     assert {name: body[name] for name in body if name not in ("seed", "prompt")} == {
         **{
@@ -522,9 +521,8 @@ def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str)
     )
     toys.shrink(config)
     manifests = pipeline.run(config, tmp_path / "run")
-    assert manifests["train"]["engine"] == {
-        "responses": 64
-    }  # none without ids or log-probabilities
+    # none without ids or log-probabilities
+    assert manifests["train"]["engine"] == {"responses": 64}
     assert "without_logprobs" not in manifests["evaluate"]["engine"]
     name = "sampling/sampling_logp_difference/max"
     gaps = [

@@ -362,9 +362,8 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
     assert "warning: reward.function (" in said and "my_own.py): of 1 files 1 changed" in said
     start(config, workdir)
     assert "warning: reward.function" not in capsys.readouterr().out
-    edit_rows(
-        place / "train.jsonl", lambda rows: rows[0].update(note="read")
-    )  # the function is given it
+    # the function is given it
+    edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))
     with pytest.raises(ValueError, match=r"data\.train \(\S+\): of 20 problems 1 changed"):
         start(config, workdir)
 

@@ -100,8 +100,7 @@ def check_redone(workdir: Path, newest: int, last: int) -> None:
     at most.
 
     One interval of checkpoint.every, and those that were done while the checkpoint at its end was
-    being written, which
-    are less than another: the next save waits for it.
+    being written, which are less than another: the next save waits for it.
     """
     assert redone(workdir) == last - newest <= 2 * EVERY
     assert set(steps_logged(workdir).values()) <= {1, 2}
@@ -208,9 +207,8 @@ def compare_metrics(whole: Path, workdir: Path) -> None:
     )
     assert set(ours) == {key for key in theirs if key[0] in ("sft", "warmup")}
     for key, metrics in ours.items():
-        assert metrics["num_tokens"] == theirs[key]["num_tokens"], (
-            key
-        )  # the same examples, the same responses
+        # the same examples, the same responses
+        assert metrics["num_tokens"] == theirs[key]["num_tokens"], key
         for name in ("loss", "grad_norm", "learning_rate", "entropy", "reward"):
             if name in metrics:
                 np.testing.assert_allclose(

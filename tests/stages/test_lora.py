@@ -38,9 +38,8 @@ def test_checkpoints_hold_adapters_alone(whole):
         saved = arrays(checkpoints.folder / str(checkpoints.latest()))
         names = {name.rpartition(".")[2] for name, array in saved.items() if array.ndim}
         assert names == {"q_a", "q_b", "down_a", "down_b"}, stage
-        assert all(np.any(array) for name, array in saved.items() if name.endswith("_b")), (
-            stage
-        )  # they were trained
+        # they were trained
+        assert all(np.any(array) for name, array in saved.items() if name.endswith("_b")), stage
 
 
 def test_dpo_starts_at_its_reference(whole):
@@ -110,15 +109,13 @@ def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs, who
     first = next(
         r for r in read_metrics(tmp_path / "moved") if r["stage"] == "dpo" and r["kind"] == "train"
     )
-    assert first["metrics"]["loss"] == pytest.approx(
-        np.log(2), abs=1e-5
-    )  # trained beside what the reference is
+    # trained beside what the reference is
+    assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)
     expected = np.asarray(hf.load(other).blocks.down[...])
     with commands.opened(tmp_path / "moved") as session:
         np.testing.assert_array_equal(load_policy(session, "warmup").blocks.down[...], expected)
-        assert np.any(
-            load_policy(session, "sft").blocks.down[...] != expected
-        )  # whose base is the run's own
+        # whose base is the run's own
+        assert np.any(load_policy(session, "sft").blocks.down[...] != expected)
         assert f"It began with `{other}`" in card(session, "warmup")
     alone = commands.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
     assert json.loads((alone / "adapter_config.json").read_text())[

@@ -278,12 +278,10 @@ def test_the_first_update_on_a_batch_is_on_policy_in_bfloat16(sync_every):
         0.0,
         0.0,
     ]
-    sampled = np.concatenate(
-        [row.rollout.logprobs for group in groups()[::2] for row in group]
-    )  # those with a signal
-    log_importance = (
-        known(0)[::2][unpacked()[2][::2] > 0] - sampled
-    )  # in float32; the policy's are in bfloat16
+    # those with a signal
+    sampled = np.concatenate([row.rollout.logprobs for group in groups()[::2] for row in group])
+    # in float32; the policy's are in bfloat16
+    log_importance = known(0)[::2][unpacked()[2][::2] > 0] - sampled
     expected = {
         "sampling_logp_difference/mean": np.abs(log_importance).mean(),
         "sampling_logp_difference/max": np.abs(log_importance).max(),

@@ -136,9 +136,8 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
         key: other[key] for key in ("flops", "tokens", "counts")
     }
     cost = one["diagnosis"]
-    assert (
-        cost["tokens"]["scored"] == one["tokens"]["scored"] > 0
-    )  # all pairs once, as for the reference
+    # all pairs once, as for the reference
+    assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0
     assert cost["tokens"]["trained"] == 0
     assert cost["flops"] > 0 and cost["seconds"] > 0
     assert bits(load_policy(diagnosed, "dpo")) == bits(load_policy(plain, "dpo"))
@@ -163,6 +162,5 @@ def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
     manifest = run(opened(small, tmp_path))
     assert manifest["tokens"]["scored"] == 0 and not list((tmp_path / "01-dpo").glob("reference-*"))
     steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
-    assert all(
-        -2 * 5 < step["rewards/chosen"] < 0 for step in steps
-    )  # beta times a mean log-probability of 12 words
+    # beta times a mean log-probability of 12 words
+    assert all(-2 * 5 < step["rewards/chosen"] < 0 for step in steps)

@@ -210,9 +210,8 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
         write(*rows_of(problems, logprob))
         run(opened(warmup, tmp_path / str(logprob)))
         shown[logprob] = read_metrics(tmp_path / str(logprob))[-1]["metrics"]["rollout_corr/kl"]
-    assert shown[-0.7] - shown[-1.7] == pytest.approx(
-        1.0, abs=1e-5
-    )  # how far off the dump is, nats a token
+    # how far off the dump is, nats a token
+    assert shown[-0.7] - shown[-1.7] == pytest.approx(1.0, abs=1e-5)
     warmup.stages.warmup.importance_cap = 0.0
     write(*rows_of(problems[:2], -0.7), *rows_of(problems[2:], None))
     manifest = run(opened(warmup, tmp_path / "some"))
@@ -328,9 +327,8 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup, tmp_path, opened
     at, folder = whole["at"], tmp_path / "01-warmup"
     assert set(at) == {"0", "1", "2"}
     assert at["0"] == Cost().manifest()
-    unknown = {
-        "checkpointing_seconds": 0.0
-    }  # the checkpoint holds all of its own step but what writing it took
+    # the checkpoint holds all of its own step but what writing it took
+    unknown = {"checkpointing_seconds": 0.0}
     assert {**at["2"], **unknown} == {**{key: whole[key] for key in at["2"]}, **unknown}
     for key in ("flops", "seconds"):
         assert 0 < at["1"][key] < at["2"][key]

@@ -108,13 +108,11 @@ def test_a_restart_reads_the_probes_back(small, tmp_path, opened):
     whole, folder = trained(opened(small, tmp_path / "whole"))[1]["dynamics"], tmp_path / "01-dpo"
     first = trained(opened(small, tmp_path))[1]["dynamics"]
     session = opened(small, tmp_path)
-    assert (
-        trained(session)[1]["dynamics"] == first
-    )  # from the last checkpoint, which does not have the last probe
+    # from the last checkpoint, which does not have the last probe
+    assert trained(session)[1]["dynamics"] == first
     shutil.rmtree(folder / "checkpoints" / "3")
-    assert (
-        trained(session)[1]["dynamics"] == first
-    )  # as if killed in the third step, and from the start:
+    # as if killed in the third step, and from the start:
+    assert trained(session)[1]["dynamics"] == first
     shutil.rmtree(folder / "checkpoints")
     assert trained(session)[1]["dynamics"] == first
     assert session.sampling.sampler.usage.generated == 0
@@ -145,9 +143,10 @@ def test_a_probe_is_made_once_a_step(small, tmp_path, opened):
             probes.probe(trainer, stage, last=last)
         records = trainer.extra_state.probes
         assert [record["step"] for record in records] == [0, 1, 2, 5] and "kl" not in records[0]
+        # of one policy
         assert {tuple(record.values())[1:] for record in records} == {
             tuple(records[0].values())[1:]
-        }  # of one policy
+        }
 
 
 @pytest.mark.parametrize(

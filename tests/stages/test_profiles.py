@@ -34,9 +34,8 @@ def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
         for e in events
         if "PjitFunction(train_step)" in e.get("name", "")
     )
-    within = [
-        any(first <= start and end < last for first, last in calls) for start, end in calls
-    ]  # another's record
+    # another's record
+    within = [any(first <= start and end < last for first, last in calls) for start, end in calls]
     assert within.count(False) == 2, calls
     assert "tensorboard --logdir" in capsys.readouterr().out
 

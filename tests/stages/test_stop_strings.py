@@ -148,13 +148,14 @@ def drawn(
 # what a server drew, its finish_reason and stop_reason ─► the response, and why it ended
 ANSWERS = [
     ("3+4=7", "stop", "7", "3+4=7", "stop"),
+    # several at a time, or a server that knows no stop strings
     (
         "3+4=71+2",
         "length",
         None,
         "3+4=7",
         "stop",
-    ),  # several at a time, or a server that knows no stop strings
+    ),
     ("3+4=1-1+", "length", None, "3+4=1-1+", "length"),
     ("3+4=1", "stop", "1 at the prompt's end", None, None),
     ("3+4=1", "stop", "=2", "3+4=1", "stop"),  # it reads the text otherwise, and has ended

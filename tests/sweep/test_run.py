@@ -113,9 +113,8 @@ def test_a_point_opens_like_a_run(
 ) -> None:
     point = shared[0] / "points" / "tiny" / "warmup.steps=1,seed=0"
     with commands.opened(point) as session:
-        assert (
-            checkpoint_of(session, "warmup")[1] == 1
-        )  # of the trajectory, the step this point is about
+        # of the trajectory, the step this point is about
+        assert checkpoint_of(session, "warmup")[1] == 1
         assert checkpoint_of(session, "dpo")[0].parent.parent == shared[0] / "stages"
     finish(forks.start("export", "--workdir", str(point), "--output", str(tmp_path / "model")))
     assert (tmp_path / "model" / "model.safetensors").exists()
@@ -169,9 +168,8 @@ def test_a_worker_that_waits_for_another_is_stopped(
 ) -> None:
     root = epath.Path(tmp_path / "work")
     [sft] = [node for node in build(studied(STEPS)).nodes.values() if node.name == "sft"]
-    (root / "sweeps").mkdir(
-        parents=True
-    )  # the folder holds studies, though this test was there first
+    # the folder holds studies, though this test was there first
+    (root / "sweeps").mkdir(parents=True)
     with (
         try_lock(node_folder(root, sft.id)) as got,
         forks.start("sweep", "--config", TINY, "--workdir", root, "--product", STEPS) as sweeping,

@@ -117,9 +117,8 @@ def test_the_caller_may_donate_at_once(tmp_path: Path):
             not tree["w"].is_deleted()
         ):  # on CPU Orbax reads the buffer itself, and JAX then copies instead of donating
             tree["w"].delete()
-        jax.block_until_ready(
-            [jnp.full((1024, 1024), float(i)) for i in range(8)]
-        )  # reuse memory that was freed
+        # reuse memory that was freed
+        jax.block_until_ready([jnp.full((1024, 1024), float(i)) for i in range(8)])
         checkpoints.wait()
         restored, _ = checkpoints.restore(1, like)
     assert np.array_equal(restored["params"]["w"], expected)
@@ -409,9 +408,8 @@ def test_kill_in_the_middle_of_a_save(tmp_path: Path, delay: float, forks: Forks
     like = like_of(expected[1])
     checkpoints = Checkpoints(tmp_path)
     latest = checkpoints.latest()
-    assert latest == (
-        2 if (tmp_path / "2").exists() else 1
-    )  # a step has its name only when it is whole
+    # a step has its name only when it is whole
+    assert latest == (2 if (tmp_path / "2").exists() else 1)
     restored, host = checkpoints.restore(latest, like)
     assert_same(restored, expected[latest])
     assert host == {"step": latest}

@@ -22,12 +22,13 @@ from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_numbers, abstract_state, make_train_step
 
+# no other size of the model or the batch is near 5,008 or its half
 WORDS, WIDTH, LENGTH, PLACES = (
     5008,
     96,
     4096,
     16,
-)  # no other size of the model or the batch is near 5,008 or its half
+)
 MESHES = {"fsdp": (1, 8, 1), "tensor": (1, 4, 2)}
 
 

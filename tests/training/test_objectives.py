@@ -109,9 +109,8 @@ def test_grpo_on_policy_is_minus_the_advantages(model, scored):
     np.testing.assert_allclose(loss, -0.25 * 15, rtol=1e-5)
     assert float(sums["tokens"]) == 15.0
     arrays["sampler_logprob"] = arrays.pop("old_logprob") + 1.0
-    own, sums = jax.jit(objective)(
-        model, arrays
-    )  # without old log-probabilities they are the policy's own
+    # without old log-probabilities they are the policy's own
+    own, sums = jax.jit(objective)(model, arrays)
     np.testing.assert_allclose(own, loss, rtol=1e-5)
     assert float(sums["ratio"]) == 15.0
     assert float(sums["sampling/sampling_logp_difference/mean"]) == pytest.approx(15.0, rel=1e-5)
@@ -232,9 +231,8 @@ def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
         "ref_logprob",
         "weight",
     )
-    arrays = {
-        name: x for name, x in in_rows(24).items() if name not in unread
-    }  # of the parts with coefficient 0
+    # of the parts with coefficient 0
+    arrays = {name: x for name, x in in_rows(24).items() if name not in unread}
     loss, sums, _ = run(objectives.group_dpo(COMPUTE, GROUP), model, arrays)
     assert loss == pytest.approx(np.mean(per_prompt), rel=1e-5)
     assert sums["pairs"] == 3.0 and "tokens" not in sums

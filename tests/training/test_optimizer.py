@@ -212,9 +212,8 @@ def test_wrong_settings_are_named(changes: dict, message: str):
 
 
 def test_rounding_at_random_is_right_in_the_mean():
-    x = np.float32(
-        [1.0, 1 + 1 / 512, 1 + 1 / 1024, -3.001, 0.0, 1e-30]
-    )  # neighbours of 1 are 1/128 apart above it
+    # neighbours of 1 are 1/128 apart above it
+    x = np.float32([1.0, 1 + 1 / 512, 1 + 1 / 1024, -3.001, 0.0, 1e-30])
     keys = jax.random.split(jax.random.key(0), 4096)
     found = np.asarray(
         jax.vmap(lambda key: stochastic_round(jnp.asarray(x), key))(keys), np.float32
@@ -245,9 +244,8 @@ def test_moments_in_bfloat16_do_not_stand_still():
     exact, found = (moments_after(800, (1.0, 0.1), dtype) for dtype in ("float32", "bfloat16"))
     assert exact["nu"][0] < 0.3
     np.testing.assert_allclose(found["nu"].mean(), exact["nu"].mean(), rtol=0.01)
-    np.testing.assert_allclose(
-        found["mu"], exact["mu"], rtol=0.025
-    )  # half a step of rounding, ten times
+    # half a step of rounding, ten times
+    np.testing.assert_allclose(found["mu"], exact["mu"], rtol=0.025)
 
 
 def test_the_first_update_with_bfloat16_moments_is_that_of_float32():
@@ -284,9 +282,8 @@ def test_adafactor_by_hand():
     np.testing.assert_allclose(
         updates["w"], -0.5 * (u + 0.1 * np.asarray(params["w"])), rtol=1e-4, atol=1e-5
     )
-    np.testing.assert_allclose(
-        updates["w_bias"], [-0.5, 0.5, -0.5], rtol=1e-5
-    )  # not factored, not decayed
+    # not factored, not decayed
+    np.testing.assert_allclose(updates["w_bias"], [-0.5, 0.5, -0.5], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +326,8 @@ def test_the_state_lies_on_the_mesh_like_the_parameters_and_in_checkpoints(
             assert [x.sharding for x in jax.tree.leaves(moment)] == jax.tree.leaves(where)
             assert {x.dtype for x in jax.tree.leaves(moment)} == {jnp.dtype(section.moment_dtype)}
         return
-    of_gate = [
-        moment.blocks.gate[...] for moment in moments
-    ]  # [layers 2, embed 128 over fsdp, mlp 256 over tensor]
+    # [layers 2, embed 128 over fsdp, mlp 256 over tensor]
+    of_gate = [moment.blocks.gate[...] for moment in moments]
     assert [x.shape for x in of_gate] == [(2, 128), (2, 256)]
     assert [tuple(x.sharding.spec) for x in of_gate] == [(None, "fsdp"), (None, "tensor")]
     of_norm = optax.tree_utils.tree_get(state, "v").final_norm[...]

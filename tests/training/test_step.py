@@ -255,9 +255,8 @@ def test_the_state_is_donated_and_stays_where_it_is_in_float32(trained, model):
     moved = jax.tree.map(
         lambda a, b: float(jnp.max(jnp.abs(a - b))), jax.device_get(trained["state"].params), model
     )
-    assert all(
-        0 < x < 0.02 for x in jax.tree.leaves(moved)
-    )  # Adam's first step is the learning rate, 0.01
+    # Adam's first step is the learning rate, 0.01
+    assert all(0 < x < 0.02 for x in jax.tree.leaves(moved))
 
 
 @pytest.mark.quick
@@ -269,10 +268,11 @@ def test_bfloat16_compute_is_near_float32(trained, expected):
 
 @pytest.mark.quick
 def test_steps_lower_the_loss_without_compiling_again(trained):
+    # which is donated
     state, losses = (
         jax.tree.map(jnp.copy, trained["state"]),
         [float(trained["metrics"]["loss"])],
-    )  # which is donated
+    )
     for _ in range(6):
         state, metrics = trained["step"](state, *trained["batch"])
         losses.append(float(metrics["loss"]))
