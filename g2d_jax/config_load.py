@@ -1,8 +1,7 @@
 """From what the user types to a checked config: find the file, run `get_config`, check every field,
 apply overrides.
 
-    "demo:preset=smoke" ─► locate ─► get_config("preset=smoke") ─► from_dict (names and types) ─►
-    overrides ─► config
+    "demo:preset=smoke" ─► locate ─► get_config("preset=smoke") ─► from_dict (names and types) ─► overrides ─► config
 
 A config file is Python of the user's own and runs as such. Everything else is data: overrides are
 parsed, never run.

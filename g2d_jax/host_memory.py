@@ -1,8 +1,7 @@
 """The memory that a run's stages will need on CPUs, where the host's is the devices': by formula,
 nothing is compiled.
 
-    arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program +
-    what a process needs
+    arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program + what a process needs
 
 docs/troubleshooting.md says how near it came. On accelerators `g2d plan` compiles the programs and
 knows.

@@ -1,8 +1,7 @@
 """A run: a small graph of stages over one work directory. Read from the top; this is the order of
 execution.
 
-    problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO
-    ─► evaluate ─► report
+    problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
                              └─► the best of its checkpoints
 
 Stages name their inputs; a stage is finished when its manifest says so; running the same command

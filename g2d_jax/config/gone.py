@@ -1,8 +1,7 @@
 """Settings that older versions had and this one has not, and what their use means now.
 
-GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run └► left out:
-                        where a finished run is read, and where the value changed nothing; where a
-                        run
+GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run
+                        └► left out: where a finished run is read, and where the value changed nothing; where a run
                            that has begun goes on, also what decided no result
 """
 

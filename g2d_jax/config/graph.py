@@ -1,7 +1,6 @@
 """The stages of a run as a graph: their inputs, their order, and the checks between them.
 
-problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─►
-evaluate ─► report
+problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
                          └─► the best of its checkpoints
 """
 

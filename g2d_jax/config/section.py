@@ -4,8 +4,7 @@ where one is made.
 class Sampling(Section):
     temperature: Annotated[float, Bounds(least=0)] = 1.0
 
-editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─►
-record(Sampling, …)
+editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► record(Sampling, …)
 """
 
 from __future__ import annotations

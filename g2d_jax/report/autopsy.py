@@ -1,8 +1,7 @@
 """The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and
 what is left in them.
 
-dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build
-pairs from
+dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build pairs from
                                                                                      └─► rollouts.jsonl, autopsy_dpo.py
 """
 

@@ -1,7 +1,6 @@
 """Rewards: what a response is worth, and how sure we are.
 
-    text ─► extract (final answer) ─► verify.quick_verdict (exact, in process) ─► pool ─► worker
-    (math-verify, killable)
+    text ─► extract (final answer) ─► verify.quick_verdict (exact, in process) ─► pool ─► worker (math-verify, killable)
 
 functions.py holds another way in: reward functions of the user's own, by import path, with TRL's
 signature; judge.py a third: a language model behind an endpoint that speaks OpenAI's chat API

@@ -1,8 +1,7 @@
 """A chat model behind any OpenAI-style endpoint: vLLM, OpenAI, a reward server of one's own. Its
 answers are kept.
 
-    conversations ─► journal (asked before?) ─► requests, `concurrency` at a time ─► journal ─►
-    replies
+    conversations ─► journal (asked before?) ─► requests, `concurrency` at a time ─► journal ─► replies
 
 The journal (`storage.Segments`) has a line for each reply, named by a fingerprint of what was
 asked: model, messages and max_tokens, not the url. It is written before anything uses the reply, so

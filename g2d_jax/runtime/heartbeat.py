@@ -1,7 +1,7 @@
 """Heartbeats, hang detection, and one coordinated end of several processes.
 
-SIGTERM, SIGHUP or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued no sign
-of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
+SIGTERM, SIGHUP or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
+no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
 
 JAX's own heartbeats cannot do it: their timeout is set before the config is read, and after it JAX
 aborts the process (SIGABRT, which no launcher takes for "start again") with a message that knows

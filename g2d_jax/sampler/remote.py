@@ -1,8 +1,7 @@
 """An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of
 `engine.*`.
 
-    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by
-    adapter
+    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
     generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
 
 The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an

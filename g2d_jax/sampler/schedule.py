@@ -1,8 +1,7 @@
 """The schedule: which prompt is prefilled where and which sample decodes in which row; it knows
 nothing of devices.
 
-    requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─►
-    finished
+    requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─► finished
 
 The decisions follow from the requests and from which rows stopped, which every process knows: all
 compute the same. Rows and prompts belong to shards, one for every part of the mesh that the rows

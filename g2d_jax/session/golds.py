@@ -1,8 +1,7 @@
 """Reference answers ("golds") that the verifier cannot read: found out as problems are loaded, and
 kept with the run.
 
-    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out, or graded by
-    equal text
+    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out, or graded by equal text
               └► else the workers of the verifier, and kept ────┘
 
 What a run began with holds: a verifier of another version, which reads more or less, changes no

@@ -1,8 +1,7 @@
 """The inputs that a run reads from outside: a reader of the content of each, by the setting that
 names it.
 
-settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─►
-kept_inputs.py
+settings, problems, tokenizer ─► of_run: setting -> Reader ─► contents_of: setting -> Content ─► kept_inputs.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Warnings of a stage, in words, with remedies: rules over what the stage has recorded.
 
-    metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top
-    of the reports
+    metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
 
 The rules are pure. They report what a person would see in the curves: too few problems, nothing
 graded or nothing right, responses that are cut, a reward that stays where it was, entropy or length

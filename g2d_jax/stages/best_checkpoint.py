@@ -1,8 +1,7 @@
 """The best of a stage's kept checkpoints by its reward on held-out problems (arXiv 2506.21495,
 section 3).
 
-    kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then
-    means
+    kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then means
 
 A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right
 and wrong answers (their accuracy, where rewards are 0 and 1); of other rewards the mean divided by

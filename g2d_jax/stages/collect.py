@@ -1,8 +1,7 @@
 """The collect stage: a frozen policy's rollouts, scored, and the static preference dataset made
 from them.
 
-rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences,
-informativeness
+rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
    ├ "sample"     sampled here, from stage.policy
    ├ "archive"    sampled by an online stage on its way to stage.policy
    ├ a stage      another collect stage's of the run

@@ -6,8 +6,7 @@ name (of the hub: name and revision). An online stage at a constant learning rat
 of the same stage with more steps, so all points that differ in its number of steps alone share one
 trajectory and branch off it:
 
-    steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20,
-    and "warmup@20"
+    steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
 
 A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses among
 these alone. An evaluation is one node a policy, shared by all points that evaluate this policy, and

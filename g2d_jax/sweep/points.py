@@ -1,7 +1,6 @@
 """The points of a study: a config, and overrides of it, multiplied out.
 
-config.sweep.arms.NAME ─► fixed, product, zip ─► overrides ─► one config for each seed and
-combination
+config.sweep.arms.NAME ─► fixed, product, zip ─► overrides ─► one config for each seed and combination
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Stop a process just before each call with which it changes files, from outside: seccomp's user
 notification (Linux).
 
-install(), in the process to be watched ─► a descriptor, sent to the watching parent ─►
-changes(descriptor)
+install(), in the process to be watched ─► a descriptor, sent to the watching parent ─► changes(descriptor)
 
 What is on disk while a process is stopped there is what `kill -9` would leave, so every state that
 a kill can leave is seen. The layout of the structures is that of seccomp_unotify(2).
