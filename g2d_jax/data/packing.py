@@ -107,8 +107,9 @@ def pack(
     """Lay groups into rows by first fit, longest first: deterministic, about 95 % full.
 
     row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a
-    multiple of it (devices that share the rows). max_responses_per_row: M, even. most_rows: the
-    most rows that any batch takes, by which N and R are chosen, so that all have one shape.
+    multiple of it (devices that share the rows). max_responses_per_row: M; even, since DPO reads
+    the chosen responses from even places. most_rows: the most rows that any batch takes, by which N
+    and R are chosen, so that all have one shape.
     Micro-batches are of one size, as large as leaves the fewest rows over. Groups that need not
     stay together are split where they do not fit; the prompt is then repeated. Raises ValueError
     for an empty prompt, or a response or a group to keep together that fits no row.
@@ -127,7 +128,7 @@ def pack(
     return Packed(shaped, count, where, filled.size, attended)
 
 
-def positions(
+def computed_columns(
     groups: Sequence[Group],
     *,
     row_length: int,
@@ -136,7 +137,7 @@ def positions(
     max_responses_per_row: int = 16,
     most_rows: int = 1,
 ) -> int:
-    """Count the columns of the micro-batches that `pack` would fill."""
+    """Count the columns, padding included, of the micro-batches that `pack` would fill."""
     rows = len(_rows(groups, row_length, max_responses_per_row))
     return math.prod(_micro_batches(rows, microbatch_rows, rows_multiple, most_rows)) * row_length
 

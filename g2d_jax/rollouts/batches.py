@@ -38,12 +38,12 @@ NO_PAIR: Sides = ([], [])
 class Batch:
     """The responses to train on.
 
-    groups: for the loss, never empty. has_advantage: bool for each prompt that was sampled.
+    groups: for the loss, never empty. has_signal: bool for each prompt that was sampled.
     metrics: of the pairs.
     """
 
     groups: list[Group]
-    has_advantage: np.ndarray
+    has_signal: np.ndarray
     metrics: dict[str, float] = field(default_factory=dict)
 
 

@@ -85,7 +85,8 @@ def scored_under(stage: Online) -> dict[str, str]:
 
 
 def scorer_of(session: Session, stage: Online, rows: RowShape) -> Scorer:
-    """Return what scores a stage's batches under other policies: at the temperature of its loss."""
+    """Return what scores a stage's batches under other policies: at the temperature of its loss.
+    DPO compares the distributions of the models themselves, and so does GroupDPO."""
     temperature = float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
     return Scorer(session, rows, temperature)
 
@@ -177,22 +178,20 @@ class RolloutBuffer:
         train = self.session.problems.train
         self.order = train_order(self.session.config, train, stage.stream or f"online/{self.name}")
         self.index_of = {problem.id: index for index, problem in enumerate(train)}
-        self.rounds: dict[
-            int, list[Sampled]
-        ] = {}  # of the window's first batches, if this process sampled them
+        # Of the window's first MAX_BATCHES_IN_MEMORY batches, if this start came to its beginning.
+        self.rounds: dict[int, list[Sampled]] = {}
         self.logprobs: dict[int, OtherLogprobs] = {}
         self.reference: Decoder | None = None
         self.scorer = scorer_of(self.session, stage, trainer.training.rows)
         self._window_began = 0.0
-        self._sampling_seconds = 0.0  # of that window
+        self._sampling_seconds = 0.0  # of that window, in this start
 
     def fixed_reference(self) -> Decoder:
         """Return the policy that the stage began with."""
-        return (
-            load_reference(self.session, self.stage.policy)
-            if self.reference is None
-            else self.reference
-        )
+        if self.reference is None:
+            # Not kept: probes need it for a moment, and updates have its memory.
+            return load_reference(self.session, self.stage.policy)
+        return self.reference
 
     @cached_property
     def workload(self) -> Workload:
@@ -204,42 +203,41 @@ class RolloutBuffer:
         return metrics."""
         self.rounds.clear()
         self.logprobs.clear()
-        if self.external is not None:  # its windows are of one batch: `Online.check`
-            self.rounds[window.first] = [
-                self.external.batch(window.first, shard_path(self.folder, window.first))
+        if self.external is not None:  # its windows are of one batch, as the config sees to
+            self.rounds[window.first_batch] = [
+                self.external.batch(window.first_batch, shard_path(self.folder, window.first_batch))
             ]
             return {}
         now = time.perf_counter()
-        metrics = self._sample_window(window)
-        if self._window_began:
-            # of the window before
-            metrics["generation/share"] = self._sampling_seconds / (now - self._window_began)
-        rounds = itertools.chain.from_iterable(map(self._rounds, window.numbers))
-        spent = _usage(sampled.cost for sampled in rounds)
+        share = {}
+        if self._window_began:  # the window before ends here
+            share["generation/share"] = self._sampling_seconds / (now - self._window_began)
         self._window_began = now
-        self._sampling_seconds = spent["sampling_seconds"]
+        self._sampling_seconds = 0.0
+        metrics, costs = self._sample_window(window)
+        spent = _usage(costs)
         metrics["generation/prompts"] = spent["prompts"] / max(spent["calls"], 1e-9)
         metrics["generation/tokens_per_second"] = spent["sampled_tokens"] / max(
-            self._sampling_seconds, 1e-9
+            spent["sampling_seconds"], 1e-9
         )
-        return metrics
+        return metrics | share
 
     def add_logprobs(self, window: SyncWindow) -> None:
         """Add the log-probabilities of other policies to all batches of a window, where the loss
         needs any."""
         # Now, for all batches: the next update takes the policy that sampled away, and nothing
         # keeps a copy.
-        for number in window.numbers:
+        for number in window.batch_numbers:
             processes.check_stop_together()
             self._compute_logprobs(number)
         # A fixed reference stays from window to window, since reading it again takes long; behind
         # the last window its memory is free for the updates.
-        if window.start + window.updates == self.stage.steps:
+        if window.first_update + window.updates == self.stage.steps:
             self.reference = None
 
     def next_batch(self, window: SyncWindow) -> TrainBatch:
         """Return the batch of the next update, which is in the window."""
-        number = window.number(self.trainer.step)
+        number = window.batch_of(self.trainer.step)
         rounds = self._rounds(number)
         others = self._other_logprobs(number)
         draws, groups = concat_rounds(rounds)
@@ -258,7 +256,7 @@ class RolloutBuffer:
         for part in train_batch.costs:
             cost.add(part)
         state.usage = _usage([state.usage, *train_batch.costs])
-        if self.external is None:
+        if self.external is None:  # the tokens of a dump cost this run nothing
             count_rollouts(self.session, cost, train_batch.groups)
         counts = {"prompts": len(train_batch.groups)}
         if self.stage.loss != "grpo":
@@ -302,34 +300,38 @@ class RolloutBuffer:
 
     # Generation
 
-    def _sample_window(self, window: SyncWindow) -> dict[str, float]:
+    def _sample_window(
+        self, window: SyncWindow
+    ) -> tuple[dict[str, float], list[Mapping[str, float]]]:
         """Choose and sample the prompts of a window; with dynamic sampling, more in place of those
-        without a signal."""
+        without a signal. Returns metrics, and the costs of what was sampled."""
         stage, state = self.stage, self.state
         # A stage that was stopped in this window chooses the same prompts again, from where it
         # stood before the window.
-        if state.window != window.start:
-            state.window = window.start
+        if state.window != window.first_update:
+            state.window = window.first_update
             state.before = state.after
         cursor = replace(state.before)
-        missing = dict.fromkeys(window.numbers, stage.prompts_per_step)
+        costs: list[Mapping[str, float]] = []
+        missing = dict.fromkeys(window.batch_numbers, stage.prompts_per_step)
         for extra in range(1 + stage.dynamic_sampling):
             if extra:
-                missing = {number: self._lacking(number, extra) for number in window.numbers}
+                missing = {number: self._lacking(number, extra) for number in window.batch_numbers}
             if not any(missing.values()):
                 break
-            draws = self._choose(cursor, window.start, sum(missing.values()))
-            self._sample(window, draws, missing, extra)
+            draws = self._choose(cursor, window.first_update, sum(missing.values()))
+            costs += self._sample(window, draws, missing, extra)
         state.after = cursor
         if not stage.targeted:
-            return {}
-        return {
+            return {}, costs
+        metrics = {
             "curriculum/retired": state.history.share_retired(
-                window.start, stage.drop_solved, len(self.index_of)
+                window.first_update, stage.drop_solved, len(self.index_of)
             ),
             "curriculum/skipped": float(cursor.skipped),
             "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }
+        return metrics, costs
 
     def _choose(self, cursor: Cursor, step: int, count: int) -> Draws:
         """Choose the next `count` prompts; move the cursor on."""
@@ -353,9 +355,9 @@ class RolloutBuffer:
 
     def _sample(
         self, window: SyncWindow, draws: Draws, missing: Mapping[int, int], extra: int
-    ) -> None:
-        """Sample the draws with the present policy, so many for each batch; read back those that
-        are on disk."""
+    ) -> list[Mapping[str, float]]:
+        """Sample the draws with the present policy, so many for each batch, in one call of the
+        sampler; a call that an earlier start ended is read back whole. Returns the batches' costs."""
         remaining = iter(draws)
         parts = {
             number: (
@@ -365,13 +367,19 @@ class RolloutBuffer:
             for number, count in missing.items()
             if count
         }
-        policy = f"{self.name}@{window.start}"
+        policy = f"{self.name}@{window.first_update}"
         sampled = generate(
             self.session, self._sampler_params, list(parts.values()), self.workload, policy=policy
         )
+        costs = []
         for number, batch in zip(parts, sampled, strict=True):
-            if number < window.first + MAX_BATCHES_IN_MEMORY:
+            costs.append(batch.cost)
+            if not batch.from_disk:
+                self._sampling_seconds += batch.cost.get("sampling_seconds", 0.0)
+            # The others of a long window are read back when their turn comes.
+            if number < window.first_batch + MAX_BATCHES_IN_MEMORY:
                 self.rounds.setdefault(number, []).append(batch)
+        return costs
 
     def _sampler_params(self) -> Any:
         return self.session.sampling.engine.to_sampler_params(
@@ -385,7 +393,7 @@ class RolloutBuffer:
     def _lacking(self, number: int, rounds: int) -> int:
         """Count the prompts with a signal that a batch lacks after its first rounds; more may be on
         disk."""
-        signal = self._batch(*concat_rounds(self._rounds(number)[:rounds])).has_advantage
+        signal = self._batch(*concat_rounds(self._rounds(number)[:rounds])).has_signal
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
@@ -401,7 +409,7 @@ class RolloutBuffer:
         needed = scored_under(self.stage)
         file = self._logprobs_file(number)
         if not needed or on_disk(self.session, [file]):
-            return
+            return  # `next_batch` reads the file when its turn comes
         policies: dict[str, Decoder] = {}
         if FIXED in needed.values():
             self.reference = policies[FIXED] = self.fixed_reference()
@@ -435,7 +443,7 @@ class RolloutBuffer:
             if not on_disk(self.session, [file]):
                 raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
             data = storage.read_bytes(file)
-            # safetensors: its size, then JSON
+            # safetensors.numpy gives no metadata: a file begins with the header's size, then JSON.
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             self.logprobs[number] = OtherLogprobs(
                 **load(data), cost=json.loads(header["__metadata__"]["cost"])

@@ -39,7 +39,8 @@ Batches = Sequence[tuple[Draws, epath.Path]]
 class Sampled:
     """The draws of a batch, its groups, and the cost of sampling and scoring them, for `Cost.add`.
 
-    from_disk: whether an earlier start sampled them, and this was read back.
+    from_disk: whether this was read back: an earlier start sampled it, or its batch is one of a long
+    window.
     """
 
     draws: Draws

@@ -34,13 +34,18 @@ class ExtraState:
 
     costs: step -> the cost at every kept step, the fields of `Cost.manifest`
     skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last
-    in a row warnings: alerts that were shown, see `alerts.say` series: kind -> metric -> the first
-    and the last values that alerts compare rewards: the mean reward of every update probes: the
-    figures of every probe, with its step; probe_cost: of all of them ended: the rule that ended the
-    stage before its last step, if one did without_signal: updates in a row whose batch taught
-    nothing usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and
-    pairs of the batches window: the first update of the sync window that was drawn last; before,
-    after: positions around it history: what prompts got so far, for choosing among them
+    in a row
+    warnings: alerts that were shown, see `alerts.say`
+    series: kind -> metric -> the first and the last values that alerts compare
+    rewards: the mean reward of every update
+    probes: the figures of every probe, with its step; probe_cost: of all of them
+    ended: the rule that ended the stage before its last step, if one did
+    without_signal: updates in a row whose batch taught nothing
+    usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the
+    batches
+    window: the first update of the sync window that was drawn last; before, after: positions around
+    it
+    history: what prompts got so far, for choosing among them
     """
 
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from g2d_jax import mesh as meshes
-from g2d_jax.data.packing import Group, Packed, pack, positions, round_up
+from g2d_jax.data.packing import Group, Packed, computed_columns, pack, round_up
 from g2d_jax.models import kernels
 from g2d_jax.session.session import Session
 
@@ -57,7 +57,7 @@ def choose_row_length(
     def columns(length: int) -> int:
         shapes = (RowShape(length, len(groups), max_responses_per_row) for groups in batches)
         return sum(
-            positions(groups, **_layout(session, rows))
+            computed_columns(groups, **_layout(session, rows))
             for groups, rows in zip(batches, shapes, strict=True)
         )
 

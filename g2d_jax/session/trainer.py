@@ -77,9 +77,9 @@ class Trainer:
         self.total: int = self.training.total
         self._clock_then = self.session.clock.read()
 
-    def goes_on(self) -> bool:
-        """Return whether there are updates to do, before the next begins. Raises Preempted if told
-        to stop."""
+    def meet_before_update(self) -> bool:
+        """Meet the other processes and start or end a profile; return whether there is an update to
+        do. Raises Preempted if told to stop."""
         processes.note_progress(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         message = self.profiler.before(self.step, self.state)

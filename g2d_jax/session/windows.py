@@ -10,29 +10,29 @@ from g2d_jax.config import Online
 
 @dataclass(frozen=True)
 class SyncWindow:
-    """The updates between two synchronisations, `start` the first of them, and their batches,
-    `first` the first.
+    """The updates between two synchronisations, and their batches; both are counted from 0, over
+    the whole stage.
 
     Each batch serves num_iterations updates: the window goes over its batches so many times.
     """
 
-    start: int
+    first_update: int
     updates: int
-    first: int
+    first_batch: int
     batches: int
 
     @property
-    def numbers(self) -> range:
+    def batch_numbers(self) -> range:
         """The numbers of its batches."""
-        return range(self.first, self.first + self.batches)
+        return range(self.first_batch, self.first_batch + self.batches)
 
-    def number(self, step: int) -> int:
-        """Return the batch of update number `step`."""
-        return self.first + (step - self.start) % self.batches
+    def batch_of(self, step: int) -> int:
+        """Return the number of the batch that serves update number `step`."""
+        return self.first_batch + (step - self.first_update) % self.batches
 
     def is_new(self, step: int) -> bool:
         """Return whether update number `step` is the first on its batch."""
-        return step - self.start < self.batches
+        return step - self.first_update < self.batches
 
 
 def window_at(step: int, stage: Online) -> SyncWindow:

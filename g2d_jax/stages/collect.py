@@ -186,7 +186,7 @@ def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
     settings = session.config.stage(policy.stage, Online)
     done = _steps_done(session, policy.stage) if policy.number is None else policy.number
     rounds: list[Sampled] = []
-    for number in sorted({window_at(step, settings).number(step) for step in range(done)}):
+    for number in sorted({window_at(step, settings).batch_of(step) for step in range(done)}):
         rounds += read_rounds(session, session.folders[policy.stage], number)
     if not rounds:
         raise StopRun(

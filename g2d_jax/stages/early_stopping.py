@@ -10,7 +10,7 @@ from g2d_jax.session.trainer import Trainer
 
 def ends(trainer: Trainer, stage: Online) -> bool:
     """Decide whether the stage ends with the step just done, or was ended before, by an earlier
-    process perhaps.
+    start perhaps.
 
     Records the reason in trainer.extra_state, and shows it; the step's checkpoint is then due, and
     stays.

@@ -87,7 +87,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         alerts.report(trainer, positions_exceeded(session, stage, pairs))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(session, stage.policy))
         probe()
-        while trainer.goes_on():
+        while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 trainer.update(batch(pick(pairs, drawn), references[drawn]), {})

@@ -65,13 +65,13 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None
         )
         probe()
-        ended = early_stopping.ends(trainer, stage)  # perhaps by an earlier process
-        while trainer.goes_on() and not ended:
+        ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
+        while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
             generation: dict[str, float] = {}
             # A synchronisation: all batches of the window are sampled now. Their cost is stored
             # with them, and counted when a batch is first trained on.
-            if trainer.step == window.start:
+            if trainer.step == window.first_update:
                 generation = buffer.generate_window(window)
                 buffer.add_logprobs(window)
             with session.track_cost(trainer.cost):
@@ -261,7 +261,7 @@ def _describe(train_batch: TrainBatch) -> dict[str, float]:
     """Compute metrics of a batch's groups, and of each task's where there are several."""
     metrics = {
         **describe(train_batch.groups),
-        "frac_signal": float(np.mean(train_batch.batch.has_advantage)),
+        "frac_signal": float(np.mean(train_batch.batch.has_signal)),
     }
     by_task = indices_by_task(problems_of(train_batch.draws))
     if len(by_task) > 1:
@@ -279,7 +279,7 @@ def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> N
     """Raise StopRun when no group of many steps in a row taught anything; the policy so far is
     saved."""
     state = trainer.extra_state
-    if train_batch.batch.has_advantage.any():
+    if train_batch.batch.has_signal.any():
         state.without_signal = 0
         return
     state.without_signal += 1

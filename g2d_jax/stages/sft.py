@@ -39,7 +39,7 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
             alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps),
         )
         alerts.report(trainer, alerts.check_positions(session, pairs=demonstrations))
-        while trainer.goes_on():
+        while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
                 trainer.update(batch([demonstrations[index] for index, _ in drawn]), {})

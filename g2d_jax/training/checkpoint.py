@@ -1,7 +1,7 @@
 """Checkpoints of a stage through Orbax: FOLDER/STEP/, written in the background, each one whole or
 not there at all.
 
-    FOLDER/STEP/NAME/     one folder a named tree: params, opt_state, reference …; an array is called by its path
+    FOLDER/STEP/NAME/     one folder a named tree: params, opt_state; an array is called by its path
     FOLDER/STEP/host/     JSON: counters, data position, statistics; and a checksum of every array's values
 
 The files do not depend on the mesh, on the number of devices or on the Python classes of the trees.
@@ -87,6 +87,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         with self._naming_full_disks():
             if self._manager is None:
                 self._manager = ocp.CheckpointManager(self.folder, options=self._options)
+            # force: Orbax leaves a step out without a word where it is not above the newest one.
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def steps(self) -> list[int]:
@@ -157,7 +158,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return trees, record["content"]
 
     def restore_params(self, step: int, like: Tree) -> Tree:
-        """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See
+        """Read the tree "params" alone, for the next stage, without the optimiser's. See
         `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
@@ -228,7 +229,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             except (OSError, MemoryError):
                 raise
             except Exception as error:
-                # Of the devices: they say nothing about the file.
+                # Of the devices: they say nothing about the file. Not isinstance: what a damaged file
+                # raises may be a subclass of RuntimeError.
                 if type(error) in (RuntimeError, jax.errors.JaxRuntimeError):
                     raise
                 _read_files(folder)
@@ -325,6 +327,7 @@ def _read(
 
 def _read_alone(folder: epath.Path, key: str) -> np.ndarray:
     """Read one array of a tree, whole, without the other processes. Raises anything."""
+    # Not by a manager, which creates and cleans the folder. The key counts, not the 0.
     how = {key: ocp.RestoreArgs(restore_type=np.ndarray)}
     args = ocp.args.PyTreeRestore(item={key: 0}, restore_args=how, partial_restore=True)
     array: np.ndarray = ocp.PyTreeCheckpointHandler().restore(folder, args=args)[key]

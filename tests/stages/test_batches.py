@@ -96,7 +96,7 @@ def test_refill_keeps_the_first_prompts_with_a_signal(how):
     for wanted, kept in ((2, [1, 3]), (3, [1, 3, 4]), (4, [1, 3, 4])):
         batch = make(groups, **how, prompts_per_step=wanted, dynamic_sampling=1)
         assert [named(some.responses[0])[0] for some in batch.groups] == kept
-        assert batch.has_advantage.tolist() == [False, True, False, True, True]
+        assert batch.has_signal.tolist() == [False, True, False, True, True]
     assert len(make(groups, **how).groups) == (5 if how.get("beta") else 3)
 
 
@@ -111,7 +111,7 @@ def test_signal_of_each_loss(how):
         group(3, [0.5, 0.5]),
         group(4, [1, 0]),
     ]
-    assert make(groups, **how).has_advantage.tolist() == [
+    assert make(groups, **how).has_signal.tolist() == [
         how in ({}, GROUP_GRPO),
         False,
         False,
@@ -128,7 +128,7 @@ def test_equal_rewards_have_no_spread_and_no_signal_whatever_their_mean_rounds_t
     equal, apart = group(0, [0.7] * size), group(1, [0.7] * (size - 1) + [0.8])
     lonely = group(2, [0.7] + [None] * (size - 1))
     batch = make([equal, apart, lonely], scale_rewards=scale_rewards, beta=0.1)
-    assert batch.has_advantage.tolist() == [False, True, False]
+    assert batch.has_signal.tolist() == [False, True, False]
     assert {value for (prompt, _), value in values(batch, "advantage").items() if prompt != 1} == {
         0.0
     }
@@ -159,7 +159,7 @@ def test_overlong_responses_lose_reward_in_a_straight_line():
     np.testing.assert_array_equal(
         batches.shaped_rewards(stage_of(), groups), [[1, 1, 0, np.nan], [1] * 4]
     )
-    assert make(groups).has_advantage.tolist() == [True, False]
+    assert make(groups).has_signal.tolist() == [True, False]
     found = values(make(groups[1:], overlong_buffer=4), "advantage")
     assert list(found.values()) == pytest.approx([0.4375, -0.3125, -0.5625, 0.4375])
 
@@ -172,9 +172,9 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
         group(1, [1, 0, None], [8, 8, 4], cut=[0, 1]),
     ]
     groups.append(group(2, [0, 1, 0], [8, 8, 8], cut=[0, 1, 2]))
-    assert make(groups, **how).has_advantage.tolist() == [True, True, True]
+    assert make(groups, **how).has_signal.tolist() == [True, True, True]
     batch = make(groups, **how, entropy_coef=entropy_coef, mask_truncated=True)
-    assert batch.has_advantage.tolist() == [True, False, False]
+    assert batch.has_signal.tolist() == [True, False, False]
     counted = {(0, 1): 2, (0, 2): 3}
     if entropy_coef and not how:
         counted[1, 2] = (
@@ -226,7 +226,7 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(
             groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True
         )
         arrays = pack(batch.groups, row_length=32, microbatch_rows=4).arrays
-        assert arrays["tokens"].any() and not batch.has_advantage.any()
+        assert arrays["tokens"].any() and not batch.has_signal.any()
         assert names <= set(arrays)
         assert not any(arrays[name].any() for name in {*WEIGHTS, "side"} & set(arrays))
 
@@ -266,7 +266,7 @@ def test_scalar_tasks_pair_the_best_with_the_worst(loss):
         assert set(values(batch, "pair_weight").values()) == {0.5}
     assert not make(
         rows[:1], ["main"], loss=loss
-    ).has_advantage.any()  # no verdict, no right and wrong
+    ).has_signal.any()  # no verdict, no right and wrong
 
 
 def test_group_dpo_has_both_sides_of_a_prompt_and_each_pair_of_it_weighs_the_same():

@@ -43,7 +43,7 @@ def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_p
         examples, _ = sft.examples(session, "sft", session.config.stage("sft", Sft))
         with training(session, "sft", 4) as trainer:
             assert trainer.step == start
-            while trainer.goes_on() and trainer.step < stop:
+            while trainer.meet_before_update() and trainer.step < stop:
                 trainer.update(sft.batch(examples[4 * trainer.step :][:4]), {})
                 trainer.checkpoint_if_due()
 
