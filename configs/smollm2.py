@@ -48,13 +48,18 @@ def get_config(arg: str = "") -> ConfigDict:
         optimizer=settings.optimizer(rate * 1e-5),
     )
     config.stages.collect = settings.collect(
-        policy="warmup", prompts=256, num_generations=4, pairs_per_prompt=1, sampling=drawn
+        policy="warmup",
+        prompts=256,
+        num_generations=4,
+        pairs_per_prompt=1,
+        max_pairs=96,
+        sampling=drawn,
     )
     config.stages.dpo = settings.offline(
         batch_size=8,
         optimizer=settings.optimizer(rate * 5e-6, schedule="cosine", warmup_steps=1),
     )
-    config.stages.evaluate = settings.evaluate(num_generations=2, pass_at=(1, 2), sampling=drawn)
+    config.stages.evaluate = settings.evaluate(num_generations=4, pass_at=(1, 4), sampling=drawn)
     if chosen.preset == "smoke":
         _shrink(config)
     return config
@@ -70,3 +75,4 @@ def _shrink(config: ConfigDict) -> None:
     config.stages.warmup.update(steps=2, prompts_per_step=4, num_generations=4)
     config.stages.collect.prompts = 8
     config.stages.dpo.batch_size = 2
+    config.stages.evaluate.update(num_generations=2, pass_at=(1, 2))
