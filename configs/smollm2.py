@@ -70,9 +70,11 @@ def _shrink(config: ConfigDict) -> None:
     config.name = "smollm2-smoke"
     config.data.test.limit = 8
     config.data.dev.limit = 8
-    config.stages.sft.update(steps=4, batch_size=8)
-    config.stages.sft.data.limit = 32
+    # As few as make responses end and some of them right: else there are no pairs.
+    config.stages.sft.steps = 8
+    config.stages.sft.data.limit = 128
+    config.stages.sft.optimizer.learning_rate *= 2
     config.stages.warmup.update(steps=2, prompts_per_step=4, num_generations=4)
-    config.stages.collect.prompts = 8
+    config.stages.collect.update(prompts=24, max_pairs=6)
     config.stages.dpo.batch_size = 2
     config.stages.evaluate.update(num_generations=2, pass_at=(1, 2))
