@@ -14,7 +14,7 @@ from cases import MODELS, STOPS, Case, Clock, run, tokens
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
-from g2d_jax.data.packing import Group, Packed, Response, pack, positions, round_up
+from g2d_jax.data.packing import Group, Packed, Response, computed_columns, pack, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -25,7 +25,7 @@ from g2d_jax.session.row_shapes import CPU_TOKENS
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import (
-    fresh_state,
+    make_fresh_state,
     make_scorer,
     make_train_step,
     put_batch,
@@ -56,7 +56,7 @@ class Library:
         optimizer, of_optimizer = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
         structure, of_loss = objectives.split(_objective(compute, case))
         self.numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, self.mesh)
-        self.state = fresh_state(self.model, optimizer, self.mesh)
+        self.state = make_fresh_state(config, optimizer, self.mesh)(self.model)
         self.train = make_train_step(structure, optimizer, config, self.mesh)
 
     def sample(self, step: int) -> list[list[Rollout]]:
@@ -109,7 +109,7 @@ class Library:
 
         def columns(row: int) -> int:
             layout = self.layout(row, together)
-            return sum(positions(groups, row_length=row, **layout) for groups in batches)
+            return sum(computed_columns(groups, row_length=row, **layout) for groups in batches)
 
         return min(range(shortest, max(shortest, CPU_TOKENS) + 1, 16), key=columns)
 

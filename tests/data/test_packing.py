@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.packing import Group, Packed, Response, pack, positions
+from g2d_jax.data.packing import Group, Packed, Response, computed_columns, pack
 from g2d_jax.records import SEGMENT_STRIDE
 
 LENGTH = 24
@@ -178,7 +178,7 @@ def test_pairs_of_varying_length_fill_micro_batches(row_length, multiple):
 
 
 @pytest.mark.parametrize("row_length", [64, 100, 130])
-def test_positions_are_those_that_pack_fills(row_length):
+def test_computed_columns_are_those_that_pack_fills(row_length):
     rng = np.random.default_rng(0)
     groups = make(
         [(int(rng.integers(1, 20)), [int(n) for n in rng.integers(1, 40, 4)]) for _ in range(30)]
@@ -191,7 +191,7 @@ def test_positions_are_those_that_pack_fills(row_length):
         "most_rows": 60,
     }
     packed = pack(groups, **how)
-    assert positions(groups, **how) == packed.count * packed.arrays["tokens"][0].size
+    assert computed_columns(groups, **how) == packed.count * packed.arrays["tokens"][0].size
 
 
 @pytest.mark.parametrize(

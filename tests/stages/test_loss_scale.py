@@ -31,7 +31,13 @@ from g2d_jax.rollouts import batches
 from g2d_jax.stages import online
 from g2d_jax.training.objectives import Compute, split
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch, put_numbers
+from g2d_jax.training.step import (
+    make_fresh_state,
+    make_scorer,
+    make_train_step,
+    put_batch,
+    put_numbers,
+)
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
@@ -192,9 +198,9 @@ def step_of(structure: Any) -> Any:
 def metrics_of(stage: Any, packed: Packed, dtype: Any = jnp.float32) -> dict[str, float]:
     structure, numbers = split(online.objective_of(Compute(ONE, dtype), stage))
     numbers = put_numbers({"optimizer": NUMBERS, "loss": numbers}, ONE)
-    _, sums = step_of(structure)(
-        fresh_state(model(0), OPTIMIZER, ONE), *put_batch(packed, ONE), numbers
-    )
+    policy = model(0)
+    state = make_fresh_state(policy.config, OPTIMIZER, ONE)(policy)
+    _, sums = step_of(structure)(state, *put_batch(packed, ONE), numbers)
     norm = float(sums.pop("grad_norm"))
     return {
         **mean_metrics(jax.device_get(sums), "tokens" if stage.loss == "grpo" else "pairs"),

@@ -23,7 +23,7 @@ from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import (
     TrainState,
     abstract_state,
-    fresh_state,
+    make_fresh_state,
     make_train_step,
     put_batch,
     put_numbers,
@@ -47,7 +47,7 @@ def trained(offload: bool, weights: tuple[float, ...]) -> tuple[TrainState, list
         lambda: decoder.init(CONFIG, jax.random.key(0), 0.2),
         out_shardings=decoder.shardings(CONFIG, MESH),
     )
-    state = fresh_state(made(), OPTIMIZER, MESH, offload)
+    state = make_fresh_state(CONFIG, OPTIMIZER, MESH, offload)(made())
     step = make_train_step(objectives.sft(Compute(MESH)), OPTIMIZER, CONFIG, MESH, offload)
     skipped = []
     for weight in weights:
