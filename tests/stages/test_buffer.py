@@ -58,7 +58,7 @@ def test_intervals_of_literal_settings():
     assert window_at(0, stage(steps=0, sync_every=0)).updates == 0
     twice = window_at(5, stage(sync_every=4, num_iterations=2))
     assert twice == SyncWindow(4, 4, 2, 2)
-    assert [twice.number(step) for step in range(4, 8)] == [2, 3, 2, 3]
+    assert [twice.batch_of(step) for step in range(4, 8)] == [2, 3, 2, 3]
     assert [twice.is_new(step) for step in range(4, 8)] == [True, True, False, False]
 
 
