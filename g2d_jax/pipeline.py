@@ -69,7 +69,9 @@ def run(
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(session, names)
-        manifests = {name: run_stage(session, name, order) for name in names}
+        manifests = {}
+        for name in names:
+            manifests[name] = run_stage(session, name, order)
         if until is None:
             processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
         from g2d_jax.report.result import Result  # here: stages run without reports

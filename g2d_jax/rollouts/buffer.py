@@ -208,19 +208,38 @@ class RolloutBuffer:
                 self.external.batch(window.first_batch, shard_path(self.folder, window.first_batch))
             ]
             return {}
-        now = time.perf_counter()
-        share = {}
-        if self._window_began:  # the window before ends here
-            share["generation/share"] = self._sampling_seconds / (now - self._window_began)
-        self._window_began = now
-        self._sampling_seconds = 0.0
-        metrics, costs = self._sample_window(window)
-        spent = _usage(costs)
-        metrics["generation/prompts"] = spent["prompts"] / max(spent["calls"], 1e-9)
-        metrics["generation/tokens_per_second"] = spent["sampled_tokens"] / max(
-            spent["sampling_seconds"], 1e-9
-        )
-        return metrics | share
+        share = self._begin_window()
+        stage, state = self.stage, self.state
+        # A stage that was stopped in this window chooses the same prompts again, from where it
+        # stood before the window.
+        if state.window != window.first_update:
+            state.window = window.first_update
+            state.before = state.after
+        cursor = replace(state.before)
+        costs: list[Mapping[str, float]] = []
+        missing = dict.fromkeys(window.batch_numbers, stage.prompts_per_step)
+        # With dynamic sampling further rounds draw prompts in place of those without a signal.
+        for extra in range(1 + stage.dynamic_sampling):
+            if extra:
+                missing = {number: self._lacking(number, extra) for number in window.batch_numbers}
+            if not any(missing.values()):
+                break
+            draws = self._choose(cursor, window.first_update, sum(missing.values()))
+            parts = self._parts(draws, missing, extra)
+            policy = f"{self.name}@{window.first_update}"
+            # One call of the sampler; a call that an earlier start ended is read back whole.
+            sampled = generate(
+                self.session,
+                self._sampler_params,
+                list(parts.values()),
+                self.workload,
+                policy=policy,
+            )
+            for number, batch in zip(parts, sampled, strict=True):
+                costs.append(batch.cost)
+                self._keep(window, number, batch)
+        state.after = cursor
+        return {**_sampling_metrics(costs), **self._curriculum_metrics(window, cursor), **share}
 
     def add_logprobs(self, window: SyncWindow) -> None:
         """Add the log-probabilities of other policies to all batches of a window, where the loss
@@ -300,38 +319,29 @@ class RolloutBuffer:
 
     # Generation
 
-    def _sample_window(
-        self, window: SyncWindow
-    ) -> tuple[dict[str, float], list[Mapping[str, float]]]:
-        """Choose and sample the prompts of a window; with dynamic sampling, more in place of those
-        without a signal. Returns metrics, and the costs of what was sampled."""
-        stage, state = self.stage, self.state
-        # A stage that was stopped in this window chooses the same prompts again, from where it
-        # stood before the window.
-        if state.window != window.first_update:
-            state.window = window.first_update
-            state.before = state.after
-        cursor = replace(state.before)
-        costs: list[Mapping[str, float]] = []
-        missing = dict.fromkeys(window.batch_numbers, stage.prompts_per_step)
-        for extra in range(1 + stage.dynamic_sampling):
-            if extra:
-                missing = {number: self._lacking(number, extra) for number in window.batch_numbers}
-            if not any(missing.values()):
-                break
-            draws = self._choose(cursor, window.first_update, sum(missing.values()))
-            costs += self._sample(window, draws, missing, extra)
-        state.after = cursor
+    def _begin_window(self) -> dict[str, float]:
+        """Return sampling's share of the time of the window before, which ends here, if this start
+        saw it begin."""
+        now = time.perf_counter()
+        share = {}
+        if self._window_began:
+            share["generation/share"] = self._sampling_seconds / (now - self._window_began)
+        self._window_began = now
+        self._sampling_seconds = 0.0
+        return share
+
+    def _curriculum_metrics(self, window: SyncWindow, cursor: Cursor) -> dict[str, float]:
+        """Return metrics of the choice of prompts, where a stage chooses any."""
+        stage = self.stage
         if not stage.targeted:
-            return {}, costs
-        metrics = {
-            "curriculum/retired": state.history.share_retired(
+            return {}
+        return {
+            "curriculum/retired": self.state.history.share_retired(
                 window.first_update, stage.drop_solved, len(self.index_of)
             ),
             "curriculum/skipped": float(cursor.skipped),
             "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }
-        return metrics, costs
 
     def _choose(self, cursor: Cursor, step: int, count: int) -> Draws:
         """Choose the next `count` prompts; move the cursor on."""
@@ -353,33 +363,25 @@ class RolloutBuffer:
         train = self.session.problems.train
         return [(train[index], visit) for index, visit in drawn.draws]
 
-    def _sample(
-        self, window: SyncWindow, draws: Draws, missing: Mapping[int, int], extra: int
-    ) -> list[Mapping[str, float]]:
-        """Sample the draws with the present policy, so many for each batch, in one call of the
-        sampler; a call that an earlier start ended is read back whole. Returns the batches' costs."""
+    def _parts(
+        self, draws: Draws, missing: Mapping[int, int], extra: int
+    ) -> dict[int, tuple[Draws, epath.Path]]:
+        """Share draws out among batches, as many as each is missing, with the shard of each."""
         remaining = iter(draws)
-        parts = {
-            number: (
-                list(itertools.islice(remaining, count)),
-                shard_path(self.folder, number, extra),
-            )
-            for number, count in missing.items()
-            if count
-        }
-        policy = f"{self.name}@{window.first_update}"
-        sampled = generate(
-            self.session, self._sampler_params, list(parts.values()), self.workload, policy=policy
-        )
-        costs = []
-        for number, batch in zip(parts, sampled, strict=True):
-            costs.append(batch.cost)
-            if not batch.from_disk:
-                self._sampling_seconds += batch.cost.get("sampling_seconds", 0.0)
-            # The others of a long window are read back when their turn comes.
-            if number < window.first_batch + MAX_BATCHES_IN_MEMORY:
-                self.rounds.setdefault(number, []).append(batch)
-        return costs
+        parts = {}
+        for number, count in missing.items():
+            if count:
+                own = list(itertools.islice(remaining, count))
+                parts[number] = own, shard_path(self.folder, number, extra)
+        return parts
+
+    def _keep(self, window: SyncWindow, number: int, batch: Sampled) -> None:
+        """Keep a batch for its updates; those far back in a long window are read from disk when
+        their turn comes."""
+        if not batch.from_disk:
+            self._sampling_seconds += batch.cost.get("sampling_seconds", 0.0)
+        if number < window.first_batch + MAX_BATCHES_IN_MEMORY:
+            self.rounds.setdefault(number, []).append(batch)
 
     def _sampler_params(self) -> Any:
         return self.session.sampling.engine.to_sampler_params(
@@ -452,6 +454,16 @@ class RolloutBuffer:
 
     def _logprobs_file(self, number: int) -> epath.Path:
         return self.folder / "logprobs" / f"step-{number:06d}.safetensors"
+
+
+def _sampling_metrics(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return metrics of the sampling of batches with these costs."""
+    spent = _usage(costs)
+    rate = spent["sampled_tokens"] / max(spent["sampling_seconds"], 1e-9)
+    return {
+        "generation/prompts": spent["prompts"] / max(spent["calls"], 1e-9),
+        "generation/tokens_per_second": rate,
+    }
 
 
 def _usage(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -136,7 +136,11 @@ def generate(
             params = sampler_params()
         cost = Cost()
         with session.track_cost(cost):
-            rows, seconds = _sample_and_score(session, params, draws, workload, policy, parts, bar)
+            started = time.perf_counter()
+            with session.clock.doing("generation"):
+                answers = _answers(session, params, draws, workload, bar)
+            seconds = time.perf_counter() - started
+            rows = _scored(session, answers, draws, policy, parts)
         sampled = split_by_batch(split, rows, cost, max(processes.gather(seconds)))
         session.writer.submit(partial(write_sampled, sampled, shards, parts))
         if len(call) < len(batches):
@@ -328,25 +332,19 @@ def count_rollouts(session: Session, cost: Cost, groups: Groups) -> None:
             cost.flops += forward_flops(config, length, attended(length, before=prompt))
 
 
-def _sample_and_score(
+def _scored(
     session: Session,
-    params: Any,
+    answers: Sequence[_Answer],
     draws: Draws,
-    workload: Workload,
     policy: str,
     parts: epath.Path,
-    bar: Progress,
-) -> tuple[list[ScoredRollout], float]:
-    """Sample and score responses, in the order of draws and samples; return them with this
-    process's sampling seconds.
+) -> list[ScoredRollout]:
+    """Score this process's answers; return those of all processes, in the order of draws and
+    samples.
 
     parts: a folder, in which each of several processes leaves the rollouts of its own devices for
     all to read.
     """
-    started = time.perf_counter()
-    with session.clock.doing("generation"):
-        answers = _generate(session, params, draws, workload, bar)
-    seconds = time.perf_counter() - started
     # In the barriers each process works for itself. The error of one is raised by all of them:
     # without it the others would wait for ever where they meet next, in `share_usage`, in the
     # gather of `generate` or inside a program.
@@ -361,7 +359,7 @@ def _sample_and_score(
             rows = _in_order(itertools.chain.from_iterable(shares), draws)
     if session.scorer.has_collective():
         rows = _score_collective(session, rows, draws)
-    return rows, seconds
+    return rows
 
 
 def _score_local(session: Session, answers: Sequence[_Answer], policy: str) -> list[ScoredRollout]:
@@ -423,7 +421,7 @@ def _in_order(rows: Iterable[Row], draws: Draws) -> list[Row]:
     )
 
 
-def _generate(
+def _answers(
     session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress
 ) -> list[_Answer]:
     """Generate answers in the order of draws and samples; finished ones are handled while devices

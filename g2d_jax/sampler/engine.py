@@ -245,13 +245,13 @@ class Sampler:
             if wrong := self._wrong(request, shapes):
                 raise ValueError(f"problem {request.problem_id}{wrong}")
         if not pending:
-            return
+            return iter(())
         if shapes is None:
             samples = sum(request.num_samples for request in pending)
             lengths = [len(request.prompt_ids) for request in pending]
             params = [request.params for request in pending]
             shapes = self.shapes(len(pending), samples, params, lengths)
-        yield from _Session(self, sampler_params, pending, purpose, shapes).run()
+        return _Session(self, sampler_params, pending, purpose, shapes).run()
 
     def _wrong(self, request: Request, shapes: Shapes | None) -> str:
         """Say why a request cannot be sampled; "" if it can."""
