@@ -98,7 +98,7 @@ class TemplateSettings:
         return PROMPT_TEMPLATES.get(self.prompt_template, self.prompt_template)
 
 
-def check_typed(setting: str, text: str) -> str:
+def typed_warning(setting: str, text: str) -> str:
     r"""Return a warning for a text of the settings with \n in it as two characters, "" for any
     other."""
     if not _TYPED_BREAK.search(text):

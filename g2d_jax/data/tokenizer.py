@@ -199,7 +199,7 @@ class PromptTokenizer:
         """Decode ids with every special token written out."""
         return str(self.backend.decode(list(map(int, ids)), skip_special_tokens=False))
 
-    def check_stop_string(self, setting: str, string: str) -> str:
+    def stop_string_warning(self, setting: str, string: str) -> str:
         """Return a warning for a stop string with a special token in it, "" for any other.
 
         Responses are read without that token. The string is not refused: a policy may spell it out

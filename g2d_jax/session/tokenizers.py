@@ -8,7 +8,7 @@ from typing import Any
 from g2d_jax.config import Config, Model, Tokenizer
 from g2d_jax.config.section import Section
 from g2d_jax.data import arithmetic
-from g2d_jax.data.template import Fault, TemplateSettings, check_typed, refuse
+from g2d_jax.data.template import Fault, TemplateSettings, typed_warning, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf
 
@@ -19,12 +19,12 @@ SAMPLINGS = ("sampling", "probe_sampling")
 def run_tokenizer(config: Config, fault: Fault, warn: Callable[[str], None]) -> PromptTokenizer:
     """Load a run's tokenizer. warn: called with what is doubtful of a template or a stop string."""
     for name in ("prompt_template", "system"):
-        warning = check_typed(f"tokenizer.{name}", getattr(config.tokenizer, name) or "")
+        warning = typed_warning(f"tokenizer.{name}", getattr(config.tokenizer, name) or "")
         if warning:
             warn(warning)
     tokenizer = open_tokenizer(config.tokenizer, config.model, fault)
     for setting, string in stop_strings(config):
-        warning = tokenizer.check_stop_string(setting, string)
+        warning = tokenizer.stop_string_warning(setting, string)
         if warning:
             warn(warning)
     return tokenizer

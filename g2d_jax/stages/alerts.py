@@ -163,7 +163,7 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
         report(trainer, alerts)
 
 
-def check_positions(
+def position_alerts(
     session: Session,
     sampling: Sampling | None = None,
     pairs: Iterable[tuple[Sized, Sized]] = (),

@@ -40,7 +40,7 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     problems = session.problems.by_split["dev"]
     write_problems(session.folders[name], problems)
     warnings: list[dict[str, Any]] = []
-    alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
+    alerts.say(session, name, 0, alerts.position_alerts(session, stage.sampling), warnings)
     cost = Cost()
     scores: dict[int, dict[str, Any]] = {}
     steps = candidates(stage, session)

@@ -83,9 +83,9 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
     if stage.rollouts == "sample":
-        too_long = alerts.check_positions(session, stage.sampling)
+        too_long = alerts.position_alerts(session, stage.sampling)
     else:
-        too_long = _check_positions(session, [row.rollout for row in rows_of(groups)])
+        too_long = _position_alerts(session, [row.rollout for row in rows_of(groups)])
     alerts.say(session, name, 0, [*too_long, *alerts.few_pairs(counts), *of_samples], warnings)
     session.tracker.log(
         name, 0, {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
@@ -103,17 +103,17 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
     """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for
     one."""
     if stage.rollouts == "sample":
-        return alerts.check_positions(session, stage.sampling)
+        return alerts.position_alerts(session, stage.sampling)
     if stage.rollouts in ("archive", *session.config.stages):
         return []
     _, groups = read_groups(session, stage.rollouts, stage.reward_column)
-    return _check_positions(
+    return _position_alerts(
         session, [row.rollout for row in itertools.chain.from_iterable(groups.values())]
     )
 
 
-def _check_positions(session: Session, rollouts: Iterable[Rollout]) -> list[alerts.Alert]:
-    return alerts.check_positions(
+def _position_alerts(session: Session, rollouts: Iterable[Rollout]) -> list[alerts.Alert]:
+    return alerts.position_alerts(
         session, pairs=[(rollout.prompt_ids, rollout.token_ids) for rollout in rollouts]
     )
 

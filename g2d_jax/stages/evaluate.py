@@ -48,7 +48,7 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     answers: dict[str, Answers] = {}
     warnings: list[dict[str, Any]] = []
     write_problems(session.folders[name], problems)
-    alerts.say(session, name, 0, alerts.check_positions(session, stage.sampling), warnings)
+    alerts.say(session, name, 0, alerts.position_alerts(session, stage.sampling), warnings)
     total = len(problems) * (1 + stage.greedy) * len(stage.policies)
     with session.track_cost(cost), session.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):

@@ -117,7 +117,7 @@ def alerts_ahead(
     session: Session, name: str, stage: BestCheckpoint | Evaluate
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
-    return alerts.check_positions(session, stage.sampling)
+    return alerts.position_alerts(session, stage.sampling)
 
 
 def programs(

@@ -284,7 +284,7 @@ def positions_exceeded(
     sides: list[tuple[np.ndarray, np.ndarray]] = []
     for pair in pairs:
         sides += [(pair.prompt_ids, pair.chosen_ids), (pair.prompt_ids, pair.rejected_ids)]
-    return alerts.check_positions(
+    return alerts.position_alerts(
         session, stage.probe_sampling if stage.probe.every else None, sides
     )
 

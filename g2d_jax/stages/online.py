@@ -114,10 +114,10 @@ def _alerts_of_inputs(
     problems = len(session.problems.train)
     too_few = alerts.too_few_problems("online", problems, stage.prompts_per_step, stage.steps)
     if external is None:
-        return [*too_few, *alerts.check_positions(session, stage.sampling)]
+        return [*too_few, *alerts.position_alerts(session, stage.sampling)]
     unweighed = alerts.unweighed(external.without_logprobs, external.rows)
     sampling = stage.sampling if stage.probe.every else None  # only probes sample
-    return [*too_few, *unweighed, *alerts.check_positions(session, sampling, external.pairs)]
+    return [*too_few, *unweighed, *alerts.position_alerts(session, sampling, external.pairs)]
 
 
 def programs(

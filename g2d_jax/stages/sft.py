@@ -38,7 +38,7 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
             trainer,
             alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps),
         )
-        alerts.report(trainer, alerts.check_positions(session, pairs=demonstrations))
+        alerts.report(trainer, alerts.position_alerts(session, pairs=demonstrations))
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
@@ -53,7 +53,7 @@ def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
     encoded, _ = examples(session, name, stage)
     row_length(session, stage, encoded)
     scarce = alerts.too_few_problems("sft", len(encoded), stage.batch_size, stage.steps)
-    return [*scarce, *alerts.check_positions(session, pairs=encoded)]
+    return [*scarce, *alerts.position_alerts(session, pairs=encoded)]
 
 
 def programs(

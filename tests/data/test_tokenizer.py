@@ -214,7 +214,7 @@ def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string
     pretrained = make(make.chatml_with_default)
     pretrained.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     tokenizer = PromptTokenizer(pretrained)
-    said = tokenizer.check_stop_string("stages.a.sampling.stop", string)
+    said = tokenizer.stop_string_warning("stages.a.sampling.stop", string)
     assert bool(said) == (way is not None)
     if way is not None:
         assert (
