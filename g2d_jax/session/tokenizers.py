@@ -8,7 +8,7 @@ from typing import Any
 from g2d_jax.config import Config, Model, Tokenizer
 from g2d_jax.config.section import Section
 from g2d_jax.data import arithmetic
-from g2d_jax.data.template import Fault, TemplateSettings, typed_warning, refuse
+from g2d_jax.data.template import Fault, TemplateSettings, refuse, typed_warning
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf
 
