@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -54,13 +54,14 @@ def make(
 
     A prompt has a signal if it has a pair or, with GRPO, two different rewards. With
     stage.dynamic_sampling the first prompts_per_step prompts with a signal are kept, or as many as
-    there are (without any the first ones); else all are.
+    there are (without any the first ones); else all are. Raises AssertionError for a loss that has
+    no batch here.
     """
     signal = np.zeros(len(groups), bool)
     pairs = [NO_PAIR] * len(groups)
-    if stage.loss == "grpo" or stage.grpo_coef:
+    if stage.has_ratio:
         signal |= ((advantages(stage, draws, groups) != 0) & _counted(stage, groups)).any(axis=1)
-    if stage.loss != "grpo":
+    if stage.is_preference_loss:
         pairs = [
             _sides(seed, stage, draw, group, verifiable)
             for draw, group in zip(draws, groups, strict=True)
@@ -71,14 +72,16 @@ def make(
         rows = (rows[signal] if signal.any() else rows)[: stage.prompts_per_step]
     draws = pick(draws, rows)
     trained = pick(groups, rows)
-    if stage.loss == "grpo":
-        return Batch(_grpo(stage, draws, trained), signal)
     sides = pick(pairs, rows)
-    loss_groups = (
-        _dpo(stage, trained, sides)
-        if stage.loss == "dpo"
-        else _group_dpo(stage, draws, trained, sides)
-    )
+    match stage.loss:
+        case "grpo":
+            return Batch(_grpo(stage, draws, trained), signal)
+        case "dpo":
+            loss_groups = _dpo(stage, trained, sides)
+        case "group_dpo":
+            loss_groups = _group_dpo(stage, draws, trained, sides)
+        case _:
+            assert_never(stage.loss)
     metrics = {"pairs/skipped": float(pairs.count(NO_PAIR)), **_describe(trained, sides)}
     return Batch(_with_entropy(stage, loss_groups), signal, metrics)
 
@@ -315,7 +318,7 @@ def fill(
             first = span.stop
             if trainer is not None:
                 token["old_logprob"] = trainer[span]
-            if reference is not None and stage.loss != "grpo":
+            if reference is not None and stage.is_preference_loss:
                 sequence["reference"] = float(reference[span].sum(dtype=np.float32))
             if reference is not None and stage.beta:
                 token["ref_logprob"] = reference[span]

@@ -70,7 +70,7 @@ def trains_off_policy(stage: Online) -> bool:
     arithmetic (TRL does the same where steps_per_generation or num_iterations ask for it; the paper
     has GRPO with sync_every=1 alone).
     """
-    return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
+    return stage.has_ratio and stage.sync_every != 1
 
 
 def scored_under(stage: Online) -> dict[str, str]:
@@ -278,7 +278,7 @@ class RolloutBuffer:
         if self.external is None:  # the tokens of a dump cost this run nothing
             count_rollouts(self.session, cost, train_batch.groups)
         counts = {"prompts": len(train_batch.groups)}
-        if self.stage.loss != "grpo":
+        if self.stage.is_preference_loss:
             metrics = train_batch.batch.metrics
             counts |= {
                 "pairs": int(metrics["pairs/prompts"]),
@@ -298,7 +298,7 @@ class RolloutBuffer:
     def summary(self) -> dict[str, int]:
         """Return counts for the manifest: of rollouts and prompts, and of the prompts' use."""
         names = ["prompts"]
-        if self.stage.loss != "grpo":
+        if self.stage.is_preference_loss:
             names += ["pairs", "skipped"]
         counts = {**dict.fromkeys(names, 0), **self.state.counts}
         if self.stage.targeted:

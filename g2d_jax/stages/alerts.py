@@ -444,7 +444,7 @@ def remedies(cause: str, stage: Online | Offline) -> list[str]:
             *changes,
             'in place of this stage an online one with loss="dpo" and a small sync_every',
         ]
-    if stage.loss != "grpo" and stage.sync_every and stage.has_fixed_reference:
+    if stage.is_preference_loss and stage.sync_every and stage.has_fixed_reference:
         changes.insert(0, "reference_sync=True")
     if stage.sync_every != 1:
         changes.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")

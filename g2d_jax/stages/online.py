@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -165,7 +165,7 @@ def training_of(session: Session, name: str, stage: Online) -> Training:
         stage,
         objective_of(session.compute, stage),
         total=stage.steps,
-        per="tokens" if stage.loss == "grpo" else "pairs",
+        per="pairs" if stage.is_preference_loss else "tokens",
         rows=row_shape(session, stage),
     )
 
@@ -204,19 +204,23 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:
-    """Return the stage's loss."""
+    """Return the stage's loss. Raises AssertionError for a loss without an objective."""
     ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
     settings = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
     settings["cispo"] = stage.loss_type == "cispo"
-    if stage.loss == "grpo":
-        return objectives.grpo(
-            compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings
-        )
-    if stage.loss == "dpo":
-        return objectives.dpo(compute, stage.dpo, entropy_coef=stage.entropy_coef)
-    return objectives.group_dpo(
-        compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings
-    )
+    match stage.loss:
+        case "grpo":
+            return objectives.grpo(
+                compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings
+            )
+        case "dpo":
+            return objectives.dpo(compute, stage.dpo, entropy_coef=stage.entropy_coef)
+        case "group_dpo":
+            return objectives.group_dpo(
+                compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings
+            )
+        case _:
+            assert_never(stage.loss)
 
 
 def row_shape(session: Session, stage: Online) -> RowShape:
@@ -227,7 +231,7 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     shorter ones. With GroupDPO a row holds at least all responses of a prompt.
     """
     most = stage.sampling.max_new_tokens
-    keep_together = stage.loss != "grpo"
+    keep_together = stage.is_preference_loss
     samples = 2 if stage.loss == "dpo" else stage.num_generations
     max_responses = 16
     if stage.loss == "group_dpo":

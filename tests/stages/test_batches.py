@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from g2d_jax import config as settings
+from g2d_jax.config.section import record
 from g2d_jax.data.packing import pack
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
@@ -62,7 +63,7 @@ def stage_of(groups=(), **changes: Any):
         "sampling": settings.sampling(8),
         **changes,
     }
-    return settings.online(**changes)
+    return record(settings.Online, settings.online(**changes))
 
 
 def make(groups, tasks=None, visit=0, seed=0, **changes: Any) -> batches.Batch:
@@ -150,6 +151,17 @@ def test_rewards_of_different_tasks_are_normalised_apart():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     made = values(make(groups, tasks, **how), "advantage")
     assert list(made.values()) == pytest.approx(expected.ravel().tolist(), rel=1e-5)
+
+
+def test_a_loss_that_no_batch_is_known_of_is_not_taken_for_another():
+    """Settings may come to allow a word before the batches know it."""
+    groups = [group(0, [1, 0])]
+    stage = stage_of(groups)
+    object.__setattr__(stage, "loss", "new")
+    with pytest.raises(AssertionError, match="new"):
+        batches.make(0, stage, draws_of(groups), groups, VERIFIABLE)
+    with pytest.raises(AssertionError, match="new"):
+        batches.fill(stage, make(groups).groups, np.zeros(8, np.float32))
 
 
 def test_overlong_responses_lose_reward_in_a_straight_line():

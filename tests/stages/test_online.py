@@ -413,3 +413,12 @@ def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():
     ]
     with pytest.raises(ValueError, match="the loss has no reference"):
         Online(loss="dpo", dpo=simpo, reference_sync=True)
+
+
+def test_a_loss_without_an_objective_is_not_taken_for_another():
+    stage = Online()
+    object.__setattr__(stage, "loss", "new")
+    with pytest.raises(AssertionError, match="new"):
+        online.objective_of(
+            objectives.Compute(make_mesh(1, 1, 1, devices=jax.devices()[:1])), stage
+        )

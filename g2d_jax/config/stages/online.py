@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import (
@@ -131,9 +131,23 @@ class Online(TrainingStage):
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     @property
+    def is_preference_loss(self) -> bool:
+        """True if the loss is of chosen against rejected responses, False if of advantages.
+
+        Raises AssertionError for a loss that nobody has said it of.
+        """
+        match self.loss:
+            case "grpo":
+                return False
+            case "dpo" | "group_dpo":
+                return True
+            case _:
+                assert_never(self.loss)
+
+    @property
     def compares(self) -> bool:
         """True if the loss compares the policy with a reference."""
-        return bool(self.beta or (self.loss != "grpo" and self.dpo.compares))
+        return bool(self.beta or (self.is_preference_loss and self.dpo.compares))
 
     @property
     def has_ratio(self) -> bool:
