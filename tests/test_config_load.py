@@ -541,6 +541,25 @@ def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_di
     assert not {"mesh", "compute", "logging", "checkpoint", "name"} & identity.keys()
 
 
+@pytest.mark.parametrize("name", ["final", "evaluate", "sampling"])
+def test_a_later_setting_of_a_stage_goes_by_the_stage_s_kind(monkeypatch, name):
+    before = config_io.to_dict(config_io.from_dict({"stages": {name: {"kind": "evaluate"}}}))
+    greedy = before["stages"][name].pop("greedy")
+    monkeypatch.setattr(config, "LATER", {**config.LATER, "evaluate.greedy": greedy})
+    now = config_io.from_dict(before)
+    assert config_io.identity(now) == config_io.identity(before)
+    now.stages[name].greedy = not greedy
+    assert config_io.differences(before, now) == [f"stages.{name}.greedy: (absent) -> {not greedy}"]
+
+
+def test_a_stage_called_like_another_kind_or_section_keeps_its_settings(monkeypatch):
+    later = {"evaluate.num_generations": 1, "sampling.num_generations": 1}
+    monkeypatch.setattr(config, "LATER", later)
+    stages = {name: {"kind": "best_checkpoint"} for name in ("evaluate", "sampling")}
+    identity = config_io.identity(config_io.from_dict({"stages": stages}))
+    assert all(stage["num_generations"] == 1 for stage in identity["stages"].values())
+
+
 def test_differences_are_lines_of_fields(write):
     old = config_load.resolve(write("config.stages.old = schema.sft()"))
     new = config_load.resolve(

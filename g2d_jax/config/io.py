@@ -281,11 +281,14 @@ def _without_place(policy: str) -> str:
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     # The rules for the main task's reward hold for those of further tasks, tasks.NAME.reward.
     base = re.sub(r"^tasks\.[^.]+\.", "", prefix)
+    section = prefix.removesuffix(".").rpartition(".")[2]
+    if re.fullmatch(r"stages\.[^.]+\.", prefix):
+        section = values["kind"]  # its name is the user's, and may be that of another section
     left_out = (*schema.RUNTIME, "name")
     rest = {}
     for key, value in values.items():
-        last_names = ".".join(f"{prefix}{key}".split(".")[-2:])
-        as_before = last_names in schema.LATER and value == schema.LATER[last_names]
+        setting = f"{section}.{key}"
+        as_before = setting in schema.LATER and value == schema.LATER[setting]
         if f"{base}{key}" in left_out or as_before:
             continue
         rest[key] = _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value

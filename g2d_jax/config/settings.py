@@ -46,9 +46,11 @@ RUNTIME = frozenset(
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
 LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
-"""Settings that came later, by their last two names, and the value with which everything is as it
-was before them: with it they are no part of an identity, so that runs of earlier versions
-continue."""
+"""Settings that came later, and the value with which everything is as it was before them: with it
+they are no part of an identity, so that runs of earlier versions continue.
+
+A setting is named by its section and itself, one of a stage by the stage's kind:
+"evaluate.greedy"."""
 
 RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
 """Words that mean something else where the name of a stage or a task could stand: policies,
