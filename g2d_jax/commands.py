@@ -513,9 +513,7 @@ def _rewards(
     """Score each response: reward and verdict. It is "" without an answer, and for a reward of a
     model, an endpoint or a function that is not at hand."""
     cheap = {
-        name
-        for name, task in session.config.all_tasks.items()
-        if task.reward.function not in ("model", "judge")
+        name for name, task in session.config.all_tasks.items() if not task.reward.kind.not_tried
     }
     if session.reward is _not_at_hand:
         cheap.discard("main")

@@ -19,6 +19,7 @@ from g2d_jax.accounting import behind
 from g2d_jax.config import Collect, Config
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
+from g2d_jax.config.rewards import REWARD_KINDS
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.records import Problem, Prompt, by_id
 from g2d_jax.rollouts.generate import Draws, Groups, problems_of, rows_of
@@ -32,8 +33,6 @@ PROVENANCE = "g2d.json"
 PROBLEMS = "problems.parquet"
 COMPLETIONS = "completions"
 PREFERENCES = "preferences"
-SCORERS = ("verify", "model", "judge")
-"""The values of reward.function that are not the name of a function."""
 
 
 def stage_of(config: Config, policy: str | None) -> str:
@@ -104,7 +103,7 @@ def _columns(
     prompts = [problem.prompt for problem in problems]
     # Solutions and further columns count only where a function of the user's own may score by them.
     bare = Problem("", "", None)
-    rest = [bare if scored_by[problem.task] in SCORERS else problem for problem in problems]
+    rest = [bare if scored_by[problem.task] in REWARD_KINDS else problem for problem in problems]
     try:
         columns = [json.dumps(storage.plain(problem.columns)) for problem in rest]
     except TypeError as error:
@@ -124,6 +123,6 @@ def _columns(
 
 
 def _scored_by(config: Config, own: Mapping[str, str]) -> dict[str, str]:
-    """Map each task to what scores it: one of SCORERS, or the name of a function."""
+    """Map each task to what scores it: one of REWARD_KINDS, or the name of a function."""
     named = {name: task.reward.function for name, task in config.all_tasks.items()}
     return {**named, "main": own.get("reward", named["main"])}

@@ -39,10 +39,6 @@ from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, stage_folders, stages_to_extend
 
 SHOWN = 2  # problems that are shown in full
-_NOT_TRIED = {
-    "model": "a reward model is loaded by the run alone",
-    "judge": "a judge is asked by the run alone",
-}
 
 
 def show(
@@ -233,13 +229,13 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     of the rule; such a form is tried beside it, and warned of.
     """
     reward = session.config.all_tasks[task].reward
-    if why := _NOT_TRIED.get(reward.function, "" if problems else "there is no problem"):
+    if why := reward.kind.not_tried or ("" if problems else "there is no problem"):
         session.tracker.say(f"the reward of {task} is not tried: {why}")
         return
     asked = asked_for(_instruction(session, problems[0]))
     read = [form for form in asked if form.is_read_by(reward.answers)]
     # A function of one's own may read anything: it is tried with the form that is asked for.
-    by_rule = reward.function == "verify" or reward.answers != "boxed"
+    by_rule = not reward.kind.is_function or reward.answers != "boxed"
     chosen = (read if by_rule else asked)[:1]
     write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     answers = [problem.answer for problem in problems if problem.answer is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from g2d_jax.config.section import (
     Bounds,
@@ -81,6 +81,28 @@ class Judge(Section):
     concurrency: Concurrency = 16
 
 
+class RewardKind(NamedTuple):
+    """Holds what is known of the rewards that a `Reward.function` gives.
+
+    is_verifiable: they know right and wrong, else better and worse only. reads_answers: by the
+    rule of `Reward.answers`, else whole responses. is_function: a user's, which is given all
+    columns of the problems. not_tried: why a dry run and `g2d sample` ask for none, "" if they do.
+    """
+
+    is_verifiable: bool = True
+    reads_answers: bool = True
+    is_function: bool = False
+    not_tried: str = ""
+
+
+REWARD_KINDS = {
+    "verify": RewardKind(),
+    "model": RewardKind(False, False, not_tried="a reward model is loaded by the run alone"),
+    "judge": RewardKind(False, False, not_tried="a judge is asked by the run alone"),
+}
+"""The values of reward.function that are words, not the name of a function."""
+
+
 class Reward(Section):
     """The scoring of responses. function: "verify" (math-verify against the reference answer),
     "model" (a reward model), "judge" (a language model behind an OpenAI-style endpoint), or
@@ -132,26 +154,26 @@ class Reward(Section):
     judge: Judge = Judge()
 
     @property
+    def kind(self) -> RewardKind:
+        """Look up what is known of its function."""
+        return REWARD_KINDS.get(self.function, RewardKind(is_function=True))
+
+    @property
     def is_verifiable(self) -> bool:
         """True if its rewards know right and wrong."""
-        if self.verifiable is None:
-            return self.function not in ("model", "judge")
-        return self.verifiable
+        return self.kind.is_verifiable if self.verifiable is None else self.verifiable
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse a kind of rewards that the function does not give, what is not its own, and a
         model without a name."""
-        knows = {
-            "verify": (True, "knows right and wrong"),
-            "model": (False, "knows better and worse only"),
-            "judge": (False, "knows better and worse only"),
-        }
-        kind, what = knows.get(self.function, (self.is_verifiable, ""))
-        if self.is_verifiable != kind:
+        kind = self.kind
+        if not kind.is_function and self.is_verifiable != kind.is_verifiable:
+            what = "right and wrong" if kind.is_verifiable else "better and worse only"
             yield FieldError(
-                "verifiable", f"is {self.verifiable}, but {self.function!r} {what}: leave it unset"
+                "verifiable",
+                f"is {self.verifiable}, but {self.function!r} knows {what}: leave it unset",
             )
-        if self.answers != "boxed" and self.function in ("model", "judge"):
+        if self.answers != "boxed" and not kind.reads_answers:
             yield FieldError(
                 "answers",
                 f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out",

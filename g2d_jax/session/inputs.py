@@ -42,7 +42,7 @@ from g2d_jax.models import hf
 from g2d_jax.runtime import storage
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
-from g2d_jax.session.problems import SPLITS, Reading, gives_columns, read_source, reading
+from g2d_jax.session.problems import SPLITS, Reading, read_source, reading
 from g2d_jax.session.session import Session
 from g2d_jax.session.tokenizers import open_tokenizer
 from g2d_jax.training.checkpoint import Checkpoints
@@ -203,7 +203,7 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
 def _function_file(reward: Reward) -> Path | None:
     """Return the file of a user's reward function, None where it is none or lies in no file of its
     own."""
-    if not gives_columns(reward):
+    if not reward.kind.is_function:
         return None
     if reward.folder is not None:
         file = places.module_file(reward.function, Path(reward.folder))

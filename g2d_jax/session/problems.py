@@ -226,7 +226,7 @@ class Reading(NamedTuple):
 def reading(reward: Reward, own: bool = False) -> Reading:
     """Return what a task's reward needs of its problems. own: a function given from Python stands
     in its place."""
-    return Reading(reward.function == "verify" and not own, gives_columns(reward) or own)
+    return Reading(reward.function == "verify" and not own, reward.kind.is_function or own)
 
 
 def read_source(
@@ -244,11 +244,6 @@ def read_source(
         report,
         replace(content, parts={}) if source.path.startswith("procedural:") else content,
     )
-
-
-def gives_columns(reward: Reward) -> bool:
-    """Return whether a reward is a user's function, which is given all columns of a problem."""
-    return reward.function not in ("verify", "model", "judge")
 
 
 def _of_task(
