@@ -202,15 +202,14 @@ def _locked(folder: epath.Path) -> Iterator[None]:
 def compile_ahead(session: Session, names: Sequence[str]) -> None:
     """Let other threads compile the programs of stages that are not finished, in order.
 
-    Stages whose shapes depend on their examples or pairs are left out: they compile at their own
-    start.
+    Stages whose shapes depend on their data are left out: they compile at their own start.
     """
     finished = processes.on_leader(
         lambda: [name for name in names if storage.finished(session.folders[name])]
     )
     for name in names:
         stage = session.config.stages[name]
-        if name not in finished and stage.kind not in ("sft", "offline"):
+        if name not in finished and not stage.shapes_from_data:
             compile_programs(
                 session.ahead, stage_modules.of_kind(stage.kind).programs(session, name, stage)
             )

@@ -34,6 +34,8 @@ class Offline(DPOLoss, TrainingStage):
     diagnose: bool = True
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
+    shapes_from_data = True
+
     @property
     def probes_compare(self) -> bool:
         """True: its probes are compared with the policy that it starts from."""

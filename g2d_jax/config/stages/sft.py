@@ -23,6 +23,8 @@ class Sft(TrainingStage):
     max_length: Annotated[int, Bounds(least=2)] = 512
     optimizer: Optimizer = Optimizer(learning_rate=2e-5, schedule="cosine", warmup_steps=50)
 
+    shapes_from_data = True
+
     def examples_path(self) -> str:
         """Return where the demonstrations are from."""
         return self.data.path

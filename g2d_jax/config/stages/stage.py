@@ -29,12 +29,15 @@ class Stage(Section):
 
     The attributes below are a kind's own, and no settings. trains: it makes checkpoints. is_policy:
     its name is that of a policy. comes_last: it waits for all stages that could run.
+    shapes_from_data: the shapes of its programs depend on its examples or pairs, so that they
+    compile at its own start and not ahead.
     """
 
     kind = ""
     trains = False
     is_policy = False
     comes_last = False
+    shapes_from_data = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
