@@ -7,6 +7,7 @@ edit leaves and takes away stands once in its file.
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shutil
@@ -70,6 +71,21 @@ def follow(page: str, folder: Path) -> None:
             )
             source = source.replace(before, after)
         (folder / name).write_text(source)
+
+
+REJECTION = """
+import tiny
+from ml_collections import ConfigDict
+from g2d_jax import config as settings
+
+
+def get_config(arg=""):
+    config = tiny.get_config()
+    collect = settings.collect(policy="init", prompts=8, num_generations=4, sampling=settings.sampling(8))
+    rejection = settings.rejection(steps=8, batch_size=16, max_length=32)
+    config.stages = ConfigDict({"collect": collect, "rejection": rejection})
+    return config
+"""
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +158,33 @@ def test_a_family_and_a_stage_are_edits_that_fit_the_package(package: Path) -> N
     for file in package.rglob("*.py"):
         compile(file.read_text(), str(file), "exec")
     assert (package / "tests" / "stages" / "test_rejection.py").is_file()
+    stage = ast.parse((package / "g2d_jax" / "stages" / "rejection.py").read_text())
+    functions = {node.name for node in stage.body if isinstance(node, ast.FunctionDef)}
+    # what a run, a plan and a dry run call of every kind: stages/__init__.py
+    assert functions >= {"run", "programs", "alerts_ahead"}
+
+
+@pytest.mark.slow
+def test_a_dry_run_knows_the_stage(package: Path, one_device: dict[str, str]) -> None:
+    (package / "my_config.py").write_text(REJECTION)
+    command = "-m g2d_jax run --config my_config.py --workdir runs/rejection --dry-run".split()
+
+    def dry_run(*settings: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command, *settings],
+            env={**one_device, "PYTHONPATH": f"{package}:{package / 'tests'}"},
+            cwd=package,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    done = dry_run()
+    assert done.returncode == 0 and "| rejection | rejection | init, collect |" in done.stdout, (
+        done.stdout[-3000:] + done.stderr[-2000:]
+    )
+    refused = dry_run("--config.compute.row_length=16")
+    assert refused.returncode != 0 and "compute.row_length is 16" in refused.stderr + refused.stdout
 
 
 @pytest.mark.slow

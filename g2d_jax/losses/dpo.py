@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import assert_never
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +115,7 @@ def dpo_loss(
                           such metric (its loss_type "sft" is a mean over all chosen tokens of a
                           batch); the name is that of its CPO and ORPO trainers
     Raises ValueError for differing shapes, and without the reference or the lengths where the
-    settings need them.
+    settings need them; AssertionError for a loss_type that has no formula here.
     """
     beta, label_smoothing, simpo_gamma, nll_coef = (
         numbers.get(name, getattr(settings, name)) for name in NUMBERS
@@ -153,11 +154,15 @@ def dpo_loss(
             _per_token(rewarded[1], rejected_lengths),
         )
     gaps = scores[0] - scores[1]
-    if loss_type == "ipo":
-        pair_loss = ipo_loss(gaps, beta)
-    else:
-        margin = simpo_gamma if loss_type == "simpo" else 0.0
-        pair_loss = sigmoid_loss(beta * gaps - margin, label_smoothing)
+    match loss_type:
+        case "ipo":
+            pair_loss = ipo_loss(gaps, beta)
+        case "simpo":
+            pair_loss = sigmoid_loss(beta * gaps - simpo_gamma, label_smoothing)
+        case "sigmoid" | "sigmoid_norm":
+            pair_loss = sigmoid_loss(beta * gaps, label_smoothing)
+        case _:
+            assert_never(loss_type)
     if loss_type == "simpo":
         rewarded = terms = scores
     chosen_reward = beta * rewarded[0]

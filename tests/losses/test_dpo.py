@@ -278,3 +278,10 @@ def test_a_padding_pair_cannot_poison(poison: float) -> None:
 def test_wrong_arguments(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dpo_loss(ONE, ONE, ONE, ONE, ONE, **kwargs)
+
+
+def test_a_loss_type_without_a_formula_is_not_taken_for_the_sigmoid() -> None:
+    settings = OnlineDPO()
+    object.__setattr__(settings, "loss_type", "new")
+    with pytest.raises(AssertionError, match="new"):
+        dpo.dpo_loss(ONE, ONE, ONE, ONE, ONE, settings)
