@@ -155,6 +155,18 @@ def test_every_equation_names_a_function_and_a_test_that_exist() -> None:
             ), (tests, name)
 
 
+def test_functions_that_pages_name_with_their_file_exist() -> None:
+    missing = []
+    found = 0
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", page.read_text()):
+            source = (ROOT / "g2d_jax" / file).read_text()
+            found += 1
+            if not re.search(rf"^ *(def |class )?{name}( =|:|\(|\[)", source, flags=re.MULTILINE):
+                missing.append((page.name, file, name))
+    assert found > 10 and missing == []
+
+
 def slowness(file: Path) -> dict[str, str]:
     """How much of each test of a file is left to `-m slow`: "slow", "partly slow" or ""."""
     module = ast.parse(file.read_text())
