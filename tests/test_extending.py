@@ -167,7 +167,16 @@ def test_a_family_and_a_stage_are_edits_that_fit_the_package(package: Path) -> N
 @pytest.mark.slow
 def test_a_dry_run_knows_the_stage(package: Path, one_device: dict[str, str]) -> None:
     (package / "my_config.py").write_text(REJECTION)
-    command = "-m g2d_jax run --config my_config.py --workdir runs/rejection --dry-run".split()
+    command = [
+        "-m",
+        "g2d_jax",
+        "run",
+        "--config",
+        "my_config.py",
+        "--workdir",
+        "runs/rejection",
+        "--dry-run",
+    ]
 
     def dry_run(*settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
