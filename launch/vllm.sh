@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vLLM as a run's engine (docs/engines.md): serves a model in the foreground, on this machine alone unless told otherwise.
+# vLLM as a run's engine (docs/server.md): serves a model in the foreground, on this machine alone unless told otherwise.
 #
 #   launch/vllm.sh [--dry-run] MODEL SYNC [option of `vllm serve` …]
 #

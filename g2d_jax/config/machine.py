@@ -138,7 +138,7 @@ class Faults(Section):
 
 class Engine(Section):
     """Says what draws responses: the library's own sampler, or an OpenAI-style server as vLLM is
-    one (docs/engines.md).
+    one (docs/server.md).
 
     sync: how policies get to the server: "none" (it serves the only one that is sampled from),
     "folder" (vLLM reloads its weights from one), or "adapter" (vLLM loads the adapters beside its
