@@ -195,9 +195,8 @@ def report(name: str, part: dict[str, float], kept: float, size: float, largest:
         number / 1e9 for number in (size / part["seconds"], part["before"], part["peak"])
     )
     print(
-        f"{name:>16}  {part['seconds']:6.1f} s  {speed:5.2f} GB/s  before {before:.2f}  peak "
-        f"above it {peak:.2f}"
-        f"  less resident {above / 1e9:.2f} GB  {'ok' if keeps else 'TOO MUCH'}"
+        f"{name:>16}  {part['seconds']:6.1f} s  {speed:5.2f} GB/s  before {before:.2f}  peak above "
+        f"it {peak:.2f}  less resident {above / 1e9:.2f} GB  {'ok' if keeps else 'TOO MUCH'}"
     )
     return keeps
 

@@ -51,9 +51,8 @@ def get_config(arg: str = "") -> ConfigDict:
     warmup, evaluate = config.stages.warmup, config.stages.evaluate
     warmup.keep = ()
     config.stages.dev = evaluate.copy_and_resolve_references()
-    config.stages.dev.split = (
-        "dev"  # what is chosen is chosen here; the test problems are for reporting alone
-    )
+    # what is chosen is chosen here; the test problems are for reporting alone
+    config.stages.dev.split = "dev"
     grid, rates = GRIDS[chosen.task if chosen.preset == "full" else chosen.preset]
     warmup.optimizer.learning_rate = rates[1]
     steps = f"stages.warmup.steps={_listed(grid)}"

@@ -23,12 +23,10 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import choices
 
 LEARNING_RATE = 1e-6  # Bridging, table 4
-LORA_LEARNING_RATE = (
-    1e-5  # chosen: adapters want ten times that of all parameters (Schulman et al. 2025)
-)
-LORA_ALPHA = (
-    32.0  # chosen: as there ("LoRA Without Regret"), with their product scaled by alpha / rank
-)
+# chosen: adapters want ten times that of all parameters (Schulman et al. 2025)
+LORA_LEARNING_RATE = 1e-5
+# chosen: as there ("LoRA Without Regret"), with their product scaled by alpha / rank
+LORA_ALPHA = 32.0
 ADAM_EPS = 1e-4  # Bridging, table 4
 MAX_GRAD_NORM = 1.0  # Bridging, table 4
 DPO_BETA = 0.1  # Bridging, table 4
@@ -39,19 +37,16 @@ PROMPTS_PER_STEP = 64  # Bridging, table 4: batch size
 GROUP = 8  # Bridging, table 5: responses to a prompt; 8 is the best of 4, 8 and 12
 DECIDING = (0.6, 0.9)  # Bridging, 3.2: temperature and top-p of evaluation; in training both are 1
 COLLECTED = 8192  # chosen: prompts that G2D's pairs come from, or all there are
-PAIRS_PER_PROMPT = (
-    1  # Bridging, 3.2: one correct and one incorrect response; G2D's rule is not known
-)
+# Bridging, 3.2: one correct and one incorrect response; G2D's rule is not known
+PAIRS_PER_PROMPT = 1
 PAIRS_PER_STEP = 64  # chosen: as many as GRPO has prompts; one epoch
-GRPO_STEPS = (
-    4  # chosen: GRPO alone makes so many times K updates; G2D's, at K = 150, costs 4 times G2D
-)
+# chosen: GRPO alone makes so many times K updates; G2D's, at K = 150, costs 4 times G2D
+GRPO_STEPS = 4
 DEV = 500  # chosen: held-out training problems, to choose settings by
 SAMPLES = 4  # chosen: responses to a test problem, besides a greedy one
 NUMINAMATH_TEST = 1980  # Bridging, 3.2
-MICROBATCH_TOKENS = (
-    65_536  # chosen: 4k tokens a chip on 16 chips, at least one row a device on more
-)
+# chosen: 4k tokens a chip on 16 chips, at least one row a device on more
+MICROBATCH_TOKENS = 65_536
 REMAT = "full"  # chosen: least memory; a third more work in training
 
 

@@ -88,9 +88,8 @@ def serving(
                 super().handle()
 
     class Server(ThreadingHTTPServer):
-        request_queue_size = (
-            64  # connections that wait; the default, 5, refuses some of many at once
-        )
+        # connections that wait; the default, 5, refuses some of many at once
+        request_queue_size = 64
 
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(

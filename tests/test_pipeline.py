@@ -231,9 +231,8 @@ def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(
         ValueError, match="warmup could go on, but collect, dpo began with the policy that it ended"
     ):
         again(config, workdir)
-    config.reward.correct_above = (
-        0.25  # then no folder that is moved away makes the settings those of the rest
-    )
+    # then no folder that is moved away makes the settings those of the rest
+    config.reward.correct_above = 0.25
     with pytest.raises(ValueError, match=r"reward.correct_above: 0.5 -> 0.25") as error:
         again(config, workdir)
     assert "move their folders away" not in str(

@@ -327,8 +327,7 @@ def updates(workdir: Path) -> list[dict[str, float]]:
 
 
 # Each row that differs from the others in more than a number, with the model's family; in SOME
-# those with which a
-# change is tried: either objective, a verifier and a reward model.
+# those with which a change is tried: either objective, a verifier and a reward model.
 RUNS = {
     **{f"bridging-math:method={m}": "llama" for m in ("offline", "s5", "s1", "grpo", "group_dpo")},
     **{f"bridging-math:method={m}": "llama" for m in ("combined", "entropy")},

@@ -37,29 +37,23 @@ class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
     row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
-    microbatch_tokens: Positive = (
-        16_384  # tokens of one forward and backward pass, over all devices
-    )
+    # tokens of one forward and backward pass, over all devices
+    microbatch_tokens: Positive = 16_384
     remat: Remat = "attention"  # what the backward pass recomputes
-    attention: AttentionSetting = (
-        "auto"  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
-    )
-    decode_attention: DecodeKernel = (
-        "xla"  # "pallas": models/decode_kernel.py, for TPU; compiled only, not run
-    )
+    # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+    attention: AttentionSetting = "auto"
+    # "pallas": models/decode_kernel.py, for TPU; compiled only, not run
+    decode_attention: DecodeKernel = "xla"
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows
     prefill_rows: Positive = 32  # prompts of one prefill, at most
-    sampling_tensor: NonNegative = (
-        0  # devices that share one copy of the weights in sampling; 0: as few as hold it
-    )
-    generation_batch_size: Positive = (
-        16_384  # of one call of the sampler, which is written when it is done
-    )
-    compilation_cache: FilePath | None = (
-        None  # a folder; "" is none; unset: JAX's own setting, else the user's
-    )
+    # devices that share one copy of the weights in sampling; 0: as few as hold it
+    sampling_tensor: NonNegative = 0
+    # of one call of the sampler, which is written when it is done
+    generation_batch_size: Positive = 16_384
+    # a folder; "" is none; unset: JAX's own setting, else the user's
+    compilation_cache: FilePath | None = None
     price_per_device_hour: float | None = None  # in your money: reports then have a column of it
 
 
@@ -125,15 +119,13 @@ class Checkpoint(Section):
 class Faults(Section):
     """Limits at which a run gives up."""
 
-    max_skipped: Positive = (
-        5  # updates in a row skipped for a loss or gradient that is not finite: then stop
-    )
+    # updates in a row skipped for a loss or gradient that is not finite: then stop
+    max_skipped: Positive = 5
     # Seconds without a sign of life after which another process counts as lost. JAX itself ends all
     # after 100 seconds and names none.
     peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0
-    hang_timeout: Annotated[float, Bounds(least=5)] = (
-        3600.0  # seconds in which no process gets any further: then end
-    )
+    # seconds in which no process gets any further: then end
+    hang_timeout: Annotated[float, Bounds(least=5)] = 3600.0
 
 
 class Engine(Section):
@@ -149,9 +141,8 @@ class Engine(Section):
     url: str = ""  # of a server: the base of its API, as in "http://localhost:8000/v1"
     model: str = ""  # the name that the server has for its model; "": the only one that it lists
     sync: Literal["none", "folder", "adapter"] = "none"
-    folder: FilePath = (
-        ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
-    )
+    # where policies are written for the server, which sees it too; "": WORKDIR/engine
+    folder: FilePath = ""
     api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
     timeout: Timeout = 600.0  # seconds of one attempt
     retries: Retries = 5

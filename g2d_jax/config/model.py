@@ -12,9 +12,8 @@ from g2d_jax.config.section import Bounds, Dtype, FieldError, ModelPath, NonNega
 class Model(Section):
     """The model that a run starts from."""
 
-    path: ModelPath = (
-        ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
-    )
+    # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+    path: ModelPath = ""
     revision: str | None = None
     family: str = "qwen2"
     hidden_size: int = 96
@@ -37,9 +36,8 @@ class Lora(Section):
     dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)
     # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
     targets: tuple[str, ...] = ("all-linear",)
-    base_dtype: Dtype = (
-        "float32"  # of the parameters that are not trained: "bfloat16" halves their memory
-    )
+    # of the parameters that are not trained: "bfloat16" halves their memory
+    base_dtype: Dtype = "float32"
     quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
 
     def conflicts(self) -> Iterator[ValueError]:

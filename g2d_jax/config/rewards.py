@@ -56,9 +56,8 @@ class RewardModel(Section):
     path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head
     revision: str | None = None
     tokenizer: ModelPath = ""  # "" is the reward model's own
-    max_length: Positive = (
-        4096  # tokens of prompt and response; longer ones are unscorable, never cut
-    )
+    # tokens of prompt and response; longer ones are unscorable, never cut
+    max_length: Positive = 4096
     batch_tokens: Positive = 16_384  # of one forward pass, over all devices
     dtype: Dtype = "bfloat16"
 
@@ -69,12 +68,10 @@ class Judge(Section):
     url: str = ""  # the endpoint's base, as in "http://localhost:8000/v1"
     model: str = ""
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
-    prompt: str = (
-        ""  # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
-    )
-    pattern: str = (
-        r"\[\[(-?\d+(?:\.\d+)?)\]\]"  # its last match in the reply, first group, is the reward
-    )
+    # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
+    prompt: str = ""
+    # its last match in the reply, first group, is the reward
+    pattern: str = r"\[\[(-?\d+(?:\.\d+)?)\]\]"
     max_tokens: Annotated[int, Bounds(least=1, most=1_048_576, why="tokens of one reply")] = 1024
     timeout: Timeout = 120.0  # seconds of one attempt
     retries: Retries = 5
@@ -117,9 +114,8 @@ class Reward(Section):
 
     function: str = "verify"
     folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
-    answers: AnswerRule = (
-        "boxed"  # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
-    )
+    # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
+    answers: AnswerRule = "boxed"
     verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
     correct_above: Annotated[
         float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")
@@ -147,9 +143,8 @@ class Reward(Section):
             why="digits after the point with which a decimal may be another number, rounded",
         ),
     ] = 6
-    unreadable: Unreadable = (
-        "leave_out"  # what becomes of problems whose reference answer "verify" cannot read
-    )
+    # what becomes of problems whose reference answer "verify" cannot read
+    unreadable: Unreadable = "leave_out"
     model: RewardModel = RewardModel()
     judge: Judge = Judge()
 

@@ -24,9 +24,8 @@ class Optimizer(Section):
     """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over
     the updates after warmup_steps."""
 
-    kind: Literal["adamw", "adafactor"] = (
-        "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
-    )
+    # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    kind: Literal["adamw", "adafactor"] = "adamw"
     moment_dtype: Dtype = "float32"  # of AdamW's moments
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(
         default=1e-6, kw_only=False

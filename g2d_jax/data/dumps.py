@@ -280,9 +280,8 @@ def _trl_reward(values: Values) -> str:
         listed = ", ".join(map(repr, numeric)) or "none"
         raise BrokenRow(
             "a completions table of TRL with one column of rewards is read as it is, this has "
-            f"{listed}: name the "
-            "column that says how good a response is (reward_column in the settings, --reward on "
-            "the command line)"
+            f"{listed}: name the column that says how good a response is (reward_column in the "
+            "settings, --reward on the command line)"
         )
     return numeric[0]
 

@@ -13,7 +13,7 @@ from g2d_jax.config.io import suggest
 from g2d_jax.records import Conversation, Prompt
 
 Values: TypeAlias = Mapping[str, Any]
-"""What a row has, by the names of its fields."""
+"""The values of a row, by the names of its fields."""
 
 Found: TypeAlias = tuple[str | None, Any]
 """The path at which a row has a field, and the value there; (None, None) where it has none."""

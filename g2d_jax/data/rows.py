@@ -27,9 +27,8 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ROW_BYTES = 64 * 2**20
 BATCH_BYTES = MAX_ROW_BYTES  # of Parquet rows that are expanded together
 GROUP_BYTES = 256 * 2**20  # of a group of Parquet rows, with texts that are not expanded
-MOST_GROWTH = (
-    32  # times that what is stored of such a group may grow, where that is more than GROUP_BYTES
-)
+# times that what is stored of such a group may grow, where that is more than GROUP_BYTES
+MOST_GROWTH = 32
 _INDEXED = {"PLAIN", "RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 """Encodings of texts that Arrow reads as indices."""
 _APART = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}

@@ -53,7 +53,7 @@ _ENDS: dict[str, Sequence[str]] = {
     "difference": texts.DIFFERENCES,
     "times as many": texts.TIMES_AS_MANY,
 }
-"""Those of last steps: comparisons too, which bring their question."""
+"""The templates of last steps, by their kind: comparisons too, which bring their question."""
 
 _COMPUTE = {
     "+": int.__add__,
@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard stories are. steps: the fewest and the most; numbers: the largest that occurs."""
+    """The difficulty of stories. steps: the fewest and the most; numbers: the largest that occurs."""
 
     steps: tuple[int, int] = (1, 2)
     numbers: int = 20

@@ -46,7 +46,7 @@ BAGS = {
     "sack": "sacks",
     "tin": "tins",
 }
-"""What things are kept in, and its plural."""
+"""Containers of things, each with its plural."""
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 PLACES = ("school", "the park", "the library", "the club", "the station", "a party", "the fair")
@@ -71,7 +71,7 @@ OPENINGS = (
     "{Name} comes to {place} with {n} {things}.",
     "{Name}'s {bag} holds {n} {things}.",
 )
-"""They give Name n things."""
+"""Templates that give Name n things."""
 
 GROUPS = (
     "{Name} has {k} {bags} with {m} {things} in each.",
@@ -89,7 +89,7 @@ GROUPS = (
     "{Name} carries {k} {bags} home. In each {bag} there are {m} {things}.",
     "On {day}, {Name} visits {k} shops and buys {m} {things} in each.",
 )
-"""They give Name k times m things, in place of an opening."""
+"""Templates that give Name k times m things, in place of an opening."""
 
 GAINS = (
     "{He} buys {n} more.",
@@ -108,7 +108,7 @@ GAINS = (
     "After lunch, {he} discovers {n} more {things} under the bed.",
     "For {his} birthday, {he} gets {n} more {things}.",
 )
-"""They add n to what Name has."""
+"""Templates that add n to what Name has."""
 
 LOSSES = (
     "{He} gives {n} of them to {Friend}.",
@@ -127,7 +127,7 @@ LOSSES = (
     "{He} misplaces {n} {things} and never sees them again.",
     "In the evening, {he} gives away {n} of them.",
 )
-"""They take n from what Name has."""
+"""Templates that take n from what Name has."""
 
 MULTIPLES = (
     "By the end of the month, {he} has {times} as many.",
@@ -144,7 +144,7 @@ MULTIPLES = (
     "The next time {Friend} visits, {he} has {times} as many {things}.",
     "With some luck, {he} turns them into {times} as many {things}.",
 )
-"""They multiply what Name has by k."""
+"""Templates that multiply what Name has by k."""
 
 SHARES = (
     "{He} keeps {part} of them and gives the rest away.",
@@ -161,7 +161,7 @@ SHARES = (
     "{He} holds on to {part} of the {things} and sells the others.",
     "{Friend} leaves {him} {part} of the {things} and takes the rest.",
 )
-"""They leave Name one part of k equal ones."""
+"""Templates that leave Name one part of k equal ones."""
 
 MORE = (
     "{Friend} has {n} more {things} than {Name} has now. How many {things} does {Friend} have?",
@@ -170,7 +170,7 @@ MORE = (
     "How many {things} does {Friend} have?",
     "{Friend} counts {n} more {things} than {Name} has now. How many {things} does {Friend} count?",
 )
-"""They ask for what Friend has, n more than Name."""
+"""Templates that ask for what Friend has, n more than Name."""
 
 FEWER = (
     "{Friend} has {n} fewer {things} than {Name} has now. How many {things} does {Friend} have?",
@@ -180,7 +180,7 @@ FEWER = (
     "{Friend} counts {n} fewer {things} than {Name} has now. "
     "How many {things} does {Friend} count?",
 )
-"""They ask for what Friend has, n fewer than Name."""
+"""Templates that ask for what Friend has, n fewer than Name."""
 
 DIFFERENCES = (
     "{Friend} has {n} {things}. How many more {things} does {Name} have now than {Friend}?",
@@ -189,7 +189,7 @@ DIFFERENCES = (
     "{Friend} has collected {n} {things} so far. How many more {things} does {Friend} need to have "
     "as many as {Name} has now?",
 )
-"""They ask by how many Name is ahead of Friend's n."""
+"""Templates that ask by how many Name is ahead of Friend's n."""
 
 TIMES_AS_MANY = (
     "{Friend} has {times} as many {things} as {Name} has now. "
@@ -197,7 +197,7 @@ TIMES_AS_MANY = (
     "{Friend}'s collection is {times} as large as the one that {Name} has now. "
     "How many {things} are in {Friend}'s collection?",
 )
-"""They ask for what Friend has, k times what Name has."""
+"""Templates that ask for what Friend has, k times what Name has."""
 
 QUESTIONS = (
     "How many {things} does {Name} have now?",
@@ -209,4 +209,4 @@ QUESTIONS = (
     "In the end, how many {things} does {Name} have?",
     "Work out how many {things} {Name} has at the end.",
 )
-"""They ask for what Name has."""
+"""Templates that ask for what Name has."""

@@ -73,9 +73,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
-            f"{', '.join(FAMILIES)} "
-            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, Mistral, SmolLM3, OLMo 2, "
-            "text-only Gemma 3)"
+            f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
+            "Mistral, SmolLM3, OLMo 2, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)

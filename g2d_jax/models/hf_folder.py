@@ -192,9 +192,8 @@ def read_headers(folder: epath.Path) -> dict[str, Stored]:
         pickled = any(path.suffix in (".bin", ".pth") for path in folder.iterdir())
     if pickled:
         raise ValueError(
-            f"{folder} holds only pickled weights (.bin, .pth), which are not read because "
-            "loading a pickle runs "
-            "code; convert it once, where you trust it, with transformers: "
+            f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading "
+            "a pickle runs code; convert it once, where you trust it, with transformers: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
         )
     raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
@@ -271,9 +270,8 @@ def _refuse_wrapped(folder: epath.Path, headers: Mapping[str, Stored]) -> None:
         wrapped = [name for name in headers if name.startswith(prefix) or f".{prefix}" in name]
         if wrapped:
             raise ValueError(
-                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called "
-                f"after {origin} "
-                f"(save_pretrained), or take {prefix!r} out of the names"
+                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called after "
+                f"{origin} (save_pretrained), or take {prefix!r} out of the names"
             )
 
 

@@ -124,9 +124,8 @@ def check_decode(kernel: DecodeKernel, platform: str) -> None:
     """Raise ValueError where the kernel of decode steps, compute.decode_attention, cannot serve."""
     if kernel == "pallas" and platform != "tpu":
         raise ValueError(
-            "compute.decode_attention is 'pallas', but that kernel needs a TPU and these "
-            f"devices are {platform!r}: "
-            "run there, or set it to xla"
+            "compute.decode_attention is 'pallas', but that kernel needs a TPU and these devices "
+            f"are {platform!r}: run there, or set it to xla"
         )
 
 

@@ -152,8 +152,7 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
         if config.family != "llama" or config.vocab_size <= CLS_ID:
             raise ValueError(
                 f"{V_HEAD} is read at the CLS token {CLS_ID} of Llama 3.1, but config.json says "
-                "model_type "
-                f"{config.family!r} with vocab_size {config.vocab_size}"
+                f"model_type {config.family!r} with vocab_size {config.vocab_size}"
             )
         return ReadOut(cls_id=CLS_ID)
     names = raw.get("id2label")

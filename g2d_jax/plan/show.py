@@ -47,10 +47,9 @@ def show(
     screen.table(f"the run on {plan.topology.name}", columns, rows)
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
-        f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of "
-        f"{length} (--prompt N, "
-        f"--response N: their means), at {EFFICIENCY:.0%} of the roofline, "
-        "without verifiers, judges, checkpoints and loading."
+        f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} "
+        f"(--prompt N, --response N: their means), at {EFFICIENCY:.0%} of the roofline, without "
+        "verifiers, judges, checkpoints and loading."
         + ("" if verbose else " Every program: --verbose.")
     )
     for line in assumptions(plan):
@@ -152,9 +151,8 @@ def assumptions(plan: Plan) -> list[str]:
     lines = []
     if plan.prompt == config.data.max_prompt_length:
         lines.append(
-            f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: "
-            "tokenizer and problems are "
-            "not all on this machine; --prompt N gives their mean"
+            f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer "
+            "and problems are not all on this machine; --prompt N gives their mean"
         )
     splits = {
         stage.split: name
@@ -169,8 +167,7 @@ def assumptions(plan: Plan) -> list[str]:
             field = setting_of(name, split)
             lines.append(
                 f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: "
-                "set how many there are "
-                f"with --config.{field}.limit=N"
+                f"set how many there are with --config.{field}.limit=N"
             )
     return lines
 
@@ -182,9 +179,8 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
     screen.say(plan.topology.describe())
     screen.say(
         f"model: {count_params(plan.model):,} parameters; mesh {mesh}; "
-        f"microbatch_tokens={compute.microbatch_tokens}, "
-        f"remat={compute.remat}, {plan.config.dtype}; the sampler's weights over "
-        f"{plan.sampling_ways} devices"
+        f"microbatch_tokens={compute.microbatch_tokens}, remat={compute.remat}, "
+        f"{plan.config.dtype}; the sampler's weights over {plan.sampling_ways} devices"
     )
     memory, calls, decoding = [], [], []
     for entry in plan.entries:
@@ -227,9 +223,8 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
     screen.table("decoding", columns, decoding)
     screen.say(
         f"Decoding at {DECODING:.0%} of its roofline, rows that wait for the longest response "
-        "included; beside the "
-        f"floor of {FLOOR_ROWS} rows a device at a context of {FLOOR_CONTEXT:,} tokens with all "
-        "weights on it."
+        f"included; beside the floor of {FLOOR_ROWS} rows a device at a context of "
+        f"{FLOOR_CONTEXT:,} tokens with all weights on it."
     )
 
 

@@ -213,6 +213,5 @@ def topology(name: str) -> Topology:
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ValueError(
         f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for "
-        "two slices, and so "
-        f"for 2 to {MOST_SLICES} of any TPU's name"
+        f"two slices, and so for 2 to {MOST_SLICES} of any TPU's name"
     )

@@ -57,26 +57,21 @@ LEGEND = (
 )
 RULE = (
     "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over "
-    "another draw of each step's "
-    "prompts; another seed is not in them. A run taught little from where they meet on if by "
-    "these intervals a step "
-    f"added less than {LITTLE:g} of what it had added before, and the place is known to within "
-    "half of the run. "
-    "Rollouts of step k are those drawn for update k."
+    "another draw of each step's prompts; another seed is not in them. A run taught little from "
+    f"where they meet on if by these intervals a step added less than {LITTLE:g} of what it had "
+    "added before, and the place is known to within half of the run. Rollouts of step k are those "
+    "drawn for update k."
 )
 BENT = (
     "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: "
-    "before it the policy is "
-    "weak and changes with every step, after it steps cost as much and teach little, and groups "
-    "turn all correct or "
-    "all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold "
-    "policy make weak pairs, "
-    "those of a late one over-confident and less informative ones."
+    "before it the policy is weak and changes with every step, after it steps cost as much and "
+    "teach little, and groups turn all correct or all incorrect. G2D (arXiv 2605.21266) finds a "
+    "moderate warm-up best: rollouts of a cold policy make weak pairs, those of a late one "
+    "over-confident and less informative ones."
 )
 VARIED = (
-    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ most "
-    "within a group "
-    "(variance {most}), which is what pairs are made of."
+    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ "
+    "most within a group (variance {most}), which is what pairs are made of."
 )
 
 CONFIG = '''"""Offline DPO from the rollouts of {span} of a finished GRPO run, chosen by g2d autopsy.

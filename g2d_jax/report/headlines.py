@@ -196,8 +196,7 @@ def _advice(study: Study, rows: Sequence[Row]) -> str:
     return (
         f"{', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated on dev. Add "
         f'config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config '
-        "and run again, what is "
-        f"finished is kept: {command(study)}"
+        f"and run again, what is finished is kept: {command(study)}"
     )
 
 

@@ -177,8 +177,7 @@ class VerifierPool:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
             raise ValueError(
                 "a verifier pool needs workers >= 1, cpu_seconds > 0 and memory_mb >= 512 (sympy "
-                "takes about 300), "
-                f"got {workers}, {cpu_seconds}, {memory_mb}"
+                f"takes about 300), got {workers}, {cpu_seconds}, {memory_mb}"
             )
         self._limits = (float(cpu_seconds), int(memory_mb))
         self.wall_seconds = max(60.0, 20.0 * cpu_seconds)

@@ -118,9 +118,8 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
     if updates < stage.steps:
         raise ValueError(
             f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates of "
-            "prompts_per_step="
-            f"{stage.prompts_per_step}: set stages.{name}.steps to {updates} or less, got "
-            f"{stage.steps}"
+            f"prompts_per_step={stage.prompts_per_step}: set stages.{name}.steps to {updates} or "
+            f"less, got {stage.steps}"
         )
     visits: Counter[str] = Counter()
     draws: Draws = []
@@ -227,9 +226,8 @@ def read(
         )
     if counts["left out"]:
         session.say_once(
-            f"{path}: {counts['left out']} rows left out, whose problems data.train goes "
-            "without: the verifier cannot "
-            "read their reference answers"
+            f"{path}: {counts['left out']} rows left out, whose problems data.train goes without: "
+            "the verifier cannot read their reference answers"
         )
     if not rows:
         raise ValueError(f"{path} holds no responses{' but these' if counts['left out'] else ''}")
@@ -245,10 +243,9 @@ def read(
         )
     if counts["texts shorter"]:
         session.say_once(
-            f"{path}: {counts['texts shorter']} of {len(rows)} completions end before the text "
-            "of their ids does, as "
-            "where a stop string is cut off: they are graded as they are, and all of their ids "
-            "are trained on"
+            f"{path}: {counts['texts shorter']} of {len(rows)} completions end before the text of "
+            "their ids does, as where a stop string is cut off: they are graded as they are, and "
+            "all of their ids are trained on"
         )
     if counts["prompts differ"]:
         session.say_once(
@@ -296,9 +293,8 @@ def _problem(
             return by_text()[text.strip()]
         raise BrokenRow(
             "the dump has prompts behind a chat template only, and this one is of no problem in "
-            "data.train: give the "
-            "problems, the tokenizer and the template of the run that wrote it. It begins "
-            f"{text!r:.80}"
+            "data.train: give the problems, the tokenizer and the template of the run that wrote "
+            f"it. It begins {text!r:.80}"
         )
     identifier = problem_id(row.prompt)
     if row.answer is None and identifier in session.problems.train_by_id:
@@ -370,11 +366,9 @@ def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
     if not without:
         raise ValueError(
             f"{stage.rollouts} has the logprobs of the policy that wrote it, and with "
-            "importance_cap=0 a GRPO loss "
-            "would train on its responses as if the policy here had drawn them: set "
-            f"stages.{name}.importance_cap, to "
-            "2 say, which weighs each token by the ratio of the two; rollout_corr/kl then shows "
-            "how far apart they are"
+            "importance_cap=0 a GRPO loss would train on its responses as if the policy here had "
+            f"drawn them: set stages.{name}.importance_cap, to 2 say, which weighs each token by "
+            "the ratio of the two; rollout_corr/kl then shows how far apart they are"
         )
     return without
 

@@ -123,9 +123,8 @@ def generate(
         done += len(draws)
         answered = bar.done + len(draws)
         # A run that is killed and started again trains on the same tokens and verdicts, timeouts
-        # included. A call is
-        # read back only whole: log-probabilities depend, in their last bits, on what is sampled in
-        # one call.
+        # included. A call is read back only whole: log-probabilities depend, in their last bits, on
+        # what is sampled in one call.
         if on_disk(session, shards):
             processes.on_leader(partial(_clear, parts))
             bar.skip(answered)
@@ -164,12 +163,11 @@ def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
     at = int(np.argmin(np.isfinite(first.logprobs)))
     raise StopRun(
         f"policy {policy}: {len(broken)} of {len(rollouts)} sampled responses have "
-        "log-probabilities that are not "
-        f"finite (problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at "
-        f"token {at + 1}), so its "
-        "weights or its activations are not finite either. Nothing was written of them. Check "
-        "the checkpoint or model "
-        "the policy came from, try dtype='float32', or train it again with a lower learning rate"
+        f"log-probabilities that are not finite (problem {first.problem_id}, sample "
+        f"{first.sample}: {first.logprobs[at]} at token {at + 1}), so its weights or its "
+        "activations are not finite either. Nothing was written of them. Check the checkpoint or "
+        "model the policy came from, try dtype='float32', or train it again with a lower learning "
+        "rate"
     )
 
 

@@ -39,9 +39,8 @@ from g2d_jax.runtime.processes import RESTART, check_stop, say
 from g2d_jax.runtime.threads import repeating
 
 LOCK = ".lock"
-BEAT = (
-    20.0  # seconds between two rewrites of an owner's object; all that use a folder need the same
-)
+# seconds between two rewrites of an owner's object; all that use a folder need the same
+BEAT = 20.0
 LEASE = 60.0  # seconds without a change after which an owner counts as dead; the same
 PATIENCE = 120.0  # seconds of waiting for a file server to lift the lock of another host
 GONE = "was deleted or moved while this process worked in it: nothing more is written"

@@ -276,9 +276,8 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
         reason, *_ = [*str(error).splitlines(), type(error).__name__]
         kind: type[Exception] = ValueError
         if isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError)):
-            kind = (
-                Unreachable  # nobody answered, or the coordination service says that not all came
-            )
+            # nobody answered, or the coordination service says that not all came
+            kind = Unreachable
         raise kind(
             f"the processes did not find each other ({place}): {reason:.300}. Check that all were "
             "started, with the same address and count and each with its own id, and that the port "

@@ -194,9 +194,8 @@ class Progress:
         self.stage, self.total, self.done = stage, total, start
         self._screen, self._printed_at = screen, -math.inf
         self._to_do, self._did = total - start, 0  # by this process
-        self._began: tuple[int, float] | None = (
-            None  # where the pace is measured from: steps done, `_working_seconds`
-        )
+        # where the pace is measured from: steps done, `_working_seconds`
+        self._began: tuple[int, float] | None = None
         self._note = self._line = ""  # the metrics; the line that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None

@@ -549,9 +549,8 @@ class Remote:
         if self._key:
             what = what.replace(self._key, "***")
         return EngineError(
-            f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then "
-            "start again: "
-            "rollouts on disk are kept"
+            f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start "
+            "again: rollouts on disk are kept"
         )
 
 

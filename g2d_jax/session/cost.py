@@ -96,9 +96,8 @@ class Clock:
     def __init__(self) -> None:
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
         self._activity = ""
-        self._running: tuple[str, Sequence[Any]] | None = (
-            None  # the activity of the last program, and its results
-        )
+        # the activity of the last program, and its results
+        self._running: tuple[str, Sequence[Any]] | None = None
         self._mark, self._compiled = time.perf_counter(), compiling.seconds()
 
     @contextmanager

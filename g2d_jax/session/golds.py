@@ -72,9 +72,8 @@ def _find_out(
     kept = _kept(follows)
     if kept is None and follows.exists() and stage_folders(follows):
         tracker.say(
-            f"{follows} was begun by a version that left no problem out for its reference "
-            "answer: all stay, and "
-            "responses to those that the verifier cannot read are unscorable"
+            f"{follows} was begun by a version that left no problem out for its reference answer: "
+            "all stay, and responses to those that the verifier cannot read are unscorable"
         )
         return None
     found = kept or {}

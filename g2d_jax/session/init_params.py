@@ -152,8 +152,7 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     ):
         raise ValueError(
             f"policy {policy!r}: its adapters are not beside this run's model: give this run the "
-            "same model.* and "
-            "lora.*, or export that policy and use hf:FOLDER"
+            "same model.* and lora.*, or export that policy and use hf:FOLDER"
         )
     same = base != INIT or theirs.model.path == config.model.path
     return base if same or config.lora.rank else str(PolicyName(OF_MODEL, theirs.model.path))

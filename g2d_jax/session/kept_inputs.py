@@ -50,9 +50,8 @@ def check(
     compare(workdir, found, say, settings, begun)
     if begun and kept is None:
         say(
-            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, "
-            "and what it reads "
-            "(problems, tokenizer, weights, files of others) is compared from now on"
+            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and "
+            "what it reads (problems, tokenizer, weights, files of others) is compared from now on"
         )
     if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
         keep(workdir, {**(kept or {}), **found} if begun else found)
@@ -96,11 +95,9 @@ def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
     kept = (read(other) or {}).get(name)
     if kept is not None and difference(kept, base):
         raise ValueError(
-            f"{setting}: the adapters of {policy} stand beside another model than {base.place} "
-            "now holds: "
-            f"{difference(_with_parts(other, name, kept), base)}. Put back the model that they "
-            "were trained with, or "
-            "export that policy and use hf:FOLDER"
+            f"{setting}: the adapters of {policy} stand beside another model than {base.place} now "
+            f"holds: {difference(_with_parts(other, name, kept), base)}. Put back the model that "
+            "they were trained with, or export that policy and use hf:FOLDER"
         )
 
 
@@ -132,8 +129,7 @@ def refusal(workdir: epath.Path, changed: list[str]) -> str:
     """Return the message for inputs that are not what a run began with."""
     return "\n  ".join([f"{workdir} was made with other inputs:", *changed]) + (
         "\nPut them back as they were (where they lie does not matter: settings may name another "
-        "place, and with "
-        "revision= a commit of the hub), or choose another --workdir"
+        "place, and with revision= a commit of the hub), or choose another --workdir"
     )
 
 

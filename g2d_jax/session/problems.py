@@ -128,8 +128,7 @@ def load(
             raise ValueError(
                 f"data.{split} has no problem left: all {count} occur in "
                 f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
-                "problems; dev may be "
-                "a part held out from the training problems"
+                "problems; dev may be a part held out from the training problems"
             )
         if overlap:
             say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
@@ -209,9 +208,8 @@ def _message(split: str, unread: Sequence[Problem], of: int, choice: str) -> str
     }
     return (
         f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so "
-        f"{follows[choice]}. Or give "
-        "other answers, another column (data.*.fields) or a reward function of your own. The "
-        f"first: {first}"
+        f"{follows[choice]}. Or give other answers, another column (data.*.fields) or a reward "
+        f"function of your own. The first: {first}"
     )
 
 

@@ -185,13 +185,11 @@ class Trainer:
         except OSError as error:
             where = f"Its batch could not be written: {error}"
         raise StopRun(
-            f"{self.name}: {self.extra_state.skipped_in_row} updates in a row were not finite, "
-            "the last of them number "
-            f"{self.step} ({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. "
-            "Likely causes: a learning "
-            "rate that is too high, rewards or reference log-probabilities that are not finite, "
-            "or a model that "
-            "bfloat16 is too coarse for"
+            f"{self.name}: {self.extra_state.skipped_in_row} updates in a row were not finite, the "
+            f"last of them number {self.step} "
+            f"({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a "
+            "learning rate that is too high, rewards or reference log-probabilities that are not "
+            "finite, or a model that bfloat16 is too coarse for"
         )
 
     def checkpoint_if_due(self) -> None:
@@ -344,10 +342,9 @@ def newest(
                 wrong = str(error)
         if aside:  # one file system fault damages one
             raise DamagedCheckpoint(
-                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in "
-                "a row look like "
-                f"another version of Orbax or a file system that fails, not like damage; {aside} "
-                "has the newer one"
+                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a "
+                "row look like another version of Orbax or a file system that fails, not like "
+                f"damage; {aside} has the newer one"
             )
         aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
         before = processes.on_leader(checkpoints.latest)
@@ -357,9 +354,8 @@ def newest(
         why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
             f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
-            f"was moved to {aside}. Continuing {then}; the steps since then are done "
-            "again. Damage like this comes from a failing disk, or from a file changed by hand: "
-            "look into it"
+            f"was moved to {aside}. Continuing {then}; the steps since then are done again. Damage "
+            "like this comes from a failing disk, or from a file changed by hand: look into it"
         )
     return None
 

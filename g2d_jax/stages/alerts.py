@@ -191,10 +191,9 @@ def too_few_problems(kind: str, count: int, batch: int, steps: int) -> list[Aler
     if not steps or (count >= batch and visits <= VISITS[kind]):
         return []
     text = (
-        f"{count} {what} for {steps} steps of {batch}: each is drawn {visits:.0f} times"
-        f"{', some of them twice in a step' if count < batch else ''}. To try: more {what}, a "
-        f"smaller {size}, fewer "
-        "steps"
+        f"{count} {what} for {steps} steps of {batch}: each is drawn {visits:.0f} "
+        f"times{', some of them twice in a step' if count < batch else ''}. To try: more {what}, a "
+        f"smaller {size}, fewer steps"
     )
     return [Alert("data", text, {what: count, "visits": visits})]
 
@@ -205,10 +204,9 @@ def unweighed(without: int, rows: int) -> list[Alert]:
     if not without:
         return []
     text = (
-        f"{without} of the dump's {rows} responses have no logprobs: how far the policy that "
-        "wrote them is from this "
-        "one cannot be told, and GRPO takes them for its own, at a ratio of 1. To try: rollouts "
-        "with logprobs and "
+        f"{without} of the dump's {rows} responses have no logprobs: how far the policy that wrote "
+        "them is from this one cannot be told, and GRPO takes them for its own, at a ratio of 1. "
+        "To try: rollouts with logprobs and "
         'importance_cap=2, loss="dpo", which needs none'
     )
     return [Alert("unweighed", text, {"without_logprobs": without, "responses": rows})]
@@ -226,12 +224,10 @@ def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) 
         return []
     text = (
         f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} tokens, "
-        "and the model is "
-        f"made for {positions:,} (max_position_embeddings in its config.json): beyond these it "
-        "gets worse. To try: a "
-        "smaller sampling.max_new_tokens (of SFT max_length), a model of longer context, or the "
-        "rope_scaling that its "
-        "authors give for this length"
+        f"and the model is made for {positions:,} (max_position_embeddings in its config.json): "
+        "beyond these it gets worse. To try: a smaller sampling.max_new_tokens (of SFT "
+        "max_length), a model of longer context, or the rope_scaling that its authors give for "
+        "this length"
     )
     return [Alert("positions", text, {"tokens": prompt + response, "positions": positions})]
 
@@ -242,8 +238,7 @@ def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
         return []
     text = (
         f"{pairs} pairs make {updates} updates of {batch}, which hardly move a policy. To try: "
-        "more prompts or "
-        "pairs_per_prompt of what collects them, a smaller batch_size, more epochs"
+        "more prompts or pairs_per_prompt of what collects them, a smaller batch_size, more epochs"
     )
     return [Alert("data", text, {"pairs": pairs, "updates": updates})]
 
@@ -281,8 +276,7 @@ def sampled(
         text = (
             f"{cut:.0%} of {whose} are cut at max_new_tokens, {limit}, and so have no end. To try: "
             "a larger sampling.max_new_tokens, the template that the model was trained with "
-            "(tokenizer.chat, "
-            "tokenizer.prompt_template), SFT on responses that end"
+            "(tokenizer.chat, tokenizer.prompt_template), SFT on responses that end"
         )
         alerts.append(Alert("cut", text, {"clipped_ratio": cut}))
     unscorable, timeout = (
@@ -291,10 +285,8 @@ def sampled(
     if unscorable + timeout > UNGRADED:
         text = (
             f"{unscorable + timeout:.0%} of {whose} could not be graded ({unscorable:.0%} "
-            f"unscorable, {timeout:.0%} "
-            "timeouts, which count as wrong). To try: look at the reference answers and at "
-            "samples/, a larger "
-            "reward.cpu_seconds"
+            f"unscorable, {timeout:.0%} timeouts, which count as wrong). To try: look at the "
+            "reference answers and at samples/, a larger reward.cpu_seconds"
         )
         alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
     if (signal := shares.get("frac_signal", 1.0)) < SIGNAL:
@@ -348,11 +340,9 @@ def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
         return []
     text = (
         f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} steps, from "
-        f"{first:.3f} in the first "
-        f"{steps // 4}. To try: a larger optimizer.learning_rate (now "
-        f"{stage.optimizer.learning_rate:g}), more steps, "
-        "more prompts_per_step or num_generations against the noise, problems that are sometimes "
-        "answered right"
+        f"{first:.3f} in the first {steps // 4}. To try: a larger optimizer.learning_rate (now "
+        f"{stage.optimizer.learning_rate:g}), more steps, more prompts_per_step or num_generations "
+        "against the noise, problems that are sometimes answered right"
     )
     return [Alert("stalled", text, {"rise": rise, "error": error, "first": first})]
 
@@ -377,11 +367,9 @@ def chosen_logps_fell(change: float, stage: Online | Offline) -> list[Alert]:
         return []
     text = (
         f"the chosen responses have lost {-change:.2f} nats a token, too: what both sides lose "
-        "goes to other responses "
-        f"(arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), a smaller "
-        "optimizer.learning_rate (now "
-        f"{stage.optimizer.learning_rate:g}), fewer epochs, pairs of the policy's own recent "
-        "responses"
+        f"goes to other responses (arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), "
+        f"a smaller optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), fewer epochs, "
+        "pairs of the policy's own recent responses"
     )
     return [Alert("displaced", text, {"chosen_per_token": change})]
 

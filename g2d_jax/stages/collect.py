@@ -247,8 +247,7 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
                 folder / f"part-{processes.index():05d}.parquet", pick(preferences, own)
             )
     # The index comes last, for it says that all parts are there. The underscore lets pandas and
-    # pyarrow read the
-    # folder: they take every other file in it for Parquet.
+    # pyarrow read the folder: they take every other file in it for Parquet.
     processes.on_leader(
         lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts})
     )

@@ -45,8 +45,7 @@ def _schedule_numbers(settings: Optimizer, total_steps: int) -> dict[str, np.flo
     if total_steps <= settings.warmup_steps:
         raise ValueError(
             f"optimizer.warmup_steps ({settings.warmup_steps}) must be less than the number of "
-            "updates "
-            f"({total_steps}): lower warmup_steps or train longer"
+            f"updates ({total_steps}): lower warmup_steps or train longer"
         )
     names = ("learning_rate", "warmup_steps", "min_lr_ratio")
     numbers = {name: np.float32(getattr(settings, name)) for name in names}

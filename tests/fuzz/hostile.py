@@ -15,9 +15,8 @@ from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-SECONDS = (
-    10.0  # of processor time that reading a small file may take at most; far more than it does
-)
+# of processor time that reading a small file may take at most; far more than it does
+SECONDS = 10.0
 
 _Result = TypeVar("_Result")
 

@@ -157,9 +157,8 @@ def test_what_probes_sample_is_in_the_work():
     config = resolve(TINY, SMALL)
     generated = []
     for every in (0, 2):
-        config.stages.warmup.probe.every = (
-            every  # before the first step, after two, and after the last
-        )
+        # before the first step, after two, and after the last
+        config.stages.warmup.probe.every = every
         with planned_on(1, config) as context:
             generated.append(
                 sum(program.work.generated for program in programs_of(context, "warmup"))

@@ -189,9 +189,8 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
     assert batch.has_signal.tolist() == [True, False, False]
     counted = {(0, 1): 2, (0, 2): 3}
     if entropy_coef and not how:
-        counted[1, 2] = (
-            4  # GRPO keeps an unscorable response, whose advantage is 0, for its entropy
-        )
+        # GRPO keeps an unscorable response, whose advantage is 0, for its entropy
+        counted[1, 2] = 4
     assert trained(batch) == set(counted)
     assert {name for name, side in values(batch, "side").items() if side} <= {(0, 1), (0, 2)}
     weighed = {name: value for name, value in values(batch, "entropy_weight").items() if value}

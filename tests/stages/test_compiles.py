@@ -65,9 +65,8 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     programs."""
     config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
     config.stages.warmup.sampling.max_new_tokens = 96
-    config.stages.sft.optimizer.learning_rate = (
-        1e-5  # it stays random: responses end early and late
-    )
+    # it stays random: responses end early and late
+    config.stages.sft.optimizer.learning_rate = 1e-5
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
@@ -207,9 +206,8 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
     stages.dpo.update(policy="select", diagnose=True, batch_size=4)
     stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
     stages.dpo.probe_sampling.max_new_tokens = 8
-    stages.evaluate.sampling.max_new_tokens = (
-        272  # two widths of the cache, and responses that need the second
-    )
+    # two widths of the cache, and responses that need the second
+    stages.evaluate.sampling.max_new_tokens = 272
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
     config.compute.compilation_cache = ""
     manifests = pipeline.run(config, tmp_path)

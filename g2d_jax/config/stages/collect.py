@@ -30,18 +30,15 @@ class Collect(Stage):
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    sampling_weights: SamplingWeights = (
-        ""  # "int8": codes of the linear layers in place of their weights (extra quant)
-    )
-    stream: str | None = (
-        None  # names the order of prompts and the random draws; unset: the stage's own
-    )
+    # "int8": codes of the linear layers in place of their weights (extra quant)
+    sampling_weights: SamplingWeights = ""
+    # names the order of prompts and the random draws; unset: the stage's own
+    stream: str | None = None
     pairs_per_prompt: Positive = 4
     min_pass_rate: float = 0.0  # prompts outside this window of pass rates give no pair
     max_pass_rate: float = 1.0
-    select: Literal["all", "random", "uncertain", "confident"] = (
-        "all"  # which pairs to keep when max_pairs is set
-    )
+    # which pairs to keep when max_pairs is set
+    select: Literal["all", "random", "uncertain", "confident"] = "all"
     max_pairs: Positive | None = None  # unset: all pairs
 
     def conflicts(self) -> Iterator[ValueError]:

@@ -17,9 +17,8 @@ class DPOLoss(Section):
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
-    simpo_gamma: NotNegativeFloat = (
-        0.5  # what beta times the gap per token is to exceed, of "simpo"
-    )
+    # what beta times the gap per token is to exceed, of "simpo"
+    simpo_gamma: NotNegativeFloat = 0.5
 
     @property
     def compares(self) -> bool:
@@ -40,6 +39,5 @@ class OnlineDPO(DPOLoss):
 
     normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
     nll_coef: NotNegativeFloat = 0.0
-    nll_length_normalization: bool = (
-        True  # the NLL term is a mean over the chosen response's tokens, not a sum
-    )
+    # the NLL term is a mean over the chosen response's tokens, not a sum
+    nll_length_normalization: bool = True

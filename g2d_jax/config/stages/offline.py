@@ -26,9 +26,8 @@ class Offline(DPOLoss, TrainingStage):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
-    max_length: Positive | None = (
-        None  # of prompt and response, of a set without token ids; longer pairs are left out
-    )
+    # of prompt and response, of a set without token ids; longer pairs are left out
+    max_length: Positive | None = None
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True

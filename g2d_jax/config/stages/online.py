@@ -78,26 +78,21 @@ class Online(TrainingStage):
     reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NonNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Literal["steps", "budget"] = (
-        "steps"  # "budget" may end it earlier: stages/early_stopping.py
-    )
+    # "budget" may end it earlier: stages/early_stopping.py
+    stop: Literal["steps", "budget"] = "steps"
     budget: Budget = Budget()
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    sampling_weights: SamplingWeights = (
-        ""  # "int8": codes of the linear layers in place of their weights (extra quant)
-    )
-    stream: str | None = (
-        None  # names the order of prompts and the random draws; unset: the stage's own
-    )
+    # "int8": codes of the linear layers in place of their weights (extra quant)
+    sampling_weights: SamplingWeights = ""
+    # names the order of prompts and the random draws; unset: the stage's own
+    stream: str | None = None
     sync_every: NonNegative = 1  # updates; 0 is never: offline
-    reference_sync: bool = (
-        False  # whether the reference becomes the sampling policy at each synchronisation
-    )
-    num_iterations: Positive = (
-        1  # updates on every batch of rollouts; sync_every must be a multiple
-    )
+    # whether the reference becomes the sampling policy at each synchronisation
+    reference_sync: bool = False
+    # updates on every batch of rollouts; sync_every must be a multiple
+    num_iterations: Positive = 1
     loss: Literal["grpo", "dpo", "group_dpo"] = "grpo"
     # GRPO
     loss_type: GRPOLossType = "sum"
@@ -107,23 +102,18 @@ class Online(TrainingStage):
     epsilon_high: NotNegativeFloat | None = None
     beta: NotNegativeFloat = 0.0
     importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
-    importance_cap: NotNegativeFloat = (
-        0.0  # truncated importance sampling of trainer against sampler; 0: off
-    )
+    # truncated importance sampling of trainer against sampler; 0: off
+    importance_cap: NotNegativeFloat = 0.0
     # DPO
     dpo: OnlineDPO = OnlineDPO()
     grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
-    # both
-    entropy_coef: NotNegativeFloat = (
-        0.0  # times the mean next-token entropy of the responses, which is rewarded
-    )
+    # both times the mean next-token entropy of the responses, which is rewarded
+    entropy_coef: NotNegativeFloat = 0.0
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
-    overlong_buffer: NonNegative = (
-        0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
-    )
-    dynamic_sampling: NonNegative = (
-        0  # more rounds of prompts, at most, in place of those without a signal
-    )
+    # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
+    overlong_buffer: NonNegative = 0
+    # more rounds of prompts, at most, in place of those without a signal
+    dynamic_sampling: NonNegative = 0
     drop_solved: DropSolved = DropSolved()
     difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
