@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -240,7 +239,7 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.report import comparison, page
     from g2d_jax.report.read import read_comparison
 
-    output = page.check_output(arguments.output, comparison.FILES, "a comparison")
+    output = page.output_folder(arguments.output, comparison.FILES, "a comparison")
     runs = read_comparison(arguments.runs, output, policies=arguments.policies)
     report = comparison.report(runs)
     _show(report, page.write(report, runs.workdir, runs.name))
@@ -254,7 +253,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
     screen = Screen()
     for line in report.warnings:
         screen.say(line)
-    for part in itertools.chain.from_iterable(section.parts for section in report.sections):
+    for part in report.shown_parts:
         if isinstance(part, page.Note):
             screen.say(part.text)
         elif isinstance(part, page.Table):
@@ -268,7 +267,7 @@ def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
     device."""
     from g2d_jax.report import autopsy, page
 
-    page.check_output(arguments.output, autopsy.FILES, "an autopsy")
+    page.output_folder(arguments.output, autopsy.FILES, "an autopsy")
     examined = autopsy.read(arguments.dumps, arguments.reward, arguments.answers)
     first, *others = arguments.dumps
     if others:

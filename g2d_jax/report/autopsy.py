@@ -7,7 +7,6 @@ dumps ─► groups by step ─► informativeness ─► where the learning cur
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from g2d_jax.data.rows import file_rows
 from g2d_jax.records import AnswerRule, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
-from g2d_jax.report.page import Note, Report, check_output, write
+from g2d_jax.report.page import Note, Report, output_folder, write
 from g2d_jax.report.run import MEASURES
 from g2d_jax.report.tables import Figures, table
 from g2d_jax.rewards.extract import final_answer
@@ -137,17 +136,19 @@ class Autopsy:
     def bend(self) -> Bend | None:
         """The bend of the pass rate by step, or of the mean reward where rewards rank."""
         column = "pass_rate" if self.verifiable else "reward_mean"
-        curve = {}
+        means = {}
+        counts = []
+        squares = 0.0
         for step, groups in self.steps.items():
             values = np.asarray(informativeness.prompts(groups)[column])
             values = values[~np.isnan(values)]
             if len(values):
-                curve[step] = values
-        counts = np.array(list(map(len, curve.values())))
-        squares = sum(float(np.square(values - values.mean()).sum()) for values in curve.values())
-        freedom = counts.sum() - len(counts)
-        errors = np.sqrt((squares / freedom if freedom else math.nan) / counts)
-        return bend(list(curve), [values.mean() for values in curve.values()], errors)
+                means[step] = values.mean()
+                counts.append(len(values))
+                squares += float(np.square(values - values.mean()).sum())
+        freedom = sum(counts) - len(counts)
+        errors = np.sqrt((squares / freedom if freedom else math.nan) / np.array(counts))
+        return bend(list(means), list(means.values()), errors)
 
     @property
     def flat(self) -> Bend | None:
@@ -160,9 +161,7 @@ class Autopsy:
         vary most."""
         if self.flat:
             return round(self.flat.step.low), round(self.flat.step.high)
-        variances = np.nan_to_num(
-            [figures["reward_variance"] for figures in self.measures.values()]
-        )
+        variances = np.nan_to_num(self.by_step("reward_variance"))
         width = max(round(SHARE * len(variances)), 1)
         numbers = list(self.steps)
         first = int(np.convolve(variances, np.ones(width), mode="valid").argmax())
@@ -173,10 +172,17 @@ class Autopsy:
         """The step whose checkpoint DPO starts from."""
         return round(self.flat.step.value) if self.flat else self.chosen[1]
 
+    def by_step(self, measure: str) -> list[float]:
+        """List a figure of every step, in their order."""
+        return [figures[measure] for figures in self.measures.values()]
+
     def groups(self, first: int, last: int) -> Groups:
         """Return the groups of these steps, both included."""
-        chosen = (groups for step, groups in self.steps.items() if first <= step <= last)
-        return list(itertools.chain.from_iterable(chosen))
+        chosen: Groups = []
+        for step, groups in self.steps.items():
+            if first <= step <= last:
+                chosen += groups
+        return chosen
 
     def collected(self) -> Groups:
         """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps
@@ -193,11 +199,11 @@ class Autopsy:
         means = np.asarray(by_prompt["reward_mean"], np.float64)
         variances = np.asarray(by_prompt["reward_variance"], np.float64)
         scored = ~np.isnan(means)
-        pairs = [
-            pairs_of(0, g[0].rollout.problem_id, 0, g, PAIRS, verifiable=self.verifiable)
-            for g in groups
-        ]
-        figures = {**informativeness.summary(groups), "pairs": float(sum(map(len, pairs)))}
+        pairs = 0
+        for group in groups:
+            name = group[0].rollout.problem_id
+            pairs += len(pairs_of(0, name, 0, group, PAIRS, verifiable=self.verifiable))
+        figures = {**informativeness.summary(groups), "pairs": float(pairs)}
         figures["reward_mean"] = figures["reward_std"] = math.nan
         if scored.any():
             figures["reward_mean"] = float(means[scored].mean())
@@ -307,7 +313,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
     lines = {}
     for series, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
-        lines[series] = (steps, [of_step[key] for of_step in autopsy.measures.values()])
+        lines[series] = (steps, autopsy.by_step(key))
     repeated = ", ".join(map(str, autopsy.repeated))
     parts = [
         table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
@@ -405,11 +411,11 @@ def write_autopsy(
     stand in the dumps, and a config that makes pairs of them and trains on these from the policy.
 
     policy: a folder, URL or hub id; "" leaves a line to fill in. Raises ValueError as
-    `check_output`; OSError.
+    `output_folder`; OSError.
     """
-    folder = check_output(output, FILES, "an autopsy")
+    folder = output_folder(output, FILES, "an autopsy")
     first, last = autopsy.chosen
-    chosen = [step for step in autopsy.steps if first <= step <= last]
+    chosen = autopsy.steps.keys() & range(first, last + 1)
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
     lines = []
     for file in data_files(paths):

@@ -146,11 +146,10 @@ def _drawable(values: ArrayLike) -> NDArray[np.float64]:
 def _finish(figure: Figure, axes: Sequence[Axes], *, titled: bool = False) -> None:
     """Name the series above the axes, where there are several, and leave room for that and for the
     axes' titles."""
-    handles = {
-        label: handle
-        for ax in axes
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        drawn, labels = ax.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
     lines = 0
     if len(handles) > 1:
         names = [_short(label, 60) for label in handles]
@@ -182,11 +181,15 @@ def curves(
     """
     names = list(dict.fromkeys(itertools.chain.from_iterable(panels.values())))
     values = {}
+    missing = 0
+    said = []
     for panel, lines in panels.items():
         for series, (_, ys) in lines.items():
-            values[panel, series] = _drawable(ys)
+            line = _drawable(ys)
+            values[panel, series] = line
+            missing += int(np.isnan(line).sum())
+            said.append(f"{series} in {panel} {_in_words(line)}")
     total = sum(map(len, values.values()))
-    missing = sum(int(np.isnan(line).sum()) for line in values.values())
     if missing == total:
         return None
     with _styled():
@@ -216,9 +219,7 @@ def curves(
         )
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
-    said = [f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items()]
-    words = "; ".join(said)
-    return Chart(name, title, words, " ".join(filter(None, notes)), figure)
+    return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
 
 
 def _thin(
@@ -273,9 +274,11 @@ def points(
         for i, (key, points) in enumerate(drawn.items()):
             look = _look(i)
             _draw_points(ax, visible(key), points, look, joined=key in joined)
-            labels += [(p, look["color"]) for p in points]
-            if points:
-                said = [f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in points]
+            said = []
+            for p in points:
+                labels.append((p, look["color"]))
+                said.append(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip())
+            if said:
                 words.append(f"{key}: {', '.join(said)}")
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
@@ -301,7 +304,7 @@ def _draw_points(
     if joined:
         numbers = range(len(xs))
         place = np.linspace(0, len(xs) - 1, 12 * len(xs))
-        line = [np.interp(place, numbers, values) for values in (xs, ys)]
+        line = np.interp(place, numbers, xs), np.interp(place, numbers, ys)
         ax.plot(*line, label=label, **look)
 
 
@@ -349,11 +352,11 @@ def intervals(
             ax.errorbar([value], [i], xerr=ends, fmt="o", color=colour, elinewidth=1.4)
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.5, -0.5)
-    words = "; ".join(
-        f"{row[0]}: {fmt.value(row[1])} ({fmt.value(row[2])} to {fmt.value(row[3])})"
-        for row in rows
-    )
-    return Chart(name, title, words, note, figure)
+    said = []
+    for label, *numbers in rows:
+        middle, start, end = map(fmt.value, numbers)
+        said.append(f"{label}: {middle} ({start} to {end})")
+    return Chart(name, title, "; ".join(said), note, figure)
 
 
 def _short(text: str, limit: int = 26) -> str:

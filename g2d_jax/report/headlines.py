@@ -208,10 +208,11 @@ def _span(rows: Sequence[Row]) -> str:
         text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)"
     if len(updates) == 1:
         text += f", after {updates.pop()} updates"
-    reached = [
-        f"{row.name}{' answers' * (i == 0)} {fmt.interval(row.accuracy)} %"
-        for i, row in enumerate(rows)
-    ]
+    verb = " answers"
+    reached = []
+    for row in rows:
+        reached.append(f"{row.name}{verb} {fmt.interval(row.accuracy)} %")
+        verb = ""
     return f"{text}: {', '.join(reached)} correctly."
 
 

@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,9 +30,8 @@ from g2d_jax.report.tokens import LEVELS
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
 from g2d_jax.workdir import absolute
 
-STYLE, SCRIPT = (
-    Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js")
-)
+STYLE = Path(__file__).with_name("style.css").read_text("utf-8")
+SCRIPT = Path(__file__).with_name("filter.js").read_text("utf-8")
 BUDGET = 3_000_000
 """Characters of markup that one list may have: rows that do not fit are left out and counted."""
 
@@ -127,6 +127,11 @@ class Report(NamedTuple):
                 sections.append(Section(name, title, parts))
         return sections
 
+    @property
+    def shown_parts(self) -> list[Part]:
+        """The parts of all sections, in their order."""
+        return list(itertools.chain.from_iterable(map(attrgetter("parts"), self.sections)))
+
     def _repr_html_(self) -> str:
         """Write the page in a frame of its own, in which nothing can run, for a notebook."""
         return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
@@ -173,14 +178,12 @@ def _fitting(listing: Listing) -> list[Markup]:
 
 def html(report: Report) -> str:
     """Write the page. The script stands on it only where there is a list to filter."""
-    sections = report.sections
-    shown = itertools.chain.from_iterable(section.parts for section in sections)
     policy = (
         f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
     script = ""
-    if any(isinstance(part, Listing) for part in shown):
+    if any(isinstance(part, Listing) for part in report.shown_parts):
         script = SCRIPT
         policy += f"; script-src {_digest(script)}"
     return (
@@ -188,7 +191,7 @@ def html(report: Report) -> str:
         .get_template("page.html.j2")
         .render(
             report=report,
-            sections=sections,
+            sections=report.sections,
             style=Markup(STYLE),
             script=Markup(script),
             policy=Markup(policy),
@@ -207,16 +210,20 @@ def text(report: Report) -> str:
     lines = [f"# {one_line(report.name)}", one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
     for section in report.sections:
-        parts = [part for part in section.parts if isinstance(part, Note | Table)]
-        if any(isinstance(part, Table) for part in parts):
-            lines.append(f"## {one_line(section.title)}")
-            lines += [
-                one_line(part.text) if isinstance(part, Note) else markdown(part) for part in parts
-            ]
+        texts = []
+        has_tables = False
+        for part in section.parts:
+            if isinstance(part, Note):
+                texts.append(one_line(part.text))
+            elif isinstance(part, Table):
+                texts.append(markdown(part))
+                has_tables = True
+        if has_tables:
+            lines += [f"## {one_line(section.title)}", *texts]
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
-def check_output(output: PathLike, files: Sequence[str], what: str) -> epath.Path:
+def output_folder(output: PathLike, files: Sequence[str], what: str) -> epath.Path:
     """Return the folder that these files may be written to. Raises ValueError if it holds others.
 
     what: these files together, for the message.
@@ -251,7 +258,7 @@ def write(report: Report, folder: epath.Path, name: str, *, figures: bool = True
         path = folder / f"{name}.{form}"
         write_bytes(path, content.encode())
         paths.append(str(path))
-    for part in itertools.chain.from_iterable(section.parts for section in report.sections):
+    for part in report.shown_parts:
         if figures and isinstance(part, Chart):
             stem = re.sub(r"[^\w.-]+", "-", f"{name}-{part.name}")
             write_bytes(folder / "figures" / f"{stem}.svg", part.file("svg"))

@@ -145,8 +145,8 @@ def reference(study: Study, row: Row) -> Row | None:
         return chosen(swept_rows(study))
     if not row.group.is_offline:
         return next((other for other in spectrum(study) if sync_every(other.first) == 0), None)
-    same_arm = rows_of(other for other in study.offline if other.arm == row.group.arm)
-    return next(other for other in same_arm if other.k == row.k)
+    place = (row.group.arm, row.k)
+    return next(other for other in rows_of(study.offline) if (other.group.arm, other.k) == place)
 
 
 def sync_every(policy: Policy) -> int:

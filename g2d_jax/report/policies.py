@@ -105,7 +105,8 @@ class Policy:
         """Whether offline training made it of the cold policy, or of one that online training alone
         made of that."""
         kinds = [self._section(policy)["kind"] for policy in self._trained[1:-1]]
-        return self.kind == OFFLINE and [kind for kind in kinds if kind != SELECT] in ([], [ONLINE])
+        is_online_alone = {*kinds} <= {SELECT, ONLINE} and kinds.count(ONLINE) <= 1
+        return self.kind == OFFLINE and is_online_alone
 
     @property
     def steps(self) -> float:
@@ -142,8 +143,10 @@ class Policy:
 
     def evaluation(self, split: str | None) -> Stage | None:
         """Return the last stage that evaluated it on a split, None if none did."""
-        stages = (stage for stage in self.run.evaluations[::-1] if stage.split == split)
-        return next((stage for stage in stages if self.name in stage.policies), None)
+        for stage in reversed(self.run.evaluations):
+            if stage.split == split and self.name in stage.policies:
+                return stage
+        return None
 
     def result(self, split: str) -> Manifest:
         """Return its measurements on a split, {} if there are none."""

@@ -100,10 +100,15 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
         if policy is None or not policy.result("test"):
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
             continue
-        values = dict(point["values"])
-        steps = [int(values.pop(field)) for field in point["values"] if _is_steps(field, run)]
-        by_steps = arms.setdefault((point["arm"], tuple(values.items())), {})
-        by_steps.setdefault(next(iter(steps), None), []).append(policy)
+        k = None
+        values = []
+        for field, text in point["values"].items():
+            if not _is_steps(field, run):
+                values.append((field, text))
+            elif k is None:
+                k = int(text)
+        by_steps = arms.setdefault((point["arm"], tuple(values)), {})
+        by_steps.setdefault(k, []).append(policy)
     groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
     return Study(root, name, groups, left_out, plan["config"], _warmups(groups), rates)
 
@@ -171,20 +176,27 @@ def _warmups(groups: Sequence[Group]) -> list[Group]:
             continue
         if any(map(group.goes_on_from, alone)):
             continue
-        related = [family for family in families if any(map(group.goes_on_from, family))]
-        if related:
-            related[0].append(group)
+        for family in families:
+            if any(map(group.goes_on_from, family)):
+                family.append(group)
+                break
         else:
             families.append([group])
-    warmups = [_warmup(family, several=len(families) > 1) for family in families]
-    return [group for group in warmups if len(group.rows) > 1]
+    warmups = []
+    for family in families:
+        warmup = _warmup(family, several=len(families) > 1)
+        if len(warmup.rows) > 1:
+            warmups.append(warmup)
+    return warmups
 
 
 def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     """Add to groups with one warm-up a group of online training: K = 0 is the policy that it starts
     from."""
-    shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
-    values = dict(item for item in family[0].values.items() if item in shared)
+    values = {}
+    for name, text in family[0].values.items():
+        if all(group.values.get(name) == text for group in family):
+            values[name] = text
     arm = WARMUP
     if several:
         arm += f" of {', '.join(dict.fromkeys(group.arm for group in family))}"
@@ -236,10 +248,10 @@ def read_comparison(
                 chosen.append((side, policy, answers))
     common = sorted(set.intersection(*(set(answers.index) for _, _, answers in chosen)))
     if not common:
-        evaluated = [
-            f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.stage.split}"
-            for side in sides
-        ]
+        evaluated = []
+        for side in sides:
+            count = f"{len(side.stage.problems):,} of {side.stage.split}"
+            evaluated.append(f"{side.mark} ({side.label}) {count}")
         raise ValueError(
             "the runs have no problem in common, they cannot be compared; evaluated are "
             f"{', '.join(evaluated)}"
@@ -294,9 +306,8 @@ def _arm(side: Side, policy: Policy, answers: pd.DataFrame) -> Group:
 def changed_settings(first: Run, other: Run) -> list[str]:
     """List the settings that differ, as "field: there -> here", functions given from Python
     included."""
-    before, after = (
-        read_json(run.workdir / "config.json").get("own", {}) for run in (first, other)
-    )
+    before = read_json(first.workdir / "config.json").get("own", {})
+    after = read_json(other.workdir / "config.json").get("own", {})
     return differences(first.config, other.config, places=True) + own_differences(before, after)
 
 
@@ -318,5 +329,8 @@ def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[st
 
 
 def _reference_answers(sides: Sequence[Side], problem: str) -> set[str]:
-    rows = (side.stage.problems.get(problem) for side in sides)
-    return {str(row.get("answer")) for row in rows if row}
+    answers = set()
+    for side in sides:
+        if problem in side.stage.problems:
+            answers.add(str(side.stage.problems[problem].get("answer")))
+    return answers

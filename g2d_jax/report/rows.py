@@ -63,7 +63,7 @@ class Row:
     @cached_property
     def accuracies(self) -> Array:
         """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
-        return np.stack([stats.row_means(correct) for correct in self.correct])
+        return np.stack(list(map(stats.row_means, self.correct)))
 
     def pass_at(self, k: int) -> float:
         """Average pass@k over seeds."""
@@ -107,10 +107,12 @@ class Row:
         not known."""
         if self.split != "test":  # `Policy.gain` is of test problems
             return None
-        gains = [policy.gain for policy in self.policies]
-        return mean_change(
-            [gain for gain in gains if gain is not None and len(gain) == len(self.ids)]
-        )
+        gains = []
+        for policy in self.policies:
+            gain = policy.gain
+            if gain is not None and len(gain) == len(self.ids):
+                gains.append(gain)
+        return mean_change(gains)
 
     @cached_property
     def costs(self) -> dict[str, float]:
@@ -145,8 +147,10 @@ class Group:
     @property
     def setting(self) -> str:
         """The settings that vary, for readers: "learning rate 0.0001"."""
-        words = {name: name.rpartition(".")[2].replace("_", " ") for name in self.values}
-        return ", ".join(f"{words[name]} {text}" for name, text in self.values.items())
+        settings = []
+        for name, text in self.values.items():
+            settings.append(f"{name.rpartition('.')[2].replace('_', ' ')} {text}")
+        return ", ".join(settings)
 
     @property
     def name(self) -> str:
@@ -177,8 +181,12 @@ class Group:
     @property
     def _warmups(self) -> set[epath.Path]:
         """The folders of the last stages of online training behind its policies."""
-        last = [(policy.run, policy.online[0]) for policy in self.policies if policy.online]
-        return {run.stages[own_stage(name)].folder for run, name in last}
+        folders = set()
+        for policy in self.policies:
+            online = policy.online
+            if online:
+                folders.add(policy.run.stages[own_stage(online[0])].folder)
+        return folders
 
 
 def mean_change(changes: Sequence[Array]) -> frontier.Interval | None:

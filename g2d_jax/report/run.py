@@ -173,8 +173,11 @@ def state(run: Run) -> str:
     """Say what an unfinished run lacks, "" if nothing."""
     begun = [f"{name}{_reached(run, name)}" for name in run.stages if name not in run.manifests]
     waiting = [name for name in run.sections if name not in run.stages]
-    lists = {"not finished": begun, "not begun": waiting}
-    missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+    missing = []
+    if begun:
+        missing.append(f"not finished: {', '.join(begun)}")
+    if waiting:
+        missing.append(f"not begun: {', '.join(waiting)}")
     if not missing:
         return ""
     if run.is_running:
@@ -258,7 +261,7 @@ def _training(run: Run) -> Iterator[Part | None]:
     for name in sorted(there - drawn):
         families.setdefault(name.rpartition("/")[0] or name, []).append(name)
     others = [_curves(logged, family, names, False) for family, names in families.items()]
-    yield Fold(f"More metrics ({len(others)})", [chart for chart in others if chart is not None])
+    yield Fold(f"More metrics ({len(others)})", list(filter(None, others)))
 
 
 Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
@@ -386,11 +389,13 @@ def records(run: Run) -> Iterator[Figures]:
         stage = run.stages[name]
         rollouts = stage.json("informativeness.json") if stage.kind == COLLECT else {}
         figures = {**dict(leaves(rollouts, "informativeness/")), **dict(leaves(manifest))}
-        yield from ((name, "", *figure) for figure in figures.items())
+        for measure, value in figures.items():
+            yield name, "", measure, value
         if stage.kind != EVALUATE:
             continue
         for policy, entry in stage.policies.items():
-            yield from ((name, policy, *figure) for figure in leaves(entry))
+            for measure, value in leaves(entry):
+                yield name, policy, measure, value
         for pair in manifest.get("result", {}).get("paired", ()):
             tasks = {f"{task}/": values for task, values in pair.get("tasks", {}).items()}
             for prefix, values in {"": pair, "greedy/": pair.get("greedy", {}), **tasks}.items():

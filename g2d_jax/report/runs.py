@@ -182,7 +182,9 @@ class Run:
     @property
     def latest(self) -> Manifest | None:
         """The manifest of the last finished evaluation, the result; None before there is one."""
-        return next((stage.manifest for stage in reversed(self.evaluations)), None)
+        if not self.evaluations:
+            return None
+        return self.evaluations[-1].manifest
 
     @property
     def price(self) -> float | None:
@@ -237,5 +239,8 @@ class Run:
     def _warnings_of(self, stage: Stage) -> Sequence[Mapping[str, Any]]:
         if stage.manifest:
             return stage.manifest.get("warnings", ())
-        records = [record for record in self.metrics if record["stage"] == stage.name]
-        return [record for record in records if str(record["kind"]).startswith("warning/")]
+        warnings = []
+        for record in self.metrics:
+            if record["stage"] == stage.name and str(record["kind"]).startswith("warning/"):
+                warnings.append(record)
+        return warnings

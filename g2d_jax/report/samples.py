@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.records import Prompt, Verdict
+from g2d_jax.records import Prompt, Verdict, pick
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
 from g2d_jax.report.rows import Study
@@ -109,7 +110,7 @@ class Listing(NamedTuple):
         there: set[str] = set()
         for row in self.rows:
             for cell in row.cells:
-                there.update(sample.verdict for sample in cell.samples)
+                there.update(map(attrgetter("verdict"), cell.samples))
         return [verdict.value for verdict in Verdict if verdict.value in there]
 
 
@@ -202,13 +203,8 @@ def _listing(
         for i, column in enumerate(columns):
             answers = column.answers.get(problem, ())
             if answers:
-                cells.append(
-                    Cell(
-                        i,
-                        column.name,
-                        [_sample(answer, column.paint) for answer in answers[:SAMPLES]],
-                    )
-                )
+                samples = [_sample(answer, column.paint) for answer in answers[:SAMPLES]]
+                cells.append(Cell(i, column.name, samples))
                 facts.append(f"{column.name} {_outcome(answers)}")
         prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
         reference = None if entry.get("answer") is None else str(entry["answer"])
@@ -235,21 +231,27 @@ def _sample(row: Answer, paint: Painter) -> Sample:
 def _outcome(rows: Sequence[Answer]) -> str:
     """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of
     other rewards."""
-    if any(row["verdict"] == "scored" for row in rows):
+    verdicts = list(map(itemgetter("verdict"), rows))
+    if "scored" in verdicts:
         mean = np.mean([row["reward"] for row in rows if row["reward"] is not None])
         return f"reward {fmt.value(float(mean))}"
-    return f"{sum(row['verdict'] == 'correct' for row in rows)}/{len(rows)}"
+    return f"{verdicts.count('correct')}/{len(rows)}"
 
 
 def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
     """List every policy's answers to the same problems."""
-    files = {
-        fmt.policy_name(entry): stage.rollouts_file(name) for name, entry in stage.policies.items()
-    }
-    read = {name: read_samples([file], _ROLLOUT) for name, file in files.items() if file.exists()}
-    first = sorted(set[str]().union(*(answers for answers, _ in read.values())))[:PROBLEMS]
-    rule = _rule(len(first), max((count for _, count in read.values()), default=0), "problems")
-    columns = [Column(name, answers, paint) for name, (answers, _) in read.items()]
+    columns: list[Column] = []
+    there = set[str]()
+    total = 0
+    for name, entry in stage.policies.items():
+        file = stage.rollouts_file(name)
+        if file.exists():
+            answers, count = read_samples([file], _ROLLOUT)
+            columns.append(Column(fmt.policy_name(entry), answers, paint))
+            there.update(answers)
+            total = max(total, count)
+    first = sorted(there)[:PROBLEMS]
+    rule = _rule(len(first), total, "problems")
     problems = {problem: stage.problems.get(problem, {}) for problem in first}
     return _listing(f"Held-out problems, {stage.name}", rule, problems, columns, note)
 
@@ -267,18 +269,19 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
             problems[problem] = {"prompt": pairs[problem][0]["prompt"]}
         for row in answers[problem]:
             by_policy.setdefault(row["policy"], {}).setdefault(problem, []).append(row)
-    columns = [
-        Column(fmt.policy_name({"name": name}), by_policy[name], paint)
-        for name in sorted(by_policy)
-    ]
+    columns = []
+    for name in sorted(by_policy):
+        columns.append(Column(fmt.policy_name({"name": name}), by_policy[name], paint))
     rollouts = _listing(
         f"Rollouts, {stage.name}", _rule(len(problems), total, "problems"), problems, columns, note
     )
     couples = []
     for problem, rows in pairs.items():
         nats = {tuple(row["token_ids"]): row["logprobs"] for row in answers.get(problem, ())}
-        chosen = [_side(row, "chosen", "correct", nats, paint) for row in rows[:SAMPLES]]
-        rejected = [_side(row, "rejected", "incorrect", nats, paint) for row in rows[:SAMPLES]]
+        chosen, rejected = [], []
+        for row in rows[:SAMPLES]:
+            chosen.append(_side(row, "chosen", "correct", nats, paint))
+            rejected.append(_side(row, "rejected", "incorrect", nats, paint))
         cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
         facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
         couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells))
@@ -317,9 +320,9 @@ def furthest_apart(study: Study) -> list[str]:
     ones by id."""
     means = np.stack([row.accuracies[0] for row in study.last])
     sizes = means.min(axis=0) - means.max(axis=0)
-    # NaN is not below 0
-    apart = [pair for pair in zip(sizes.tolist(), study.problems, strict=True) if pair[0] < 0]
-    return [problem for _, problem in sorted(apart)]
+    # NaN, which sorts last, is not below 0
+    largest_first = np.argsort(sizes, kind="stable")[: np.count_nonzero(sizes < 0)]
+    return pick(study.problems, largest_first)
 
 
 def most_different(study: Study) -> list[Listing]:
@@ -339,7 +342,7 @@ def most_different(study: Study) -> list[Listing]:
         columns.append(Column(row.name, answers, painters[policy.run.workdir][0]))
     entries: dict[str, Mapping[str, Any]] = {}
     for side in reversed(study.sides):
-        entries |= {problem: entry for problem, entry in side.stage.problems.items() if entry}
+        entries |= side.stage.problems
     rule = (
         f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the "
         "accuracies of the runs' last policies are furthest apart, equal ones by problem id, which "

@@ -144,12 +144,11 @@ def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
 
 def _eyebrow(study: Study) -> str:
     """Say how much there is, and until when it was measured."""
-    manifests = itertools.chain.from_iterable(
-        policy.run.manifests.values() for policy in study.policies
-    )
-    measured = fmt.until(
-        number(manifest, "started") + number(manifest, "seconds") for manifest in manifests
-    )
+    ends = []
+    for policy in study.policies:
+        for manifest in policy.run.manifests.values():
+            ends.append(number(manifest, "started") + number(manifest, "seconds"))
+    measured = fmt.until(ends)
     seeds = seeds_of(study.rows)
     size = f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"
     return " · ".join(filter(None, ["G2D study", size, measured]))
@@ -221,7 +220,8 @@ def _of_intervals(fewest: int, most: int) -> list[str]:
 
 
 def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Format how each row answers, and what it cost, as all reports of several policies have it.
+    """Format each row's name, how it answers, and what it cost, as all reports of several policies
+    have it.
 
     pass@k is of the k answers that all of them have.
     """
@@ -233,7 +233,8 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
         passed = row.pass_at(k) if k > 1 else math.nan
         evaluated = fmt.cells(EVALUATED, partial(row.evaluated, row.split))
         costs = cost_cells(row.costs, measures)
-        cells.append({f"pass@{k} %": fmt.percent(passed), **evaluated, **costs})
+        reached = {"policy": row.name, f"pass@{k} %": fmt.percent(passed)}
+        cells.append({**reached, **evaluated, **costs})
     return cells
 
 
@@ -246,8 +247,8 @@ def results(study: Study) -> Table:
     rows += rows_of(study.offline)
     rows += arms or rows_of(study.baselines)
     best = [paired.chosen(group.rows) for group in study.swept]
-    others = [paired.reference(study, row) for row in rows]
-    names = {other.name for other in others if other is not None}
+    others = list(map(partial(paired.reference, study), rows))
+    names = {other.name for other in filter(None, others)}
     over = f"over {names.pop()}" if len(names) == 1 else "over"
     several = len({len(row.seeds) for row in rows}) > 1
     lines = []
@@ -281,8 +282,7 @@ def results(study: Study) -> Table:
 def details(study: Study) -> Table:
     """Show how the policies of every row answer, and what else making them cost."""
     rows = rows_of((*study.groups, *study.warmups))
-    cells = [{"policy": row.name, **own} for row, own in zip(rows, row_cells(rows), strict=True)]
-    return table("Their answers, and what they cost", cells)
+    return table("Their answers, and what they cost", row_cells(rows))
 
 
 def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
@@ -361,18 +361,21 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     name, written = COSTS[measure]
     series: dict[str, list[Point]] = {}
     joined = set()
+    is_known = False
     for group in (*study.offline, *study.baselines):
         line = group.name
-        labels = [f"{row.steps:g}" for row in group.rows]
+        setting = ""
         if len(group.rows) > 1:
             joined.add(line)
         elif group.values:
             line = group.arm
-            labels = [", ".join(group.values.values())]
-        for row, label in zip(group.rows, labels, strict=True):
-            point = Point(row.costs.get(measure, math.nan), *fmt.percents(row.accuracy), label)
+            setting = ", ".join(group.values.values())
+        for row in group.rows:
+            spent = row.costs.get(measure, math.nan)
+            is_known |= spent > 0
+            point = Point(spent, *fmt.percents(row.accuracy), setting or f"{row.steps:g}")
             series.setdefault(line, []).append(point)
-    if not any(point.x > 0 for point in itertools.chain.from_iterable(series.values())):
+    if not is_known:
         return None
     note = (
         "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points "
@@ -437,11 +440,11 @@ def rank_correlations(
     frame = pd.DataFrame({**measures, "gain": gains}, dtype=np.float64)
     rho = frame.corr("spearman", min_periods=3)["gain"]
     counts = frame[frame["gain"].notna()].count()
-    return [
-        (name, float(rho[name]), int(counts[name]))
-        for name in measures
-        if not math.isnan(rho[name])
-    ]
+    correlated = []
+    for name in measures:
+        if not math.isnan(rho[name]):
+            correlated.append((name, float(rho[name]), int(counts[name])))
+    return correlated
 
 
 def stopping(study: Study) -> Table:
@@ -460,9 +463,12 @@ def stopping(study: Study) -> Table:
 def _settings(study: Study) -> list[Part | None]:
     """Show the study's config, and the environments its stages were made in, but for the
     command."""
-    stages = itertools.chain.from_iterable(policy.run.stages.values() for policy in study.policies)
+    stages = {}
+    for policy in study.policies:
+        for stage in policy.run.stages.values():
+            stages[stage.folder] = stage
     distinct = {}
-    for stage in {stage.folder: stage for stage in stages}.values():
+    for stage in stages.values():
         environment = {**stage.environment, "command": ""}
         distinct[fingerprint(environment)] = environment
     codes = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
@@ -494,17 +500,20 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
         answers = policy.answers(split)
         if answers is not None:
             yield split, "accuracy", stats.accuracy(answers.to_numpy()).mean
-        yield from ((split, *figure) for figure in leaves(policy.result(split)))
+        for measure, value in leaves(policy.result(split)):
+            yield split, measure, value
     kind = OFFLINE if policy.kind == OFFLINE else ONLINE
     yield "test", "offline_gain", policy.mean_gain if kind == OFFLINE else math.nan
-    yield from (("", f"cost/{measure}", value) for measure, value in policy.costs.items())
+    for measure, value in policy.costs.items():
+        yield "", f"cost/{measure}", value
     for name, manifest in ((COLLECT, policy.pairs_manifest), (kind, policy.manifest)):
         known = {part: manifest.get(part, {}) for part in ("counts", "result")}
         for measure, value in leaves(known):
             yield "", f"{name}/{measure.removeprefix('counts/')}", value
     if policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps"):
         generation = policy.manifest.get("generation", {})
-        yield from (("", *figure) for figure in leaves(generation, "online/generation/"))
+        for measure, value in leaves(generation, "online/generation/"):
+            yield "", measure, value
 
 
 def _of_row(study: Study, row: Row) -> Iterator[tuple[str, str, float]]:
@@ -525,4 +534,5 @@ def _of_row(study: Study, row: Row) -> Iterator[tuple[str, str, float]]:
             continue
         for part in ("mean", "low", "high", "seeds"):
             yield row.split, f"{name}/{part}", float(getattr(interval, part))
-    yield from (("", f"cost/{measure}", value) for measure, value in row.costs.items())
+    for measure, value in row.costs.items():
+        yield "", f"cost/{measure}", value

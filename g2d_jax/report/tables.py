@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from g2d_jax.accounting import TIMES, TOKENS, cost, shares
@@ -51,29 +52,31 @@ class Table(NamedTuple):
         return [i > 0 and self._is_numeric(i) for i in range(len(self.columns))]
 
     def _is_numeric(self, column: int) -> bool:
-        starts = {row[column][:1] for row in self.rows} - {"", UNKNOWN}
-        return all(start.isdigit() or start in "+-" for start in starts)
+        starts = {row[column][:1] for row in self.rows}
+        return starts <= {"", UNKNOWN, *"+-0123456789"}
 
 
 def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
     """Make a table of rows that map heads to cells, without heads of which no row knows
     anything."""
     rows = list(rows)
-
-    def is_known(head: str) -> bool:
-        return any(row.get(head, UNKNOWN) != UNKNOWN for row in rows)
-
-    heads = list(filter(is_known, dict.fromkeys(itertools.chain.from_iterable(rows))))
-    return Table(title, heads, [[row.get(head, UNKNOWN) for head in heads] for row in rows])
+    columns = {}
+    for head in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        cells = [row.get(head, UNKNOWN) for row in rows]
+        if set(cells) != {UNKNOWN}:
+            columns[head] = cells
+    return Table(title, list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
 
 def markdown(table: Table) -> str:
     """Write a table under its title; "" without rows."""
     if not table.rows:
         return ""
-    cells = [list(map(one_line, line)) for line in (table.columns, *table.rows)]
-    cells.insert(1, ["---"] + ["---:"] * (len(table.columns) - 1))
-    return f"{one_line(table.title)}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    lines = [f"{one_line(table.title)}:", ""]
+    rule = ["---"] + ["---:"] * (len(table.columns) - 1)
+    for cells in (table.columns, rule, *table.rows):
+        lines.append(f"| {' | '.join(map(one_line, cells))} |")
+    return "\n".join(lines)
 
 
 def one_line(text: str) -> str:
@@ -146,8 +149,11 @@ def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str,
     several devices."""
     if not costs.get("device_seconds", math.nan) > costs.get("seconds", math.nan):
         costs = {**costs, "device_seconds": math.nan}
-    columns = {name: COSTS[name] for name in measures}
-    return fmt.cells(columns, lambda name: costs.get(name, math.nan))
+    cells = {}
+    for name in measures:
+        head, written = COSTS[name]
+        cells[head] = written(costs.get(name, math.nan))
+    return cells
 
 
 def total_cost(
@@ -194,7 +200,7 @@ def steps(evaluation: Manifest, *kind: str) -> list[Step]:
     found = []
     for before, after in itertools.pairwise(policies(evaluation)):
         pair = pairs.get((before["name"], after["name"]), {})
-        numbers = [number(pair, *kind, name) for name in ("difference", "sem", "problems")]
+        numbers = map(partial(number, pair, *kind), ("difference", "sem", "problems"))
         found.append(Step(before, after, *numbers))
     return found
 
@@ -210,10 +216,8 @@ def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
     """Return the tasks of an evaluation, and whether their rewards are verifiable; {} if it has
     accuracy alone."""
-    first = next(iter(policies(evaluation)), {})
-    return {
-        name: result.get("accuracy") is not None for name, result in first.get("tasks", {}).items()
-    }
+    results = next(iter(policies(evaluation)), {}).get("tasks", {})
+    return {name: result.get("accuracy") is not None for name, result in results.items()}
 
 
 def has_accuracy(evaluation: Manifest) -> bool:
@@ -300,9 +304,10 @@ def _makers(
 ) -> list[list[Manifest]]:
     """List for each policy the stages that led to it and are not yet in a row above: its own, with
     those it reads."""
-    waiting = {
-        str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"
-    }
+    waiting = {}
+    for stage in stage_manifests:
+        if stage.get("kind") != "evaluate":
+            waiting[str(stage["name"])] = stage
 
     def claim(name: str) -> list[Manifest]:
         if (stage := waiting.pop(name, None)) is None:
@@ -310,7 +315,13 @@ def _makers(
         return [*itertools.chain.from_iterable(map(claim, stage.get("inputs", ()))), stage]
 
     stages = [own_stage(str(policy["name"])) for policy in ordered]
-    return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
+    makers: list[list[Manifest]] = []
+    for i, name in enumerate(stages):
+        made_by: list[Manifest] = []
+        if name not in stages[i + 1 :]:
+            made_by = claim(name)
+        makers.append(made_by)
+    return makers
 
 
 def tasks_table(evaluation: Manifest) -> Table:
@@ -341,12 +352,9 @@ def verdicts_table(evaluation: Manifest) -> Table:
     """Return the share of each policy's answers by verdict, of those that occur and that the result
     is not about."""
     ordered = policies(evaluation)
-    by_policy = []
-    for policy in ordered:
-        counts = {verdict: number(policy, "verdicts", verdict.value) for verdict in Verdict}
-        by_policy.append({verdict: count for verdict, count in counts.items() if count > 0})
-    shown = [verdict for verdict in Verdict if any(verdict in counts for counts in by_policy)]
-    shown = [verdict for verdict in shown if verdict not in (Verdict.CORRECT, Verdict.SCORED)]
+    by_policy = list(map(_verdicts, ordered))
+    there = set[Verdict]().union(*by_policy) - {Verdict.CORRECT, Verdict.SCORED}
+    shown = [verdict for verdict in Verdict if verdict in there]
     rows = []
     for policy, counts in zip(ordered, by_policy, strict=True):
         total = max(sum(counts.values()), 1)
@@ -355,6 +363,16 @@ def verdicts_table(evaluation: Manifest) -> Table:
             row[words(verdict.value)] = fmt.percent(counts.get(verdict, 0) / total)
         rows.append(row)
     return table("Answers that are not right, by verdict, %", rows if shown else [])
+
+
+def _verdicts(policy: Manifest) -> dict[Verdict, float]:
+    """Count a policy's answers by verdict, without verdicts that none of them has."""
+    counts = {}
+    for verdict in Verdict:
+        count = number(policy, "verdicts", verdict.value)
+        if count > 0:
+            counts[verdict] = count
+    return counts
 
 
 def paired_table(evaluation: Manifest) -> Table:
@@ -413,16 +431,17 @@ def compute_table(
 ) -> Table:
     """Build each finished stage's cost; the last row is the total. A price adds a column for the
     device time."""
-    groups = [
-        (str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests
-    ]
-    if len(manifests) > 1:
-        groups.append(("all stages", "", list(manifests)))
     measures = (*TOKENS, "flops", *TIMES, "price")
     rows = []
-    for name, kind, stages in groups:
+
+    def add(name: str, kind: str, stages: Sequence[Manifest]) -> None:
         costs = cost_cells(total_cost(stages, price_per_device_hour), measures)
         rows.append({"stage": name, "kind": kind, **costs, "host memory": _peak_memory(stages)})
+
+    for stage in manifests:
+        add(str(stage.get("name", "")), str(stage.get("kind", "")), [stage])
+    if len(manifests) > 1:
+        add("all stages", "", manifests)
     return table("Compute of each finished stage (generated to trained: tokens)", rows)
 
 
@@ -462,14 +481,16 @@ def compiled_table(manifests: Iterable[Manifest]) -> Table:
             seconds[name] += float(program["seconds"])
 
     longest = sorted(seconds, key=lambda name: -seconds[name])
-    shown = [(name, [name]) for name in longest[:8]]
+    shown = longest[:8]
     if len(longest) > 8:
-        shown.append(("others", longest[8:]))
+        shown.append("others")
+    for name in longest[8:]:
+        compiled["others"] += compiled[name]
+        seconds["others"] += seconds[name]
     rows = []
-    for title, names in shown:
-        times = sum(compiled[name] for name in names)
-        took = sum(seconds[name] for name in names)
-        rows.append({"program": title, "times": str(times), "took": f"{took:.1f} s"})
+    for name in shown:
+        took = f"{seconds[name]:.1f} s"
+        rows.append({"program": name, "times": str(compiled[name]), "took": took})
     return table("Programs compiled, or read from the cache", rows)
 
 
@@ -478,7 +499,7 @@ def counts_table(title: str, by_stage: Mapping[str, Mapping[str, Any]]) -> Table
     counted = {stage: dict(leaves(values)) for stage, values in by_stage.items()}
     names: dict[str, None] = {}
     for values in counted.values():
-        names |= dict.fromkeys(name for name, value in values.items() if value)
+        names |= dict.fromkeys(filter(values.get, values))
     rows = []
     for name in names:
         cells = {stage: _counted(values.get(name, math.nan)) for stage, values in counted.items()}

@@ -173,10 +173,11 @@ def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece]
 
 def _special(tokenizer: PromptTokenizer, ids: Ids) -> set[int]:
     """Find where the tokens stand that readers and rewards do not see."""
-    hidden = {
-        i for i in set(ids.tolist()) if not tokenizer.decode([i]) and tokenizer.decode_raw([i])
-    }
-    return {place for place, i in enumerate(ids.tolist()) if i in hidden}
+    hidden = []
+    for i in set(ids.tolist()):
+        if not tokenizer.decode([i]) and tokenizer.decode_raw([i]):
+            hidden.append(i)
+    return set(np.flatnonzero(np.isin(ids, hidden)).tolist())
 
 
 def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> Iterator[Span]:

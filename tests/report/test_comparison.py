@@ -19,7 +19,7 @@ from g2d_jax.report.comparison import (
     report,
     results,
 )
-from g2d_jax.report.page import check_output, html, text, write
+from g2d_jax.report.page import html, output_folder, text, write
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import read_comparison
 from g2d_jax.report.rows import Study
@@ -354,9 +354,9 @@ def test_what_cannot_be_compared_and_folders_of_other_things_are_refused(two, ch
     with pytest.raises(ValueError, match=message):
         compared(choose(*two))
     with pytest.raises(ValueError, match=r"holds other things than a comparison \(00-sft\)"):
-        check_output(two[0], FILES, "a comparison")
+        output_folder(two[0], FILES, "a comparison")
     with pytest.raises(ValueError, match="is a file"):
-        check_output(two[0] / "config.json", FILES, "a comparison")
+        output_folder(two[0] / "config.json", FILES, "a comparison")
 
 
 def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):
