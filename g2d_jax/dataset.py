@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 from etils import epath
@@ -39,11 +40,10 @@ def stage_of(config: Config, policy: str | None) -> str:
     """Return the last collect stage, of those behind a policy if one is named. Raises ValueError if
     there is none."""
     made_from = config.stages if policy is None else behind(policy, to_dict(config)["stages"])
-    names = [
-        name
-        for name in plan(config).order
-        if name in made_from and config.stages[name].kind == "collect"
-    ]
+    names = []
+    for name in plan(config).order:
+        if name in made_from and config.stages[name].kind == "collect":
+            names.append(name)
     if not names:
         raise ValueError(
             "there are no preference pairs: the run has no collect stage, or none behind that "
@@ -100,29 +100,40 @@ def _columns(
 ) -> dict[str, list[str] | np.ndarray]:
     """Return the columns of problems.parquet: "" is None; conversations, and what only functions
     score by, are JSON."""
-    prompts = [problem.prompt for problem in problems]
-    # Solutions and further columns count only where a function of the user's own may score by them.
-    bare = Problem("", "", None)
-    rest = [bare if scored_by[problem.task] in REWARD_KINDS else problem for problem in problems]
-    try:
-        columns = [json.dumps(storage.plain(problem.columns)) for problem in rest]
-    except TypeError as error:
-        raise ValueError(
-            f"the reward function may read what the problems have beside their answers: {error}"
-        ) from error
-    return {
-        "id": [problem.id for problem in problems],
-        "task": [problem.task for problem in problems],
-        "subset": [problem.subset or "" for problem in problems],
-        "answer": [problem.answer or "" for problem in problems],
-        "prompt": [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts],
-        "is_chat": np.array([not isinstance(prompt, str) for prompt in prompts]),
-        "solution": [problem.solution or "" for problem in rest],
-        "columns": columns,
-    }
+    rows = []
+    for problem in problems:
+        # Solutions and further columns count only where a function of the user's own may score by
+        # them.
+        rest = problem
+        if scored_by[problem.task] in REWARD_KINDS:
+            rest = Problem("", "", None)
+        prompt = problem.prompt
+        is_chat = not isinstance(prompt, str)
+        if is_chat:
+            prompt = json.dumps(prompt)
+        try:
+            further = json.dumps(storage.plain(rest.columns))
+        except TypeError as error:
+            raise ValueError(
+                f"the reward function may read what the problems have beside their answers: {error}"
+            ) from error
+        rows.append(
+            {
+                "id": problem.id,
+                "task": problem.task,
+                "subset": problem.subset or "",
+                "answer": problem.answer or "",
+                "prompt": prompt,
+                "is_chat": is_chat,
+                "solution": rest.solution or "",
+                "columns": further,
+            }
+        )
+    columns = {name: list(map(itemgetter(name), rows)) for name in rows[0]}
+    return {**columns, "is_chat": np.array(columns["is_chat"])}
 
 
 def _scored_by(config: Config, own: Mapping[str, str]) -> dict[str, str]:
     """Map each task to what scores it: one of REWARD_KINDS, or the name of a function."""
-    named = {name: task.reward.function for name, task in config.all_tasks.items()}
+    named = {name: reward.function for name, reward in config.rewards.items()}
     return {**named, "main": own.get("reward", named["main"])}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,7 +52,7 @@ stop_reason is "length"."""
 
 
 def _completions(text: pa.DataType) -> pa.Schema:
-    columns = [field for field in ROLLOUTS if field.name != "text"]
+    columns = ROLLOUTS.remove(ROLLOUTS.get_field_index("text"))
     return pa.schema([*_required(prompt=text, completion=text), *columns])
 
 
@@ -118,11 +119,7 @@ def write_completions(
 
 def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
     rollouts = [row.rollout for row in rows]
-    columns: dict[str, Any] = {
-        name: [getattr(rollout, name) for rollout in rollouts] for name in _OF_A_ROLLOUT
-    }
-    columns |= {name: _ragged(name, columns[name], kind) for name, kind in _ARRAYS.items()}
-    return columns | {
+    return _columns(rollouts, _OF_A_ROLLOUT, _ARRAYS) | {
         "policy": [safe_text(row.policy) for row in rows],
         "text": [safe_text(row.text) for row in rows],
         "reward": [row.score.reward for row in rows],
@@ -130,6 +127,19 @@ def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
         "answer": [row.score.answer and safe_text(row.score.answer) for row in rows],
         "truncated": [rollout.stop_reason == "length" for rollout in rollouts],
     }
+
+
+def _columns(
+    records: Sequence[Any], names: Iterable[str], arrays: Mapping[str, type[np.generic]]
+) -> dict[str, Any]:
+    """Return columns of records by the names of their fields. arrays: types of fields that are
+    arrays."""
+    columns: dict[str, Any] = {}
+    for name in names:
+        columns[name] = list(map(attrgetter(name), records))
+        if name in arrays:
+            columns[name] = _ragged(name, columns[name], arrays[name])
+    return columns
 
 
 def read_rollouts(path: PathLike) -> list[ScoredRollout]:
@@ -156,12 +166,9 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
     Raises ValueError if the rows mix both, for a message with other fields than role and content,
     and for an array of another dtype or rank; OSError.
     """
-    columns = {name: [getattr(row, name) for row in rows] for name in PREFERENCES.names}
-    columns |= {
-        name: _ragged(name, columns[name], np.int32)
-        for name in ("prompt_ids", "chosen_ids", "rejected_ids")
-    }
-    chat = _converse(path, columns, [row.prompt for row in rows], "chosen", "rejected")
+    ids = dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), np.int32)
+    columns = _columns(rows, PREFERENCES.names, ids)
+    chat = _converse(path, columns, columns["prompt"], "chosen", "rejected")
     _write(path, columns, CHAT_PREFERENCES if chat else PREFERENCES)
 
 
@@ -218,7 +225,7 @@ def has_preferences(path: PathLike) -> bool:
     source = epath.Path(path)
     with naming("list", source):
         parts = _parts(source)
-    return bool(parts) and all(_columns(part) >= _REQUIRED for part in parts)
+    return bool(parts) and all(map(_REQUIRED.issubset, map(_names, parts)))
 
 
 def _parts(source: epath.Path) -> list[epath.Path]:
@@ -228,7 +235,7 @@ def _parts(source: epath.Path) -> list[epath.Path]:
     return [source]
 
 
-def _columns(part: epath.Path) -> set[str]:
+def _names(part: epath.Path) -> set[str]:
     """Return the names of a Parquet file's columns; none for what is no readable Parquet."""
     try:
         with part.open("rb") as file:
@@ -238,21 +245,13 @@ def _columns(part: epath.Path) -> set[str]:
 
 
 def _preference(row: dict[str, Any]) -> Preference:
-    return Preference(**_as_texts(row, "chosen", "rejected"))
-
-
-def _as_texts(row: dict[str, Any], *replies: str) -> dict[str, Any]:
-    """Return a row with a conversation for its prompt, and its replies as texts. A row of texts
-    stays as it is."""
     if isinstance(row["prompt"], str):
-        return row
+        return Preference(**row)
     if not row["prompt"]:
         raise ValueError("a prompt has at least one message")
-    return {
-        **row,
-        "prompt": tuple(map(_message, row["prompt"])),
-        **{name: _reply(row[name]) for name in replies},
-    }
+    prompt = tuple(map(_message, row["prompt"]))
+    replies = {"chosen": _reply(row["chosen"]), "rejected": _reply(row["rejected"])}
+    return Preference(**{**row, **replies, "prompt": prompt})
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:

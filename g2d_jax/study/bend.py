@@ -64,7 +64,7 @@ def bend(
     steps: [T], ascending; values, errors: [T], each point and its standard error. The same
     arguments, the same result.
     """
-    x, y, noise = (np.asarray(array, np.float64) for array in (steps, values, errors))
+    x, y, noise = np.array([steps, values, errors], np.float64)
     if len(x) <= 2 * EDGE or np.isnan(noise).any():
         return None
     drawn = y + noise * np.random.default_rng(0).standard_normal((samples, len(x)))

@@ -13,6 +13,7 @@ Spreads are population ones: divided by N, not N - 1.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
     Raises ValueError as `prompts`.
     """
     table = prompts(groups)
-    every = _responses([row for group in groups for row in group])
+    every = _responses(list(itertools.chain.from_iterable(groups)))
     rated = every.judged & ~np.isnan(every.token_logprob)
     by_prompt = ("pass_rate", "reward_variance", "distinct_answers", "confidence", "logprob_gap")
     return {
@@ -229,10 +230,7 @@ def pair_summary(
 
     NaN log-probs give NaN. Raises ValueError unless lengths are at least 1.
     """
-    arrays = (
-        np.asarray(values, np.float64)
-        for values in (chosen, rejected, chosen_lengths, rejected_lengths)
-    )
+    arrays = np.array([chosen, rejected, chosen_lengths, rejected_lengths], np.float64)
     better, worse, better_lengths, worse_lengths = arrays
     if not (np.all(better_lengths >= 1) and np.all(worse_lengths >= 1)):
         raise ValueError("lengths count tokens: each response of a pair has at least 1")
