@@ -271,11 +271,10 @@ def _trl_reward(values: Values) -> str:
     """Find the one column of a reward function among TRL's; its other columns are texts that a
     function logged."""
     taken = ("step", "prompt", "completion", "advantage")
-    numeric = [
-        name
-        for name, value in values.items()
-        if name not in taken and not isinstance(value, str | list | dict)
-    ]
+    numeric = []
+    for name, value in values.items():
+        if name not in taken and not isinstance(value, str | list | dict):
+            numeric.append(name)
     if len(numeric) != 1:
         listed = ", ".join(map(repr, numeric)) or "none"
         raise BrokenRow(

@@ -115,9 +115,9 @@ class _Vocabulary:
     def special(self, name: str) -> str | None:
         """Return the token of a role, None without one."""
         number = self.file.get(f"tokenizer.ggml.{name}_token_id", int)
-        return None if number is None else self.tokens[self.checked(name, number)]
+        return None if number is None else self.tokens[self.valid_id(name, number)]
 
-    def checked(self, name: str, number: int) -> int:
+    def valid_id(self, name: str, number: int) -> int:
         """Return the id of a token of a role. Raises ValueError if there is no such token."""
         inside = 0 <= number < len(self.tokens)
         if not inside or self.tokens[number] not in self.ids or not self.tokens[number]:
@@ -133,8 +133,11 @@ class _Vocabulary:
         if lines is None:
             return None
         # A token may begin with a space, and has none elsewhere.
-        pairs = [(line[:1] + line[1:].partition(" ")[0], line) for line in lines]
-        return [(left, line[len(left) + 1 :]) for left, line in pairs]
+        merges = []
+        for line in lines:
+            left = line[:1] + line[1:].partition(" ")[0]
+            merges.append((left, line[len(left) + 1 :]))
+        return merges
 
 
 def _build(vocabulary: _Vocabulary) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
@@ -169,8 +172,12 @@ def _build(vocabulary: _Vocabulary) -> tuple[PreTrainedTokenizerFast, tuple[int,
         **{role: token for role, token in roles.items() if token is not None},
     )
     pretrained.chat_template = vocabulary.file.get("tokenizer.chat_template", str)
-    ends = [vocabulary.file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eot", "eom")]
-    return pretrained, tuple(vocabulary.checked("eot", end) for end in ends if end is not None)
+    ends = []
+    for name in ("eot", "eom"):
+        end = vocabulary.file.get(f"tokenizer.ggml.{name}_token_id", int)
+        if end is not None:
+            ends.append(vocabulary.valid_id("eot", end))
+    return pretrained, tuple(ends)
 
 
 def _add_ends(

@@ -61,15 +61,10 @@ def read_questions(path: str, form: Format) -> list[Question]:
 
 def alpaca_json(name: str, questions: Sequence[Question], texts: Sequence[str]) -> bytes:
     """Write AlpacaEval's model_outputs."""
-    rows = [
-        {
-            "dataset": question.dataset,
-            "instruction": question.text,
-            "output": text,
-            "generator": name,
-        }
-        for question, text in zip(questions, texts, strict=True)
-    ]
+    rows = []
+    for question, text in zip(questions, texts, strict=True):
+        asked = {"dataset": question.dataset, "instruction": question.text}
+        rows.append({**asked, "output": text, "generator": name})
     return json.dumps(rows, indent=2).encode("ascii") + b"\n"
 
 
@@ -108,11 +103,10 @@ def markdown_counts(text: str) -> dict[str, dict[str, int]]:
     prose = text
     for code in filter(None, _CODE.findall(text)):
         prose = prose.replace(code, "")
-    counted = {"header_count": _HEADERS, "list_count": _LISTS, "bold_count": _BOLD}
-    return {
-        name: {kind: len(pattern.findall(prose)) for kind, pattern in kinds.items()}
-        for name, kinds in counted.items()
-    }
+    counts = {}
+    for name, kinds in (("header_count", _HEADERS), ("list_count", _LISTS), ("bold_count", _BOLD)):
+        counts[name] = {kind: len(pattern.findall(prose)) for kind, pattern in kinds.items()}
+    return counts
 
 
 def _alpaca_question(values: Values) -> Question:

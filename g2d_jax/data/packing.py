@@ -220,10 +220,11 @@ def _first_fit(
     room: list[tuple[int, int]] = []  # free columns and free places of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
         wanted = len(unit.responses)
-        fits = (
-            i for i, (columns, free) in enumerate(room) if columns >= unit.size and free >= wanted
-        )
-        row = next(fits, len(rows))
+        row = len(rows)
+        for number, (columns, free) in enumerate(room):
+            if columns >= unit.size and free >= wanted:
+                row = number
+                break
         if row == len(rows):
             rows.append([])
             room.append((row_length, max_responses_per_row))

@@ -67,12 +67,11 @@ def best_worst(
     scored = np.array(_distinct(np.flatnonzero(~np.isnan(rewards)).tolist(), contents), np.int64)
     rising = scored[np.argsort(rewards[scored], kind="stable")]
     falling = scored[np.argsort(-rewards[scored], kind="stable")]
-    places = range(min(limit, len(scored) // 2))
-    return [
-        (int(falling[i]), int(rising[i]))
-        for i in places
-        if rewards[falling[i]] > rewards[rising[i]]
-    ]
+    pairs = []
+    for i in range(min(limit, len(scored) // 2)):
+        if rewards[falling[i]] > rewards[rising[i]]:
+            pairs.append((int(falling[i]), int(rising[i])))
+    return pairs
 
 
 def random_pairs(

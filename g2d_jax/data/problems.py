@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from etils import epath
@@ -159,7 +159,7 @@ def to_problem(values: Values, source: str, fields: Fields) -> Problem:
         source=source,
         subset=subset or "",
         solution=solution,
-        columns={name: value for name, value in values.items() if name not in taken},
+        columns=_without(values, taken),
     )
 
 
@@ -169,7 +169,7 @@ def _numinamath(values: Values, source: str, fields: Fields) -> Problem:
 
     Raises BrokenRow, and LeftOut by the rules of data/filters.py.
     """
-    values = {name: value for name, value in values.items() if name not in filters.UNWANTED}
+    values = _without(values, filters.UNWANTED)
     problem = to_problem(values, source, {"subset": "source", **fields})
     if isinstance(problem.prompt, str):
         filters.long_enough(problem.prompt, fields.get("prompt", "problem"))
@@ -189,11 +189,14 @@ def _wildchat(values: Values, source: str, fields: Fields) -> Problem:
     """
     path = fields.get("prompt", "conversation")
     turn = filters.first_turn(values, path)
-    columns = {
-        name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)
-    }
-    rest = {name: path for name, path in fields.items() if name != "prompt"}
+    columns = _without(values, (path, *filters.UNWANTED))
+    rest = _without(fields, ("prompt",))
     return to_problem({**columns, "problem": [turn]}, source, rest)
+
+
+def _without(values: Mapping[str, Any], names: Container[str | None]) -> dict[str, Any]:
+    """Leave columns or fields out by their names."""
+    return {name: value for name, value in values.items() if name not in names}
 
 
 _READ: dict[str, Callable[[Values, str, Fields], Problem]] = {

@@ -123,7 +123,7 @@ def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
                 line = handle.readline(MAX_ROW_BYTES)
         elif line.removeprefix(_BOM).strip():
             try:
-                yield _checked(where, _loads(line))
+                yield _as_row(where, _loads(line))
             except ValueError as error:
                 yield Row(where, {}, f"not JSON: {error}")
 
@@ -149,7 +149,7 @@ def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
             f"{type(content).__name__}"
         )
     for number, values in enumerate(content, 1):
-        yield _checked(f"{path}, row {number}", values)
+        yield _as_row(f"{path}, row {number}", values)
 
 
 def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
@@ -161,7 +161,7 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
                 yield _too_long(where)
                 continue
             try:
-                yield _checked(where, row.to_pylist()[0])
+                yield _as_row(where, row.to_pylist()[0])
             # a date in the year 10000 …
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 yield Row(where, {}, f"it holds what Python cannot: {error}")
@@ -282,7 +282,7 @@ def _too_long(where: str) -> Row:
     return Row(where, {}, f"the row is longer than {MAX_ROW_BYTES:,} bytes")
 
 
-def _checked(where: str, values: Any) -> Row:
+def _as_row(where: str, values: Any) -> Row:
     if not isinstance(values, dict):
         return Row(where, {}, f"an object with named fields is needed, got {type(values).__name__}")
     return Row(where, values)

@@ -258,7 +258,7 @@ class Template:
         asked = (*system, _user(_USER))
         self.apply(asked, generation=True)
         self.apply((*asked, _ANSWERED), generation=False)
-        check_header(self._run, asked)
+        require_header(self._run, asked)
 
     def apply(self, messages: Conversation, *, generation: bool) -> str:
         """Run the chat template on messages as they are, up to where a response begins if
@@ -267,20 +267,20 @@ class Template:
         The text begins with one BOS at most. What the template raises becomes a ValueError that
         says what to do, and so does a text that it leaves out, unless `fault` goes on.
         """
-        hand_over(partial(self._check_texts, messages), self._fault)
+        hand_over(partial(self._require_texts, messages), self._fault)
         self._tried.add(_roles(messages))  # once is enough
         return self._with_one_bos(self._run(messages, generation))
 
-    def _check_texts(self, messages: Conversation) -> None:
+    def _require_texts(self, messages: Conversation) -> None:
         roles = _roles(messages)
         if roles not in self._tried:
-            check_texts(self._run, roles)
+            require_texts(self._run, roles)
             self._tried.add(roles)
 
     def _try(self, *messages: Message) -> str:
         """Run the chat template as it is. Raises ValueError for what it leaves out, whatever
         `fault` does."""
-        self._check_texts(messages)
+        self._require_texts(messages)
         return self._run(messages, generation=False)
 
     def _run(self, messages: Conversation, generation: bool, source: str | None = None) -> str:
@@ -430,7 +430,7 @@ def _literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def check_texts(apply: Apply, roles: Sequence[str]) -> None:
+def require_texts(apply: Apply, roles: Sequence[str]) -> None:
     """Raise ValueError for a chat template that leaves out a text of a conversation of these roles.
 
     Stand-ins are looked for, white space apart: users', assistants' in their order, and the
@@ -473,14 +473,15 @@ def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
     )
 
 
-def check_header(apply: Apply, asked: Conversation) -> None:
+def require_header(apply: Apply, asked: Conversation) -> None:
     """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
 
     That is one that writes the same with add_generation_prompt as without, though it begins an
     assistant's message with more than white space (Mistral's does not) and the tags of a thought
     (Qwen3's). asked: messages, the last of which is the user's.
     """
-    prompt, without = (_behind_user(apply(asked, generation)) for generation in (True, False))
+    prompt = _behind_user(apply(asked, True))
+    without = _behind_user(apply(asked, False))
     whole = _behind_user(apply((*asked, _ANSWERED), False).partition(_ANSWER)[0])
     if _bare(prompt) == _bare(without) != _bare(whole):
         header = whole.removeprefix(prompt)
@@ -510,8 +511,9 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     if not tokenizer.chat_template or settings.chat is False:
         return
     turns = (_user(_USER), _ANSWERED, _user(_NEXT))
-    system = ({"role": "system", "content": _SYSTEM},)
-    conversations = [(*before, *turns[:count]) for before in ((), system) for count in (1, 2, 3)]
+    system = {"role": "system", "content": _SYSTEM}
+    bare = [turns[:1], turns[:2], turns]
+    conversations = [*bare, *((system, *messages) for messages in bare)]
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
     from g2d_jax.data.rehearsal import rehearse  # here: most runs have no chat template
 

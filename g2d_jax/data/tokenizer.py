@@ -109,17 +109,17 @@ class PromptTokenizer:
                 f"a tokenizer has 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}"
             )
         self.backend = _backend_copy(tokenizer)
-        self.special_tokens: dict[str, int] = {
-            token.content: i
-            for i, token in self.backend.get_added_tokens_decoder().items()
-            if token.special
-        }
+        self.special_tokens: dict[str, int] = {}
+        for i, token in self.backend.get_added_tokens_decoder().items():
+            if token.special:
+                self.special_tokens[token.content] = i
         self._hidden = {i for token, i in self.special_tokens.items() if token not in THINKING}
         named = map(str, tokenizer.all_special_tokens)
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
-        self.thinking = {
-            name: self.special_tokens[name] for name in THINKING if name in self.special_tokens
-        }
+        self.thinking = {}
+        for name in THINKING:
+            if name in self.special_tokens:
+                self.thinking[name] = self.special_tokens[name]
         if generates:
             hand_over(self.template.check, fault)
         self.stop_id, self.eos_ids = self._stops(eos_ids)
@@ -131,7 +131,7 @@ class PromptTokenizer:
         self.id_limit: int = self.vocab_size
         if rows is not None:
             self.id_limit = min(self.vocab_size, rows)
-        hand_over(self._check_own_ids, fault)
+        hand_over(self._require_own_ids, fault)
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
@@ -226,11 +226,10 @@ class PromptTokenizer:
     ) -> tuple[list[Record], int]:
         """Return the records whose prompt has at most `max_prompt_length` tokens, and how many
         others there are."""
-        short = [
-            record
-            for record in records
-            if len(self.encode_prompt(record.prompt)) <= max_prompt_length
-        ]
+        short = []
+        for record in records:
+            if len(self.encode_prompt(record.prompt)) <= max_prompt_length:
+                short.append(record)
         return short, len(records) - len(short)
 
     def save(self, folder: storage.PathLike) -> None:
@@ -283,7 +282,7 @@ class PromptTokenizer:
                     f"({text[at : at + 60]!r}) and would act as one: remove it from the data"
                 )
 
-    def _check_own_ids(self) -> None:
+    def _require_own_ids(self) -> None:
         """Raise ValueError for a token of the tokenizer's own that the model's embedding has no row
         for."""
         if self.id_limit == self.vocab_size:
