@@ -131,7 +131,8 @@ def same_function(gold: Any, answer: Any) -> bool:
         largest = draw.choice((400, 4_000, 100_000))
         point = {symbol: Rational(draw.randint(11, largest), 100) for symbol in symbols}
         point |= {symbol: -point[symbol] for symbol in negative}
-        a, b = (_exact(side).xreplace(point).doit() for side in (gold, answer))
+        a = _exact(gold).xreplace(point).doit()
+        b = _exact(answer).xreplace(point).doit()
         if not all(value.is_number and value.evalf(30, maxn=DIGITS).is_real for value in (a, b)):
             continue
         if not _is_zero(a - b):

@@ -22,6 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from g2d_jax.config import places
-from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Prompt, Score, Verdict, is_reward
+from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime import processes
 
@@ -83,11 +84,10 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        candidates = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isfunction(value) and key[0] != "_"
-        ]
+        candidates = []
+        for key, value in vars(module).items():
+            if inspect.isfunction(value) and key[0] != "_":
+                candidates.append(key)
         raise ValueError(
             f"reward {path!r}: {module_name!r} has no function {name!r}; it has "
             f"{', '.join(candidates) or 'none'}"
@@ -161,16 +161,16 @@ def call_reward(
     except _STOPPED:
         raise
     except BaseException as error:
-        culprit = next((i for i in range(len(texts)) if _raises_for(function, arguments, i)), None)
         of = ""
-        if culprit is not None:
-            problem = problems[culprit]
-            of = (
-                f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response "
-                f"{texts[culprit]!r:.200}"
-            )
+        for i, (problem, text) in enumerate(zip(problems, texts, strict=True)):
+            if _raises_for(function, arguments, i):
+                of = (
+                    f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response "
+                    f"{text!r:.200}"
+                )
+                break
         raise RewardFailed(f"{name} failed{_origin(error)}{of}") from error
-    return _checked(name, result, problems)
+    return _as_rewards(name, result, problems)
 
 
 def _arguments(
@@ -185,12 +185,10 @@ def _arguments(
     arguments: dict[str, list[Any]] = {}
     for name in sorted(names):
         arguments[name] = [problem.columns.get(name) for problem in problems]
-    arguments["answer"] = [problem.answer for problem in problems]
-    arguments["solution"] = [problem.solution for problem in problems]
-    arguments["prompts"] = [_prompt_as_in_trl(problem.prompt) for problem in problems]
-    arguments["completions"] = [
-        _completion_as_in_trl(*pair) for pair in zip(problems, texts, strict=True)
-    ]
+    for name in ("answer", "solution"):
+        arguments[name] = list(map(attrgetter(name), problems))
+    arguments["prompts"] = list(map(_prompt_as_in_trl, problems))
+    arguments["completions"] = list(map(_completion_as_in_trl, problems, texts))
     arguments["completion_ids"] = [np.asarray(ids).tolist() for ids in token_ids]
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -198,11 +196,11 @@ def _arguments(
     return {name: values for name, values in arguments.items() if name in parameters}
 
 
-def _prompt_as_in_trl(prompt: Prompt) -> str | list[dict[str, Any]]:
+def _prompt_as_in_trl(problem: Problem) -> str | list[dict[str, Any]]:
     """Copy a prompt, whose messages a reward may change."""
-    if isinstance(prompt, str):
-        return prompt
-    return list(map(dict, prompt))
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    return list(map(dict, problem.prompt))
 
 
 def _completion_as_in_trl(problem: Problem, text: str) -> str | list[dict[str, Any]]:
@@ -275,7 +273,7 @@ def function_scorer(
     return scorer
 
 
-def _checked(name: str, result: Any, problems: Sequence[Problem]) -> list[float | None]:
+def _as_rewards(name: str, result: Any, problems: Sequence[Problem]) -> list[float | None]:
     """Return the rewards of the problems' responses. Raises RewardFailed for a result that is
     none."""
     if inspect.iscoroutine(result):

@@ -12,6 +12,7 @@ import re
 import string
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import TypeVar
 
 from latex2sympy2_extended import NormalizationConfig
@@ -282,11 +283,8 @@ def _keep_case(gold: str, answer: str) -> Pair:
     variable = re.compile(
         rf"(?P<command>{TEXT_OR_COMMAND.pattern})|(?P<letter>[{clashes}])(?!\s*_)"
     )
-    a, b = (
-        variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text)
-        for text in (gold, answer)
-    )
-    return a, b
+    indexed = partial(variable.sub, lambda m: m["command"] or f"{m['letter']}_{{99}}")
+    return indexed(gold), indexed(answer)
 
 
 def _parse(cleaned: str) -> list[object]:

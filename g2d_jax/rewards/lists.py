@@ -123,16 +123,20 @@ def _assignments(parts: Sequence[str] | None) -> list[tuple[str, str]]:
 
 def _of_one_unknown(values: Iterable[str]) -> bool:
     """Tell whether names differ in their index alone, as `x_1` and `x_2` do."""
-    return len({name.partition("_")[0] for name in values}) == 1 and all(
-        "_" in name for name in values
-    )
+    letters = set()
+    for name in values:
+        letter, index, _ = name.partition("_")
+        if not index:
+            return False
+        letters.add(letter)
+    return len(letters) == 1
 
 
 def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
     """Return a list of values of one name, `x = 1, x = 3`, without it; another text as it
     stands."""
     named = _assignments(parts)
-    if len({name for name, _ in named}) != 1:
+    if len(dict(named)) != 1:
         return whole
     return ", ".join(value for _, value in named)
 
@@ -150,9 +154,7 @@ def signed(cleaned: str) -> str:
     for part in parts:
         pieces = _SIGNS.split(part)
         for signs in itertools.product("+-", repeat=len(pieces) - 1):
-            whole = pieces[0] + "".join(
-                sign + piece for sign, piece in zip(signs, pieces[1:], strict=True)
-            )
+            whole = pieces[0] + "".join(map(operator.add, signs, pieces[1:]))
             written.append(_PLUS.sub("", whole))
     return ", ".join(written)
 

@@ -123,9 +123,8 @@ class Worker:
 def _environment() -> dict[str, str]:
     """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
-    inherited = [
-        os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
-    ]
+    parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    inherited = list(map(os.path.abspath, filter(None, parts)))
     if "site-packages" not in root and "dist-packages" not in root:  # these are found without help
         inherited.append(root)
     return {
@@ -244,13 +243,13 @@ class VerifierPool:
         """
         wanted = list(dict.fromkeys(golds))
         unknown = [gold for gold in wanted if gold not in self._readable]
-        parts = [
-            unknown[first : first + READ_AT_ONCE] for first in range(0, len(unknown), READ_AT_ONCE)
-        ]
+        reading = {}
         with self._lock:
-            if self._closed and parts:
+            if self._closed and unknown:
                 raise RuntimeError(_CLOSED)
-            reading = {self._executor.submit(self._find_out, part): len(part) for part in parts}
+            for first in range(0, len(unknown), READ_AT_ONCE):
+                batch = unknown[first : first + READ_AT_ONCE]
+                reading[self._executor.submit(self._find_out, batch)] = len(batch)
         done = len(wanted) - len(unknown)
         try:
             with _open_pool():

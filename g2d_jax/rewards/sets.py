@@ -211,14 +211,16 @@ def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, 
     ranges = []
     text = _without_bars(text)
     for alternative in _OR.split(text):
-        clauses = [clause for clause in _AND.split(alternative) if clause]
-        if not clauses:
+        found = []
+        known = name
+        for clause in filter(None, _AND.split(alternative)):
+            variable, part = _clause(clause, known)
+            name = name or variable
+            if variable != name:
+                raise _Unread
+            found.append(part)
+        if not found:
             raise _Unread
-        read = [_clause(clause, name) for clause in clauses]
-        name = name or read[0][0]
-        if any(variable != name for variable, _ in read):
-            raise _Unread
-        found = [part for _, part in read]
         if bound or _BOTH.search(alternative) or not _outward(found):
             found = [_together(found)]
         ranges.extend(found)
@@ -250,18 +252,17 @@ def _without_bars(text: str) -> str:
 def _clause(text: str, name: str) -> tuple[str, _Range]:
     r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it
     leaves."""
-    parts = [part.strip() for part in _RELATION.split(text)]
+    parts = list(map(str.strip, _RELATION.split(text)))
     terms = parts[0::2]
     signs = [_SPELLED.get(sign, sign) for sign in parts[1::2]]
     if not 1 <= len(signs) <= 2 or not all(terms):
         raise _Unread
-    places = [
-        i
-        for i, term in enumerate(terms)
-        if term == name or (not name and _VARIABLE.fullmatch(term))
-    ]
-    if len(signs) == 2:  # of a < x < b no other term counts as the variable than the middle one
-        places = [i for i in places if i == 1]
+    places = []
+    for i, term in enumerate(terms):
+        # of a < x < b no other term counts as the variable than the middle one
+        may_be = len(signs) == 1 or i == 1
+        if may_be and (term == name or (not name and _VARIABLE.fullmatch(term))):
+            places.append(i)
     if len(places) != 1:
         raise _Unread
     (place,) = places
