@@ -152,7 +152,7 @@ def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> Na
     return NamedSharding(mesh, spec(mesh, axes, shape))
 
 
-def check_host_memory(mesh: Mesh) -> None:
+def require_host_memory(mesh: Mesh) -> None:
     """Raise ValueError where arrays cannot be offloaded to the host."""
     device = mesh.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
@@ -184,6 +184,13 @@ def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
     """Place a host array that every process holds in full, `axis` split over the row axes (it must
     divide)."""
     return put(array, rows_sharding(mesh, array.shape, axis))
+
+
+def abstract_rows(
+    mesh: Mesh, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = np.int32
+) -> jax.ShapeDtypeStruct:
+    """Return a ShapeDtypeStruct, with its sharding, of an array whose rows are split."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding(mesh, shape))
 
 
 def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedSharding:

@@ -104,11 +104,18 @@ class Config(Section):
         return {"main": main, **self.tasks}
 
     @property
+    def rewards(self) -> dict[str, Reward]:
+        """The settings of each task's reward."""
+        return {name: task.reward for name, task in self.all_tasks.items()}
+
+    @property
     def reward_models(self) -> dict[str, RewardModel]:
         """The settings of all reward models by path."""
-        rewards = [task.reward for task in self.all_tasks.values()]
-        models = [reward.model for reward in rewards if reward.function == "model"]
-        return {str(model.path): model for model in models}
+        models = {}
+        for reward in self.rewards.values():
+            if reward.function == "model":
+                models[str(reward.model.path)] = reward.model
+        return models
 
     @property
     def verifiable(self) -> dict[str, bool]:

@@ -109,11 +109,10 @@ def rates(
     from g2d_jax.config.graph import plan as order_of
     from g2d_jax.plan import planning, show
 
-    stages = [
-        stage
-        for stage in order_of(settings).order
-        if settings.stages[stage].kind not in ("sft", "evaluate")
-    ]
+    stages = []
+    for stage in order_of(settings).order:
+        if settings.stages[stage].kind not in ("sft", "evaluate"):
+            stages.append(stage)
     run_plan = planning.make(settings, compiler, stages=stages, response=response)
     if run_plan.misfits:
         raise ValueError(

@@ -93,8 +93,11 @@ def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Co
         previous = by_place.get(place)
         if previous is None or (starts, collective.times) > (previous[0], previous[1].times):
             by_place[place] = starts, collective
-    found = (collective for _, collective in by_place.values())
-    return [collective for collective in found if collective.group != 1 and collective.size != 0]
+    sending = []
+    for _, collective in by_place.values():
+        if collective.group != 1 and collective.size != 0:
+            sending.append(collective)
+    return sending
 
 
 def bytes_sent(sending: list[Collective]) -> dict[str, float]:
@@ -189,16 +192,21 @@ def _trips(computations: Mapping[str, _Lines], rest: str, condition: str, body: 
 
 
 def _constants(lines: Mapping[str, str]) -> dict[str, int]:
-    return {
-        name: int(match[1]) for name, line in lines.items() if (match := _CONSTANT.search(line))
-    }
+    constants = {}
+    for name, line in lines.items():
+        if match := _CONSTANT.search(line):
+            constants[name] = int(match[1])
+    return constants
 
 
 def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str]) -> int:
     """Return the step of a loop's counter: 1, or what XLA made of it when it put several trips into
     one body."""
-    counters = [re.search(r"index=(\d+)", condition.get(name, "")) for name in _operands(compare)]
-    place = next((int(match[1]) for match in counters if match), None)
+    place = None
+    for name in _operands(compare):
+        if match := re.search(r"index=(\d+)", condition.get(name, "")):
+            place = int(match[1])
+            break
     result = next((line for line in reversed([*body.values()]) if _opcode(line) == "tuple"), None)
     if place is None or result is None:
         return 1

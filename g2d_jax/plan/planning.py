@@ -159,7 +159,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         )
         mesh = session.mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
-            meshes.check_host_memory(mesh)
+            meshes.require_host_memory(mesh)
         most = config.data.max_prompt_length
         if prompt is not None:
             session.mean_prompt = float(min(prompt, most))

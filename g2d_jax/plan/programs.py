@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
@@ -56,10 +55,8 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
         share = weights[path] / total
         dtype, length = jnp.dtype(settings.dtype), columns(settings.max_length)
         rows = full_rows(mesh, length, settings.batch_tokens)
-        tokens, lengths = (
-            jax.ShapeDtypeStruct(size, np.int32, sharding=meshes.rows_sharding(mesh, size))
-            for size in ((rows, length), (rows,))
-        )
+        tokens = meshes.abstract_rows(mesh, (rows, length))
+        lengths = meshes.abstract_rows(mesh, (rows,))
         model = reward_model.abstract_on(shape_of(path), mesh, dtype)
         yield Scoring(share, model.config, make_program(mesh, dtype), model, tokens, lengths)
 

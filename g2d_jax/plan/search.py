@@ -56,15 +56,13 @@ def choices(config: Config, topology: Topology) -> list[Config]:
         tensor = choice.mesh.tensor
         return again * (1 + 0.15 * (tensor > 1) * tensor), -choice.compute.microbatch_tokens
 
-    candidates = [
-        replace(
-            config,
-            mesh=replace(config.mesh, data=slices, fsdp=devices // slices // tensor, tensor=tensor),
-            compute=replace(own, microbatch_tokens=count, remat=remat),
-        )
-        for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat))
-        if count >= devices // tensor
-    ]
+    candidates = []
+    for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat)):
+        if count >= devices // tensor:
+            fsdp = devices // slices // tensor
+            mesh = replace(config.mesh, data=slices, fsdp=fsdp, tensor=tensor)
+            compute = replace(own, microbatch_tokens=count, remat=remat)
+            candidates.append(replace(config, mesh=mesh, compute=compute))
     return sorted(candidates, key=cost)
 
 
@@ -122,7 +120,7 @@ def search(
     # The formula may be wrong by more than that: then what needs least is tried.
     likely = likely or sorted(tried, key=needs)
     # From the quickest to ever more frugal ones: each costs minutes of compiling.
-    for place in sorted({round(place) for place in np.linspace(0, len(likely) - 1, most)}):
+    for place in sorted(set(map(round, np.linspace(0, len(likely) - 1, most)))):
         choice = likely[place]
         compiler.say(f"trying {as_arguments(overrides(choice))}")
         if _all_fit(choice, compiler, names):
@@ -157,11 +155,14 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
             adapters = ["lora.base_dtype=bfloat16"]
     else:
         trained = config.stages_of(TrainingStage)
-        trained = {name: trained[name] for name in trained if name in (stages or config.stages)}
-        if not trained:
+        chosen = trained.keys() & (stages or trained)
+        if not chosen:
             return []
         for name, stage in trained.items():
-            if (stage.optimizer.kind, stage.optimizer.moment_dtype) == ("adamw", "float32"):
+            if name in chosen and (stage.optimizer.kind, stage.optimizer.moment_dtype) == (
+                "adamw",
+                "float32",
+            ):
                 moments.append(f"stages.{name}.optimizer.moment_dtype=bfloat16")
         adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
     found = [moments, adapters]

@@ -93,11 +93,10 @@ def rates(plan: Plan, response: int | None) -> Rates:
     for (stage, kind), count in counts.items():
         if count:
             seconds.setdefault(stage, {})[kind] = spent[stage, kind] / count
-    longest = max(
-        stage.sampling.max_new_tokens
-        for stage in plan.config.stages.values()
-        if hasattr(stage, "sampling")
-    )
+    longest = 0
+    for settings in plan.config.stages.values():
+        if hasattr(settings, "sampling"):
+            longest = max(longest, settings.sampling.max_new_tokens)
     return Rates(
         recipe=plan.config.name,
         topology=plan.topology.name,
@@ -154,11 +153,10 @@ def assumptions(plan: Plan) -> list[str]:
             f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer "
             "and problems are not all on this machine; --prompt N gives their mean"
         )
-    splits = {
-        stage.split: name
-        for name, stage in config.stages_of(Evaluate).items()
-        if name in plan.stages
-    }
+    splits = {}
+    for name, evaluation in config.stages_of(Evaluate).items():
+        if name in plan.stages:
+            splits[evaluation.split] = name
     for split, stage in sorted(splits.items()):
         for name, task in config.all_tasks.items():
             source = getattr(task, split)

@@ -9,7 +9,6 @@ A batch's groups carry all that the loss needs but for other policies' log-proba
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -62,11 +61,9 @@ def make(
     if stage.has_ratio:
         signal |= ((advantages(stage, draws, groups) != 0) & _counted(stage, groups)).any(axis=1)
     if stage.is_preference_loss:
-        pairs = [
-            _sides(seed, stage, draw, group, verifiable)
-            for draw, group in zip(draws, groups, strict=True)
-        ]
-        signal |= [bool(chosen) for chosen, _ in pairs]
+        for i, (draw, group) in enumerate(zip(draws, groups, strict=True)):
+            pairs[i] = _sides(seed, stage, draw, group, verifiable)
+            signal[i] |= bool(pairs[i][0])
     rows = np.arange(len(groups))
     if stage.dynamic_sampling:
         rows = (rows[signal] if signal.any() else rows)[: stage.prompts_per_step]
@@ -140,11 +137,10 @@ def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
     always = stage.beta or stage.entropy_coef
     loss_groups = []
     for group, group_tokens in zip(groups, tokens, strict=True):
-        responses = [
-            Response(row.rollout.token_ids, token)
-            for row, token in zip(group, group_tokens, strict=True)
-            if token["weight"] and (always or token["advantage"])
-        ]
+        responses = []
+        for row, token in zip(group, group_tokens, strict=True):
+            if token["weight"] and (always or token["advantage"]):
+                responses.append(Response(row.rollout.token_ids, token))
         if responses:
             loss_groups.append(Group(group[0].rollout.prompt_ids, responses))
     if not loss_groups:
@@ -210,7 +206,11 @@ def _sides(
         rejected = counted[correct == 0].tolist()
         return (chosen, rejected) if chosen and rejected else NO_PAIR
     pairs = pairs_of(seed, problem.id, visit, usable, 1, verifiable=verifiable[problem.task])
-    return [int(counted[i]) for i, _ in pairs], [int(counted[j]) for _, j in pairs]
+    chosen, rejected = [], []
+    for i, j in pairs:
+        chosen.append(int(counted[i]))
+        rejected.append(int(counted[j]))
+    return chosen, rejected
 
 
 def _prompts(stage: Online, groups: Groups) -> int:
@@ -235,9 +235,9 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
     """Put both sides in one row, behind one copy of their prompt."""
-    responses = [
-        Response(row.rollout.token_ids, {}, {"weight": weight}) for row in (chosen, rejected)
-    ]
+    responses = []
+    for row in (chosen, rejected):
+        responses.append(Response(row.rollout.token_ids, {}, {"weight": weight}))
     return Group(chosen.rollout.prompt_ids, responses, keep_together=True)
 
 
@@ -275,8 +275,10 @@ def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
     without weight."""
     if not stage.entropy_coef:
         return groups
-    responses = itertools.chain.from_iterable(group.responses for group in groups)
-    count = sum(len(response.token_ids) for response in responses if _weighs(response))
+    count = 0
+    for group in groups:
+        for response in filter(_weighs, group.responses):
+            count += len(response.token_ids)
 
     def weighed(response: Response) -> Response:
         weight = 1.0 / count if _weighs(response) else 0.0

@@ -111,9 +111,8 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
                 f"stages.{name}.num_generations "
                 f"is {stage.num_generations}: set that to the size of the groups"
             )
-        groups += [
-            same[i : i + stage.num_generations] for i in range(0, len(same), stage.num_generations)
-        ]
+        for i in range(0, len(same), stage.num_generations):
+            groups.append(same[i : i + stage.num_generations])
     updates = len(groups) // stage.prompts_per_step * stage.num_iterations
     if updates < stage.steps:
         raise ValueError(
@@ -259,7 +258,7 @@ def read(
 def _compared(tokenizer: PromptTokenizer, ids: np.ndarray, text: str) -> dict[str, int]:
     """Compare a completion's text with that of its ids, whose end, a stop string, the text may
     lack."""
-    decoded = [decode(ids).strip() for decode in (tokenizer.decode, tokenizer.decode_raw)]
+    decoded = tokenizer.decode(ids).strip(), tokenizer.decode_raw(ids).strip()
     is_begun = any(whole.startswith(text) for whole in decoded)
     return {
         "texts compared": int(bool(text)),  # an empty text tells nothing of the tokenizer

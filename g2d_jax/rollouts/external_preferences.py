@@ -45,9 +45,10 @@ def read(session: Session, stage: Offline) -> list[Preference]:
                 firsts.setdefault(
                     str(reason), f" (the first: {row.where}: {reason.__cause__!s:.300})"
                 )
-    listed = ", ".join(
-        f"{count} {reason}{firsts.get(reason, '')}" for reason, count in left_out.items()
-    )
+    counted = []
+    for why, count in left_out.items():
+        counted.append(f"{count} {why}{firsts.get(why, '')}")
+    listed = ", ".join(counted)
     if not pairs:
         raise ValueError(f"{source} has no pair to train on: {listed or 'it has no rows'}")
     if left_out:
@@ -63,9 +64,8 @@ def _encoded(
     try:
         if pair.ids is None:
             prompt_ids = tokenizer.encode_prompt(pair.prompt)
-            chosen_ids, rejected_ids = (
-                tokenizer.encode_completion(text) for text in (pair.chosen, pair.rejected)
-            )
+            chosen_ids = tokenizer.encode_completion(pair.chosen)
+            rejected_ids = tokenizer.encode_completion(pair.rejected)
         else:
             prompt_ids, chosen_ids, rejected_ids = pair.ids
     except ValueError as error:

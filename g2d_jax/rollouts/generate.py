@@ -148,7 +148,7 @@ def generate(
         yield from sampled
 
 
-def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
+def require_finite(rollouts: Sequence[Rollout], policy: str) -> None:
     """Raise StopRun if a policy sampled with log-probabilities that are not all finite: its weights
     are broken.
 
@@ -258,11 +258,14 @@ def _clear(parts: epath.Path) -> None:
 def _calls(batches: Batches, prompts: int) -> Iterator[list[tuple[Draws, epath.Path]]]:
     """Split batches, in order, into calls of up to so many prompts, but at least one batch."""
     call: list[tuple[Draws, epath.Path]] = []
+    size = 0
     for batch in batches:
-        if call and sum(len(draws) for draws, _ in call) + len(batch[0]) > prompts:
+        if call and size + len(batch[0]) > prompts:
             yield call
             call = []
+            size = 0
         call.append(batch)
+        size += len(batch[0])
     if call:
         yield call
 
@@ -353,8 +356,10 @@ def _scored(
     session.scorer.share_usage()
     if processes.count() > 1:
         with processes.barrier():
-            shares = [read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count())]
-            rows = _in_order(itertools.chain.from_iterable(shares), draws)
+            rows = []
+            for peer in range(processes.count()):
+                rows += read_rollouts(parts / f"{peer}.parquet")
+            rows = _in_order(rows, draws)
     if session.scorer.has_collective():
         rows = _score_collective(session, rows, draws)
     return rows
@@ -365,7 +370,7 @@ def _score_local(session: Session, answers: Sequence[_Answer], policy: str) -> l
     if (
         session.sampling.server is None
     ):  # a server checks its own, and may give no log-probabilities
-        check_rollouts([answer.rollout for answer in answers], policy)
+        require_finite([answer.rollout for answer in answers], policy)
     processes.note_progress(f"scoring {policy}")
     with session.clock.doing("verification"):
         scores = session.scorer.score_local(
@@ -426,16 +431,10 @@ def _answers(
     decode the others."""
     tokenizer = session.tokenizer
     samples = workload.num_generations
-    requests = [
-        Request(
-            problem.id,
-            tokenizer.encode_prompt(problem),
-            workload.params,
-            num_samples=samples,
-            visit=visit,
-        )
-        for problem, visit in draws
-    ]
+    requests = []
+    for problem, visit in draws:
+        ids = tokenizer.encode_prompt(problem)
+        requests.append(Request(problem.id, ids, workload.params, num_samples=samples, visit=visit))
     problems = by_id(problems_of(draws))
     opened = opening_thoughts(session, problems.values())
     answers: list[_Answer] = []
@@ -475,11 +474,11 @@ def _graded(text: str, problem: Problem, opened: set[str]) -> str:
 
 def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
-    return {
-        problem.id
-        for problem in problems
-        if session.tokenizer.render(problem).rstrip().endswith("<think>")
-    }
+    opened = set()
+    for problem in problems:
+        if session.tokenizer.render(problem).rstrip().endswith("<think>"):
+            opened.add(problem.id)
+    return opened
 
 
 def draw_once(problems: Iterable[Problem]) -> Draws:
@@ -559,10 +558,9 @@ def describe(groups: Groups) -> dict[str, float]:
         if accuracy in judged:
             metrics[f"completions/mean_length_{side}"] = float(tokens[judged == accuracy].mean())
     verdicts = Counter(row.score.verdict for row in rows)
-    return {
-        **metrics,
-        **{f"verdicts/{verdict.value}": verdicts[verdict] / len(rows) for verdict in Verdict},
-    }
+    for verdict in Verdict:
+        metrics[f"verdicts/{verdict.value}"] = verdicts[verdict] / len(rows)
+    return metrics
 
 
 def log_samples(
@@ -571,15 +569,16 @@ def log_samples(
     """Log the first response to each of the first logging.samples draws, for people to read, and
     the prompt as the policy saw it. columns: further ones."""
     shown = list(zip(draws, groups, strict=True))[: session.config.logging.samples]
-    rows = [
-        {
-            **columns,
-            "problem_id": problem.id,
-            "prompt": session.tokenizer.decode_raw(group[0].rollout.prompt_ids),
-            "answer": problem.answer,
-            "completion": group[0].text,
-            "verdict": group[0].score.verdict.value,
-        }
-        for (problem, _), group in shown
-    ]
+    rows = []
+    for (problem, _), (first, *_) in shown:
+        rows.append(
+            {
+                **columns,
+                "problem_id": problem.id,
+                "prompt": session.tokenizer.decode_raw(first.rollout.prompt_ids),
+                "answer": problem.answer,
+                "completion": first.text,
+                "verdict": first.score.verdict.value,
+            }
+        )
     session.tracker.samples(name, step, rows)

@@ -71,7 +71,7 @@ def _generation(
     run = sampler.programs
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, kind, sharding=meshes.rows_sharding(mesh, shape))
+        return meshes.abstract_rows(mesh, shape, kind)
 
     def inputs_of_prefill(columns: int, outputs: Outputs) -> tuple[Any, ...]:
         host_arrays = (

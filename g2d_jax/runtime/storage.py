@@ -26,7 +26,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -269,6 +269,12 @@ def write_json(path: PathLike, value: Any) -> None:
     except TypeError as error:
         raise TypeError(f"{os.fspath(path)}: {error}") from error
     write_bytes(path, text.encode("ascii") + b"\n")
+
+
+def write_json_lines(path: PathLike, values: Iterable[Any]) -> None:
+    """Write values as JSON, one on each line, atomically. Raises OSError, naming the path."""
+    lines = [f"{json.dumps(value)}\n" for value in values]
+    write_bytes(path, "".join(lines).encode("ascii"))
 
 
 def read_json(path: PathLike) -> Any:

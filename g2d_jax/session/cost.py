@@ -72,11 +72,13 @@ class Cost:
 
         Parts that follow on each other add up to it, whole numbers exactly.
         """
-        fields = [(name, x) for name, x in dataclasses.asdict(self).items() if x]
-        whole = {
-            name: round(x * end) - round(x * start) for name, x in fields if isinstance(x, int)
-        }
-        return {name: x * (end - start) for name, x in fields} | whole
+        parts: dict[str, float] = {}
+        for name, amount in dataclasses.asdict(self).items():
+            if isinstance(amount, int) and amount:
+                parts[name] = round(amount * end) - round(amount * start)
+            elif amount:
+                parts[name] = amount * (end - start)
+        return parts
 
     def manifest(self) -> dict[str, Any]:
         """Return the fields of a stage's manifest that state its cost."""

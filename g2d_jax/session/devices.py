@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -38,10 +39,8 @@ class Devices:
     def memory(self) -> int | None:
         """The bytes programs may use of the smallest device, None if none reports them. All
         processes ask at once."""
-        sizes = (
-            memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None
-        )
-        return min(sizes, default=None)
+        sizes = processes.gather(meshes.memory(self.mesh))
+        return min((size for size in sizes if size is not None), default=None)
 
     @cached_property
     def reward_bytes(self) -> int:
@@ -88,12 +87,13 @@ class Devices:
         """Choose over how many devices sampling splits the model: the quickest of what memory
         allows."""
         every = self.config.stages.values()
-        stages = [
-            stage for stage in every if stage.samplings() and getattr(stage, "steps", None) != 0
-        ]
+        stages = []
         longest = 1
-        for stage in stages:
-            longest = max(longest, *(each.max_new_tokens for each in stage.samplings()))
+        for stage in every:
+            samplings = stage.samplings()
+            if samplings and getattr(stage, "steps", None) != 0:
+                stages.append(stage)
+                longest = max(longest, *map(attrgetter("max_new_tokens"), samplings))
         columns = self.config.data.max_prompt_length + longest
         resident = max(map(self.state_bytes, every), default=0)
         samples = min(map(self._samples, stages), default=1)

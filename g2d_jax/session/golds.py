@@ -78,17 +78,16 @@ def _find_out(
         return None
     found = kept or {}
     keys = {problem.id: _key(problem, scorer.rewards[problem.task]) for problem in problems}
-    if kept is None or any(key not in kept for key in keys.values()):
+    if kept is None or not kept.keys() >= set(keys.values()):
         with awaited(_home(workdir) / FOLDER):
             found |= _kept(workdir) or {}  # another process of a study may have been first
             _keep(workdir, found)
             for task, indices in indices_by_task(problems).items():
                 own = pick(problems, indices)
-                golds = {
-                    keys[problem.id]: str(problem.answer)
-                    for problem in own
-                    if keys[problem.id] not in found
-                }
+                golds = {}
+                for problem in own:
+                    if keys[problem.id] not in found:
+                        golds[keys[problem.id]] = str(problem.answer)
                 for read in _answers(golds, scorer.verifier(task), tracker):
                     found |= read
                     _keep(workdir, found)
@@ -139,10 +138,10 @@ def _kept(workdir: epath.Path) -> dict[str, bool] | None:
     if not file.exists():
         return None
     try:
-        return {
-            str(key): bool(read)
-            for key, read in map(json.loads, storage.read_bytes(file).splitlines())
-        }
+        found = {}
+        for key, read in map(json.loads, storage.read_bytes(file).splitlines()):
+            found[str(key)] = bool(read)
+        return found
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{file} is damaged: {error}. Put back a copy of it. Without one, of a run that has "
@@ -152,5 +151,4 @@ def _kept(workdir: epath.Path) -> dict[str, bool] | None:
 
 def _keep(workdir: epath.Path, found: Mapping[str, bool]) -> None:
     """Write what was found out."""
-    lines = "".join(f"{json.dumps([key, read])}\n" for key, read in found.items())
-    storage.write_bytes(_home(workdir) / FOLDER / FILE, lines.encode())
+    storage.write_json_lines(_home(workdir) / FOLDER / FILE, found.items())

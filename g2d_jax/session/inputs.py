@@ -92,18 +92,20 @@ def fingerprint(session: Session) -> str:
     seed."""
     sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks", "engine")
     shared = {name: value for name, value in identity(session.config).items() if name in sections}
-    read = {
-        name: digest for name, digest in session.contents.items() if not name.startswith("stages.")
-    }
+    read = {}
+    for name, digest in session.contents.items():
+        if not name.startswith("stages."):
+            read[name] = digest
     return storage.fingerprint([shared, session.tokenizer.fingerprint, read])
 
 
 def stage_fingerprint(session: Session, name: str, made_from: Mapping[str, Any]) -> str:
     """Fingerprint a stage: its settings, what it reads from outside, and the fingerprints of its
     inputs."""
-    read = {
-        key: digest for key, digest in session.contents.items() if key.startswith(f"stages.{name}.")
-    }
+    read = {}
+    for key, digest in session.contents.items():
+        if key.startswith(f"stages.{name}."):
+            read[key] = digest
     stage = identity(session.config)["stages"][name]
     return storage.fingerprint([fingerprint(session), stage, read, made_from])
 
@@ -300,9 +302,11 @@ def contents_of(every: Readers) -> dict[str, Content]:
 def digests(found: Mapping[str, Content]) -> dict[str, str]:
     """Return what fingerprints have of inputs. A reward function's file is not in them: see the
     top."""
-    return {
-        name: item.digest for name, item in found.items() if not name.endswith("reward.function")
-    }
+    kept = {}
+    for name, item in found.items():
+        if not name.endswith("reward.function"):
+            kept[name] = item.digest
+    return kept
 
 
 # Of a config alone, for studies, which name their stages before they open a run
@@ -333,12 +337,11 @@ def of_config(config: Config) -> dict[str, Content]:
         )
 
     found = {**readers(config, problems, tokenizer), **bases(config, {})}
-    read = {
-        name: reader
-        for name, reader in found.items()
-        if not (reader.is_on_hub or reader.is_embedded)
-    }
-    return contents_of(read)
+    read = {}
+    for name, reader in found.items():
+        if not (reader.is_on_hub or reader.is_embedded):
+            read[name] = reader.content()
+    return read
 
 
 def on_hub(config: Config) -> dict[str, list[str | None]]:
@@ -347,10 +350,11 @@ def on_hub(config: Config) -> dict[str, list[str | None]]:
     def unread(*_: str) -> NoReturn:
         raise AssertionError("only places are asked for")
 
-    found = {**readers(config, unread, unread), **bases(config, {})}
-    return {
-        name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub
-    }
+    found = {}
+    for name, reader in {**readers(config, unread, unread), **bases(config, {})}.items():
+        if reader.is_on_hub:
+            found[name] = [reader.place, reader.revision]
+    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -394,5 +398,8 @@ def _stamp(place: str, kind: str) -> Stamp:
     files = [path]
     if path.is_dir():
         files = sorted(path.rglob("*"))
-    statuses = [(str(file), file.stat()) for file in files if file.is_file()]
-    return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)
+    stamps = []
+    for file in filter(Path.is_file, files):
+        status = file.stat()
+        stamps.append((str(file), status.st_mtime_ns, status.st_size))
+    return tuple(stamps)

@@ -23,7 +23,7 @@ from g2d_jax.contents import Content, difference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.session.init_params import base_setting
-from g2d_jax.session.inputs import base_model, contents_of, named, of_run, policy_settings
+from g2d_jax.session.inputs import base_model, named, of_run, policy_settings
 from g2d_jax.session.policies import base_of
 from g2d_jax.session.session import Session
 from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
@@ -65,7 +65,7 @@ def compare(
     begun: bool,
 ) -> None:
     """Raise ValueError as `check` does; write nothing."""
-    _check_bases_of_others(found, settings)
+    _require_bases_of_others(found, settings)
     kept = read(workdir)
     if not begun or kept is None:
         return
@@ -74,16 +74,16 @@ def compare(
         raise ValueError(refusal(workdir, changed))
 
 
-def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
+def _require_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
     """Raise ValueError where adapters of another run would stand beside another model than they
     were trained with."""
     for name, stage in settings.stages.items():
         for setting, policy in policy_settings(name, stage).items():
             if f"{setting}.base" in found:
-                _check_base_of_other(setting, policy, found[f"{setting}.base"])
+                _require_base_of_other(setting, policy, found[f"{setting}.base"])
 
 
-def _check_base_of_other(setting: str, policy: str, base: Content) -> None:
+def _require_base_of_other(setting: str, policy: str, base: Content) -> None:
     """Raise ValueError where a base is not the model that another run's adapters were trained with,
     which it keeps."""
     named_policy = PolicyName.parse(policy)
@@ -108,10 +108,10 @@ def check_hub(root: epath.Path, session: Session) -> None:
     The names of a study's stages have no more of it than that, for it may not have been here when
     they were made.
     """
-    every = of_run(session).items()
-    found = contents_of(
-        {f"{name} {at.place}@{at.revision or ''}": at for name, at in every if at.is_on_hub}
-    )
+    found = {}
+    for name, reader in of_run(session).items():
+        if reader.is_on_hub:
+            found[f"{name} {reader.place}@{reader.revision or ''}"] = reader.content()
     if found:
         check_shared(root, found, session.tracker.say, session.config)
 
@@ -178,10 +178,7 @@ def keep(workdir: epath.Path, found: Mapping[str, Content]) -> None:
     """Write inputs.json, and before it the digests of parts."""
     for name, item in found.items():
         if item.parts and len(item.parts) <= MOST_PARTS:
-            lines = "".join(
-                f"{json.dumps([part, digest])}\n" for part, digest in item.parts.items()
-            )
-            storage.write_bytes(_parts_file(workdir, name), lines.encode())
+            storage.write_json_lines(_parts_file(workdir, name), item.parts.items())
     storage.write_json(workdir / INPUTS, {name: _entry(item) for name, item in found.items()})
 
 
@@ -228,14 +225,13 @@ def verify(session: Session, policy: str, *settings: str) -> None:
     wanted = ["tokenizer", *settings, *_under(session, policy)]
     if session.config.lora.rank and (base := base_model(session.config, base_of(session, policy))):
         if PolicyName.parse(policy).origin == OF_RUN:
-            _check_base_of_other("policy", policy, base.content())
+            _require_base_of_other("policy", policy, base.content())
         wanted.append(base_setting(session.config, policy))
         every.setdefault(wanted[-1], base)
-    found = {
-        name: every[name].content()
-        for name in dict.fromkeys(wanted)
-        if name in kept and name in every
-    }
+    found = {}
+    for name in wanted:
+        if name in kept and name in every and name not in found:
+            found[name] = every[name].content()
     changed = list(_differences(session.workdir, kept, found, session.config, session.tracker.say))
     if changed:
         raise ValueError(refusal(session.workdir, changed))

@@ -173,7 +173,7 @@ def followed(policy: str, folder: epath.Path) -> str:
     return str(replace(name, stage=chosen.stage, step=chosen.step))
 
 
-def check_elsewhere(policy: str) -> None:
+def require_elsewhere(policy: str) -> None:
     """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is
     not looked up."""
     name = PolicyName.parse(policy)

@@ -161,12 +161,11 @@ def _leave_out(
 
     Returns them, and the messages about such answers.
     """
-    rewards = {name: task.reward for name, task in config.all_tasks.items()}
-    graded = {
-        name
-        for name, reward in rewards.items()
-        if reading(reward, own_reward and name == "main").verified
-    }
+    rewards = config.rewards
+    graded = set()
+    for name, reward in rewards.items():
+        if reading(reward, own_reward and name == "main").verified:
+            graded.add(name)
     ids: Collection[str] = ()
     if graded and unreadable is not None:
         ids = unreadable([problem for problem in joined(loaded) if problem.task in graded])
@@ -174,16 +173,19 @@ def _leave_out(
     messages: list[dict[str, Any]] = []
     for split, problems in loaded.items():
         for choice in ("leave_out", "equal_text"):
-            asked = [
-                p for p in problems if p.task in graded and rewards[p.task].unreadable == choice
-            ]
-            unread = [problem for problem in asked if problem.id in ids]
+            unread = []
+            asked = 0
+            for problem in problems:
+                if problem.task in graded and rewards[problem.task].unreadable == choice:
+                    asked += 1
+                    if problem.id in ids:
+                        unread.append(problem)
             if choice == "leave_out":
                 left_out[split] = unread
             if unread:
-                text = _message(split, unread, len(asked), choice)
+                text = _message(split, unread, asked, choice)
                 messages.append(
-                    {"split": split, "problems": len(unread), "of": len(asked), "text": text}
+                    {"split": split, "problems": len(unread), "of": asked, "text": text}
                 )
         gone = set(ids_of(left_out[split]))
         loaded[split] = [problem for problem in problems if problem.id not in gone]

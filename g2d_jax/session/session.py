@@ -106,7 +106,7 @@ class Session:
         """The device mesh of mesh.*."""
         mesh = meshes.make_mesh(**self.config.mesh.to_dict())
         if self.config.compute.offload_optimizer:
-            meshes.check_host_memory(mesh)
+            meshes.require_host_memory(mesh)
         return mesh
 
     @cached_property
@@ -161,8 +161,9 @@ class Session:
     @cached_property
     def scorer(self) -> RewardManager:
         """The scorer of responses."""
-        rewards = {name: task.reward for name, task in self.config.all_tasks.items()}
-        return RewardManager(rewards, lambda: self.mesh, self.workdir / "judged", self.reward)
+        return RewardManager(
+            self.config.rewards, lambda: self.mesh, self.workdir / "judged", self.reward
+        )
 
     @cached_property
     def sampling(self) -> RunSampling:

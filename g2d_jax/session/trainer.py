@@ -381,13 +381,13 @@ def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -
     many values of each array are not finite (all 0: the policy is to blame, or the loss). Raises
     OSError.
     """
-    arrays = {name: array[: packed.count] for name, array in packed.arrays.items()}
-    wrong = {
-        name: int((~np.isfinite(x)).sum()) for name, x in arrays.items() if x.dtype.kind == "f"
-    }
-    storage.write_bytes(
-        folder / "batch.safetensors", save({k: np.ascontiguousarray(x) for k, x in arrays.items()})
-    )
+    arrays = {}
+    wrong = {}
+    for name, array in packed.arrays.items():
+        arrays[name] = np.ascontiguousarray(array[: packed.count])
+        if array.dtype.kind == "f":
+            wrong[name] = int((~np.isfinite(arrays[name])).sum())
+    storage.write_bytes(folder / "batch.safetensors", save(arrays))
     storage.write_json(folder / "record.json", {**record, "nonfinite_values": wrong})
 
 

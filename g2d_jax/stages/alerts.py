@@ -118,11 +118,10 @@ def watch(
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
-    latest = {
-        name: statistics.fmean(values[-window:])
-        for name, values in series.items()
-        if len(values) >= window
-    }
+    latest = {}
+    for name, values in series.items():
+        if len(values) >= window:
+            latest[name] = statistics.fmean(values[-window:])
     report(
         trainer,
         [
@@ -279,9 +278,8 @@ def sampled(
             "(tokenizer.chat, tokenizer.prompt_template), SFT on responses that end"
         )
         alerts.append(Alert("cut", text, {"clipped_ratio": cut}))
-    unscorable, timeout = (
-        shares.get(f"verdicts/{verdict}", 0.0) for verdict in ("unscorable", "timeout")
-    )
+    unscorable = shares.get("verdicts/unscorable", 0.0)
+    timeout = shares.get("verdicts/timeout", 0.0)
     if unscorable + timeout > UNGRADED:
         text = (
             f"{unscorable + timeout:.0%} of {whose} could not be graded ({unscorable:.0%} "

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from g2d_jax.config import BestCheckpoint
@@ -50,12 +51,11 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     ):
         for step in steps:
             entry = scores[step] = _scored(session, name, stage, step, cost, bar)
-            tasks = {
-                f"tasks/{task}/score": task_entry["score"]
-                for task, task_entry in entry["tasks"].items()
-            }
+            metrics = {"score": entry["score"]}
+            for task, row in entry["tasks"].items():
+                metrics[f"tasks/{task}/score"] = row["score"]
             bar.update(bar.done, {"reward": entry["score"]})
-            session.tracker.log(name, step, {"score": entry["score"], **tasks})
+            session.tracker.log(name, step, metrics)
     best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:
         raise StopRun(
@@ -118,13 +118,10 @@ def _scored(
         divided = stage.length_normalise and not session.config.verifiable[task]
         row["score"] = row["length_normalised" if divided else "reward"]
         row["score_sem"] = row["length_normalised_sem" if divided else "sem"]
-    spread = math.hypot(*(row["score_sem"] for row in tasks.values()))
-    return {
-        "score": sum(row["score"] for row in tasks.values()) / len(tasks),
-        "sem": spread
-        / len(tasks),  # tasks are other problems each, so their errors are independent
-        "tasks": tasks,
-    }
+    # Tasks are other problems each, so their errors are independent.
+    spread = math.hypot(*map(itemgetter("score_sem"), tasks.values()))
+    total = sum(map(itemgetter("score"), tasks.values()))
+    return {"score": total / len(tasks), "sem": spread / len(tasks), "tasks": tasks}
 
 
 def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference, Problem, Prompt, Rollout, ScoredRollout, Verdict, pick
+from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, pick
 from g2d_jax.rollouts.buffer import concat_rounds, read_rounds
-from g2d_jax.rollouts.external import external_groups, read_groups
+from g2d_jax.rollouts.external import ExternalRow, external_groups, read_groups
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
@@ -85,11 +86,12 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     if stage.rollouts == "sample":
         too_long = alerts.position_alerts(session, stage.sampling)
     else:
-        too_long = _position_alerts(session, [row.rollout for row in rows_of(groups)])
+        too_long = _position_alerts(session, rows_of(groups))
     alerts.say(session, name, 0, [*too_long, *alerts.few_pairs(counts), *of_samples], warnings)
-    session.tracker.log(
-        name, 0, {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
-    )
+    logged = dict(described)
+    for key, value in counts.items():
+        logged[f"pairs/{key}"] = float(value)
+    session.tracker.log(name, 0, logged)
     result = {
         "chosen_mean_length": measures["pairs"]["chosen_length"],
         "rejected_mean_length": measures["pairs"]["rejected_length"],
@@ -107,15 +109,14 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
     if stage.rollouts in ("archive", *session.config.stages):
         return []
     _, groups = read_groups(session, stage.rollouts, stage.reward_column)
-    return _position_alerts(
-        session, [row.rollout for row in itertools.chain.from_iterable(groups.values())]
-    )
+    return _position_alerts(session, itertools.chain.from_iterable(groups.values()))
 
 
-def _position_alerts(session: Session, rollouts: Iterable[Rollout]) -> list[alerts.Alert]:
-    return alerts.position_alerts(
-        session, pairs=[(rollout.prompt_ids, rollout.token_ids) for rollout in rollouts]
-    )
+def _position_alerts(
+    session: Session, rows: Iterable[ScoredRollout | ExternalRow]
+) -> list[alerts.Alert]:
+    pairs = [(row.rollout.prompt_ids, row.rollout.token_ids) for row in rows]
+    return alerts.position_alerts(session, pairs=pairs)
 
 
 def programs(
@@ -162,10 +163,10 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
     """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
     draws = _draws(session, name, stage)
     folder = session.folders[name] / "rollouts"
-    parts = [
-        (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
-        for number, first in enumerate(range(0, len(draws), stage.part))
-    ]
+    parts = []
+    for number, first in enumerate(range(0, len(draws), stage.part)):
+        part = draws[first : first + stage.part]
+        parts.append((part, folder / f"part-{number:05d}.parquet"))
 
     def sampler_params() -> Decoder:
         return session.sampling.engine.to_sampler_params(
@@ -235,11 +236,10 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 
     processes.on_leader(clear)
     shares = np.array_split(np.arange(len(preferences)), processes.count())
-    parts = {
-        f"part-{number:05d}.parquet": len(share)
-        for number, share in enumerate(shares)
-        if len(share)
-    }
+    parts = {}
+    for number, share in enumerate(shares):
+        if len(share):
+            parts[f"part-{number:05d}.parquet"] = len(share)
     own = shares[processes.index()]
     with processes.barrier():
         if len(own):
@@ -270,8 +270,9 @@ def _offered(
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(map(len, groups))})
     offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
-        counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
-        counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
+        for row in group:
+            counts["unscorable_rollouts"] += row.score.reward is None
+            counts["timeout_rollouts"] += row.score.verdict is Verdict.TIMEOUT
         verifiable = session.config.verifiable[problem.task]
         fate = (
             _fate(group, stage.min_pass_rate, stage.max_pass_rate)
@@ -294,10 +295,9 @@ def _selected(
     """Select stage.max_pairs of the pairs by stage.select. A prompt's uncertainty is the mean
     entropy of its tokens."""
     entropies = informativeness.prompts(groups)["entropy"]
-    prompts = [
-        (problem.id, visit, float(nats))
-        for (problem, visit), nats in zip(draws, entropies, strict=True)
-    ]
+    prompts = []
+    for (problem, visit), nats in zip(draws, entropies, strict=True):
+        prompts.append((problem.id, visit, float(nats)))
     selected = select_pairs(
         session.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs
     )
@@ -314,7 +314,7 @@ def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> l
     """Make the records of all pairs. prompts: what the model was shown, by group."""
     preferences: list[Preference] = []
     for prompt, group, own in zip(prompts, groups, pairs, strict=True):
-        preferences += [to_preference(prompt, group, pair) for pair in own]
+        preferences += map(partial(to_preference, prompt, group), own)
     return preferences
 
 
@@ -331,11 +331,11 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
     processes.on_leader(
         lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns)
     )
-    sides: list[Rollout] = []  # of all pairs, chosen and rejected by turns
+    sides: list[ScoredRollout] = []  # of all pairs, chosen and rejected by turns
     for group, own in zip(groups, pairs, strict=True):
-        sides += [group[i].rollout for i in itertools.chain.from_iterable(own)]
-    logprobs = np.array([side.logprobs.sum(dtype=np.float64) for side in sides])
-    lengths = np.array([side.length for side in sides])
+        sides += pick(group, itertools.chain.from_iterable(own))
+    logprobs = np.array([side.rollout.logprobs.sum(dtype=np.float64) for side in sides])
+    lengths = np.array([side.rollout.length for side in sides])
     summary = informativeness.pair_summary(
         logprobs[::2], logprobs[1::2], lengths[::2], lengths[1::2]
     )
@@ -382,7 +382,7 @@ def _provenance(
         "policy": stage.policy,
         "rollouts": stage.rollouts,
         "sampler": sampler_settings(session, name),
-        "rewards": {name: task.reward.to_dict() for name, task in session.config.all_tasks.items()},
+        "rewards": {name: reward.to_dict() for name, reward in session.config.rewards.items()},
         "tokenizer": session.tokenizer.fingerprint,
         "pair_rule": {
             "name": (

@@ -143,17 +143,18 @@ def _accuracies(
             "greedy": None,
             "subsets": {},
         }
-    judged = [i for i, problem in enumerate(problems) if session.config.verifiable[problem.task]]
-    subsets = stats.by_subset(
-        answers[judged], [problem.subset for problem in pick(problems, judged)]
-    )
+    verifiable = session.config.verifiable
+    judged = [i for i, problem in enumerate(problems) if verifiable[problem.task]]
+    names = [problem.subset for problem in pick(problems, judged)]
+    subsets = {}
+    for subset, figures in stats.by_subset(answers[judged], names).items():
+        if subset:
+            subsets[subset] = dataclasses.asdict(figures)
     return {
         **every,
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
         "greedy": None if greedy is None else stats.accuracy(correct(greedy)).mean,
-        "subsets": {
-            subset: dataclasses.asdict(figures) for subset, figures in subsets.items() if subset
-        },
+        "subsets": subsets,
     }
 
 
@@ -161,7 +162,7 @@ def _tasks(
     session: Session, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
 ) -> dict[str, Any]:
     tasks = task_results(problems, groups, session.config.verifiable)
-    if len(tasks) == 1 and all(session.config.verifiable[task] for task in tasks):
+    if len(tasks) == 1 and _judged(session, problems):
         return {}
     greedily = {} if greedy is None else task_results(problems, greedy, session.config.verifiable)
     for task, row in tasks.items():
@@ -178,9 +179,9 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each
     task."""
     metrics = {} if entry["mean"] is None else {"pass@1": entry["mean"]}
-    return metrics | {
-        f"tasks/{task}/reward": row["reward"] for task, row in entry.get("tasks", {}).items()
-    }
+    for task, row in entry.get("tasks", {}).items():
+        metrics[f"tasks/{task}/reward"] = row["reward"]
+    return metrics
 
 
 def _paired(
@@ -193,9 +194,9 @@ def _paired(
         differences = dataclasses.asdict(stats.paired(before.correct, after.correct))
         if before.greedy is not None and after.greedy is not None:
             differences["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
-    tasks = {
-        task: dataclasses.asdict(stats.paired(before.rewards[rows], after.rewards[rows]))
-        for task, rows in indices_by_task(problems).items()
-        if not session.config.verifiable[task]
-    }
+    tasks = {}
+    for task, rows in indices_by_task(problems).items():
+        if not session.config.verifiable[task]:
+            change = stats.paired(before.rewards[rows], after.rewards[rows])
+            tasks[task] = dataclasses.asdict(change)
     return {**differences, "tasks": tasks} if tasks else differences

@@ -161,12 +161,11 @@ def task_results(
     values = rewards(groups)
     tokens = np.maximum(lengths(groups), 1).astype(np.float64)
     is_correct = correct(groups)
-    return {
-        task: _task_result(
-            values[rows], tokens[rows], is_correct[rows] if verifiable[task] else None
-        )
-        for task, rows in indices_by_task(problems).items()
-    }
+    results = {}
+    for task, rows in indices_by_task(problems).items():
+        judged = is_correct[rows] if verifiable[task] else None
+        results[task] = _task_result(values[rows], tokens[rows], judged)
+    return results
 
 
 def _task_result(

@@ -297,10 +297,10 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
     """
     groups = []
     for pair, reference, weight in zip(pairs, references, dpo_weights(len(pairs)), strict=True):
-        sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
-        responses = [
-            Response(ids, {}, {"reference": float(x), "weight": float(weight)}) for ids, x in sides
-        ]
+        responses = []
+        for ids, nats in zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True):
+            sequence = {"reference": float(nats), "weight": float(weight)}
+            responses.append(Response(ids, {}, sequence))
         groups.append(Group(pair.prompt_ids, responses, keep_together=True))
     return groups
 

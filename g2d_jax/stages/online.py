@@ -76,7 +76,7 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 buffer.add_logprobs(window)
             with session.track_cost(trainer.cost):
                 train_batch = buffer.next_batch(window)
-                _check_signal(trainer, stage, train_batch)
+                _stop_without_signal(trainer, stage, train_batch)
                 buffer.record_cost(train_batch)
                 metrics = {**_describe(train_batch), **train_batch.batch.metrics, **generation}
                 trainer.update(train_batch.batch.groups, metrics)
@@ -184,14 +184,12 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
     verdicts = [Verdict.CORRECT] * right + [Verdict.INCORRECT] * (stage.num_generations - right)
 
     def respond(problem: Problem) -> list[ScoredRollout]:
-        return [
-            ScoredRollout(
-                Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"),
-                str(i),  # responses of equal text make one pair
-                Score(verdict.accuracy, verdict),
-            )
-            for i, verdict in enumerate(verdicts)
-        ]
+        rows = []
+        for i, verdict in enumerate(verdicts):
+            rollout = Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop")
+            # responses of equal text make one pair
+            rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
+        return rows
 
     problems = [Problem(str(i), "", "0") for i in range(stage.prompts_per_step)]
     draws = draw_once(problems)
@@ -270,8 +268,8 @@ def _describe(train_batch: TrainBatch) -> dict[str, float]:
     by_task = indices_by_task(problems_of(train_batch.draws))
     if len(by_task) > 1:
         for task, indices in by_task.items():
-            figures = describe(pick(train_batch.groups, indices))
-            metrics |= {f"tasks/{task}/{key}": value for key, value in figures.items()}
+            for key, value in describe(pick(train_batch.groups, indices)).items():
+                metrics[f"tasks/{task}/{key}"] = value
     return metrics
 
 
@@ -279,7 +277,7 @@ def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
     log_samples(trainer.session, trainer.name, trainer.step, train_batch.draws, train_batch.groups)
 
 
-def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
+def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
     """Raise StopRun when no group of many steps in a row taught anything; the policy so far is
     saved."""
     state = trainer.extra_state

@@ -94,12 +94,10 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
     )
     loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
     distinct, overlap = drop_overlap(loaded, session.problems.held_out)
-    encoded = (tokenizer.encode_example(example) for example in distinct)
-    fits = [
-        (prompt, completion)
-        for prompt, completion in encoded
-        if len(prompt) + len(completion) <= stage.max_length
-    ]
+    fits = []
+    for prompt, completion in map(tokenizer.encode_example, distinct):
+        if len(prompt) + len(completion) <= stage.max_length:
+            fits.append((prompt, completion))
     too_long = len(distinct) - len(fits)
     if too_long:
         session.tracker.say(
@@ -132,7 +130,7 @@ def batch(encoded: Sequence[Encoded]) -> list[Group]:
     """Build groups of one prompt and one completion, weighted so that the loss is the mean over
     completion tokens."""
     weights = sft_weights(np.array([len(completion) for _, completion in encoded]))
-    return [
-        Group(prompt, [Response(completion, {"weight": weight})])
-        for (prompt, completion), weight in zip(encoded, weights, strict=True)
-    ]
+    groups = []
+    for (prompt, completion), weight in zip(encoded, weights, strict=True):
+        groups.append(Group(prompt, [Response(completion, {"weight": weight})]))
+    return groups

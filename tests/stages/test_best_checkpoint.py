@@ -15,7 +15,7 @@ from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.session.policies import check_elsewhere, checkpoint_of, chosen_policy, load_policy
+from g2d_jax.session.policies import checkpoint_of, chosen_policy, load_policy, require_elsewhere
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
@@ -126,11 +126,11 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     one, other = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
     elsewhere = f"run:{tmp_path}#best"
-    check_elsewhere(elsewhere)
+    require_elsewhere(elsewhere)
     assert chosen_policy(session, elsewhere) == f"run:{tmp_path}#{chosen}"
     assert checkpoint_of(session, elsewhere) == checkpoint_of(session, chosen)
     with pytest.raises(ValueError, match="a best_checkpoint stage has chosen its step"):
-        check_elsewhere(f"{elsewhere}@1")
+        require_elsewhere(f"{elsewhere}@1")
     cost = accounting.cost_of("best", to_dict(config)["stages"], manifests)
     assert cost["flops"] == manifests["train"]["at"]["1"]["flops"] + manifests["best"]["flops"]
 

@@ -15,7 +15,7 @@ from worlds import bits, only, run, training
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
-from g2d_jax.rollouts.generate import check_rollouts
+from g2d_jax.rollouts.generate import require_finite
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
@@ -130,11 +130,11 @@ def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
     how = Sampling(max_new_tokens=4).params(session.sampling.stop_ids)
     requests = [Request(problem.id, session.tokenizer.encode_prompt(problem), how, num_samples=3)]
     well = list(sampler.generate(sampler.to_sampler_params(params), requests, "test"))
-    check_rollouts(well, "init")
+    require_finite(well, "init")
     nowhere = jax.tree.map(lambda x: x * np.float32(np.nan), params)
     sick = list(sampler.generate(sampler.to_sampler_params(nowhere), requests, "test"))
     with pytest.raises(StopRun, match=r"policy sft@4: 3 of 6 sampled responses .*nan at token 1"):
-        check_rollouts([*well, *sick], "sft@4")
+        require_finite([*well, *sick], "sft@4")
 
 
 DAMAGES = {

@@ -108,7 +108,7 @@ def test_a_checkpoint_is_read_to_where_the_state_shall_lie(
 
 
 def test_devices_without_such_memory_are_refused() -> None:
-    meshes.check_host_memory(MESH)
+    meshes.require_host_memory(MESH)
     bare = SimpleNamespace(
         device_kind="abacus", addressable_memories=lambda: [SimpleNamespace(kind="device")]
     )
@@ -116,4 +116,4 @@ def test_devices_without_such_memory_are_refused() -> None:
         ValueError,
         match="offload_optimizer is set, but devices of kind 'abacus' tell of no pinned_host",
     ):
-        meshes.check_host_memory(SimpleNamespace(devices=np.array([bare])))  # type: ignore[arg-type]
+        meshes.require_host_memory(SimpleNamespace(devices=np.array([bare])))  # type: ignore[arg-type]
