@@ -3,10 +3,10 @@ data, its results."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from huggingface_hub import DatasetCardData, ModelCardData
@@ -53,15 +53,11 @@ def card(session: Session, policy: str, *, adapters: bool = False) -> str:
         _too_long(session, policy, manifests),
         _quantised(config, adapters),
         _data(_published(config)),
-        *(
-            _results(manifest, manifests)
-            for manifest in manifests.values()
-            if manifest.get("kind") == "evaluate"
-        ),
+        *map(partial(_results, manifests=manifests), _evaluations(manifests)),
         _use(session, adapters=adapters),
         *_origins(session, "the base model and of the data"),
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 def dataset_card(session: Session, name: str, repository: str) -> str:
@@ -74,9 +70,9 @@ def dataset_card(session: Session, name: str, repository: str) -> str:
         name: None,
     }
     files = ("preferences/*.parquet", "completions/*.parquet", "problems.parquet")
-    configs = [
-        {"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files
-    ]
+    configs = []
+    for pattern in files:
+        configs.append({"config_name": re.split(r"\W", pattern)[0], "data_files": pattern})
     front = DatasetCardData(
         task_categories=["text-generation"], tags=["g2d-jax", "preference"], configs=configs
     )
@@ -94,7 +90,7 @@ def dataset_card(session: Session, name: str, repository: str) -> str:
         _pairs_use(session),
         *_origins(session, "the model that answered and of the data"),
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 def _pairs_use(session: Session) -> str:
@@ -160,10 +156,13 @@ def _finished(session: Session, needed: str = "") -> dict[str, dict[str, Any]]:
 
 def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the report's headline, "" where nothing was evaluated."""
-    evaluations = [
-        manifest for manifest in manifests.values() if manifest.get("kind") == "evaluate"
-    ]
+    evaluations = _evaluations(manifests)
     return f"{one_line(run_headline(evaluations[-1]))}\n" if evaluations else ""
+
+
+def _evaluations(manifests: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """List the manifests of the evaluate stages."""
+    return [manifest for manifest in manifests.values() if manifest.get("kind") == "evaluate"]
 
 
 def _origins(session: Session, licensed: str) -> list[str]:
@@ -185,10 +184,9 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     """Write the metadata for hubs. The base model is named only by hub id, and only if all policies
     began with it."""
     stages = to_dict(config)["stages"]
-    begins = [
-        policy,
-        *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages)),
-    ]
+    begins = [policy]
+    for name in accounting.behind(policy, stages):
+        begins.append(stages[name].get("policy", "init"))
     named = _HUB_ID.fullmatch(config.model.path) and not places.is_path(config.model.path)
     elsewhere = any(map(is_external, begins))
     data = ModelCardData(
@@ -220,11 +218,10 @@ def _stages(
     """Tabulate what these stages did, in the order of the run; "" for none. behind: the step each
     was taken at."""
     stages = _published(session.config).stages
-    rows = [
-        _row(stages[name], name, behind[name], manifests.get(name, {}))
-        for name in session.folders
-        if name in behind
-    ]
+    rows = []
+    for name in session.folders:
+        if name in behind:
+            rows.append(_row(stages[name], name, behind[name], manifests.get(name, {})))
     columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
     return _table("How it was made", columns, rows) if rows else ""
 
@@ -262,13 +259,11 @@ def _quantised(config: Config, adapters: bool) -> str:
 def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """State that the policy was trained on longer sequences than its config.json says; "" where it
     was not."""
-    behind = accounting.behind(policy, to_dict(session.config)["stages"])
-    warnings = itertools.chain.from_iterable(
-        manifests.get(name, {}).get("warnings", ()) for name in behind
-    )
-    lengths = [
-        int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"
-    ]
+    lengths = []
+    for name in accounting.behind(policy, to_dict(session.config)["stages"]):
+        for warning in manifests.get(name, {}).get("warnings", ()):
+            if warning["cause"] == "positions":
+                lengths.append(int(warning["values"]["tokens"]))
     if not lengths:
         return ""
     positions = session.model_config.max_position_embeddings
@@ -305,14 +300,12 @@ def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
 
 def _data(config: Config) -> str:
     """Tabulate the sources of problems and the rewards, by task."""
-    rows = [
-        [name, _source(task.train), _source(task.dev), _source(task.test), _reward(task.reward)]
-        for name, task in config.all_tasks.items()
-    ]
-    rows += [
-        [name, _source(stage.data), "", "", "demonstrations"]
-        for name, stage in config.stages_of(Sft).items()
-    ]
+    rows = []
+    for name, task in config.all_tasks.items():
+        sources = map(_source, (task.train, task.dev, task.test))
+        rows.append([name, *sources, _reward(task.reward)])
+    for name, stage in config.stages_of(Sft).items():
+        rows.append([name, _source(stage.data), "", "", "demonstrations"])
     return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
 
 
@@ -333,10 +326,11 @@ def _results(evaluation: Mapping[str, Any], manifests: Mapping[str, Mapping[str,
 
 
 def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *(map(one_line, row) for row in rows)]
-    return "\n".join(
-        [f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""]
-    )
+    lines = [f"## {one_line(heading)}", "", f"| {' | '.join(columns)} |"]
+    lines.append(f"|{' --- |' * len(columns)}")
+    for row in rows:
+        lines.append(f"| {' | '.join(map(one_line, row))} |")
+    return "\n".join([*lines, ""])
 
 
 def _use(session: Session, *, adapters: bool) -> str:

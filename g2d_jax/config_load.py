@@ -85,12 +85,12 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
     A tuple of strings as default lists what is allowed, the first being the default:
     preset=("full", "smoke"). Raises ValueError for an unknown key or value, with a suggestion.
     """
-    values = {
-        key: default[0] if isinstance(default, tuple) else default
-        for key, default in defaults.items()
-    }
-    for item in filter(None, (part.strip() for part in arg.split(","))):
-        key, equals, text = (part.strip() for part in item.partition("="))
+    values = dict(defaults)
+    for key, default in defaults.items():
+        if isinstance(default, tuple):
+            values[key] = default[0]
+    for item in filter(None, map(str.strip, arg.split(","))):
+        key, equals, text = map(str.strip, item.partition("="))
         if not equals:
             raise ValueError(
                 f"choice {item!r} has no value: write key=value, with a key of {listed(defaults)}"
@@ -120,12 +120,11 @@ def shipped() -> dict[str, Path]:
     folder = package / "configs"
     if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
         folder = package.parent / "configs"
-    files = sorted(folder.rglob("*.py"))
-    return {
-        file.relative_to(folder).with_suffix("").as_posix(): file
-        for file in files
-        if file.name[0] != "_"
-    }
+    configs = {}
+    for file in sorted(folder.rglob("*.py")):
+        if file.name[0] != "_":
+            configs[file.relative_to(folder).with_suffix("").as_posix()] = file
+    return configs
 
 
 def locate(spec: str) -> tuple[Path, str]:
@@ -417,7 +416,7 @@ def _parse(text: str, field: Any, path: str) -> Any:
 def _bare_items(text: str) -> list[str]:
     """Split the items of a list that has none to type them by; quotes stay, for they are all that
     marks text."""
-    items = [item.strip() for item in text.split(",")]
+    items = list(map(str.strip, text.split(",")))
     if items[-1] == "":  # of "", and of a trailing comma as in (10,)
         items.pop()
     return items

@@ -88,8 +88,10 @@ def collecting(config: Config, name: str) -> Collect | None:
     """Return the first stage that collects pairs from the policy of an online stage, None if there
     is none."""
     collects = config.stages_of(Collect)
-    stages = [collects[other] for other in plan(config).order if other in collects]
-    return next((stage for stage in stages if own_stage(stage.policy) == name), None)
+    for other in plan(config).order:
+        if other in collects and own_stage(collects[other].policy) == name:
+            return collects[other]
+    return None
 
 
 def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:

@@ -137,12 +137,12 @@ def _drawn(
         session.sampling.sampler.generate(view, requests, "outputs"),
         key=lambda r: place[r.problem_id, r.visit],
     )
-    texts = [safe_text(session.tokenizer.decode(rollout.token_ids)) for rollout in drawn]
     unscored = Score(None, Verdict.UNSCORABLE)
-    return [
-        ScoredRollout(rollout, text, unscored, policy)
-        for rollout, text in zip(drawn, texts, strict=True)
-    ]
+    rows = []
+    for rollout in drawn:
+        text = safe_text(session.tokenizer.decode(rollout.token_ids))
+        rows.append(ScoredRollout(rollout, text, unscored, policy))
+    return rows
 
 
 def _requests(

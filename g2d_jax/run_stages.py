@@ -27,9 +27,9 @@ from g2d_jax.runtime import flags, memory, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
-from g2d_jax.runtime.tracking import Tracker, check_services
+from g2d_jax.runtime.tracking import Tracker, require_services
 from g2d_jax.session import init_params, inputs, kept_inputs
-from g2d_jax.session.policies import check_elsewhere
+from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.problems import table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session
@@ -85,16 +85,16 @@ def check(config: Config, until: str | None = None) -> Plan:
         try:
             quantise.check("sampling_weights", getattr(stage, "sampling_weights", ""), "int8")
             for policy in stage.policies_read():
-                check_elsewhere(policy)
+                require_elsewhere(policy)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
     return order
 
 
-def check_packages(config: Config) -> None:
+def require_packages(config: Config) -> None:
     """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and
     that is missing."""
-    check_services(config.logging.services())
+    require_services(config.logging.services())
 
 
 @contextlib.contextmanager
@@ -242,10 +242,10 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written "
             "is lost"
         ) from error
-    read = {
-        needed: storage.finished(session.folders[needed]) or {} for needed in order.inputs[name]
-    }
-    made_from = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
+    made_from = {}
+    for needed in order.inputs[name]:
+        read = storage.finished(session.folders[needed]) or {}
+        made_from[needed] = read.get("fingerprint")
     manifest = {
         "kind": stage.kind,
         "name": name,

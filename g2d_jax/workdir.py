@@ -74,10 +74,11 @@ def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
         return {row[0]: absolute(workdir / row[1]) for row in storage.read_json(links)}
     with storage.naming("list", workdir):
         paths = list(workdir.iterdir())
-    numbered = sorted(
-        (int(m[1]), m[2], path) for path in paths if (m := _STAGE.fullmatch(path.name))
-    )
-    return {name: path for _, name, path in numbered}
+    numbered = []
+    for path in paths:
+        if match := _STAGE.fullmatch(path.name):
+            numbered.append((int(match[1]), match[2], path))
+    return {name: path for _, name, path in sorted(numbered)}
 
 
 def stage_steps(workdir: epath.Path) -> dict[str, int]:
@@ -207,10 +208,9 @@ def stages_to_extend(
             raise ValueError(
                 f"{file} does not hold this version's settings: {error}. Choose another --workdir"
             ) from error
-        ended = {
-            name: sorted(begun.keys() & set(others))
-            for name, others in dependents_of_final(config).items()
-        }
+        ended = {}
+        for name, others in dependents_of_final(config).items():
+            ended[name] = sorted(begun.keys() & set(others))
         functions = own_differences(content.get("own") or {}, own)
         then, now = _identities(before, config, workdir)
         if changed := _changes(workdir, then, now, functions, ended):
@@ -249,17 +249,19 @@ def _changes(
         "go on may be raised",
     ]
     if not others:
-        parts += [
-            f"Stage {name} could go on, but {', '.join(ended[name])} began with the policy that it "
-            "ended with: move their folders away and it does"
-            for name in stale
-        ]
-    trained = [
-        line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)
-    ]
+        for name in stale:
+            parts.append(
+                f"Stage {name} could go on, but {', '.join(ended[name])} began with the policy "
+                "that it ended with: move their folders away and it does"
+            )
+    stage = "STAGE"
+    for line in changed:
+        if re.match(r"stages\.[^.]+\.(steps|epochs):", line):
+            stage = line.split(".")[1]
+            break
     parts.append(
         "To go on under other settings from where a stage ended, start another run with "
-        f"policy='run:{workdir}#{[*trained, 'STAGE'][0]}' in its first stage, or 'hf:FOLDER' of "
+        f"policy='run:{workdir}#{stage}' in its first stage, or 'hf:FOLDER' of "
         "what g2d export wrote: its optimiser starts anew"
     )
     return "\n".join(parts)
@@ -330,8 +332,8 @@ def without_secrets(text: str) -> str:
 
 def secret_variables() -> dict[str, str]:
     """Return the environment variables that are named like a secret and long enough for one."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if _SECRET.search(name) and len(value) >= 8
-    }
+    secrets = {}
+    for name, value in os.environ.items():
+        if _SECRET.search(name) and len(value) >= 8:
+            secrets[name] = value
+    return secrets

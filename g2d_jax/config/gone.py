@@ -138,6 +138,8 @@ def without_undeciding(values: Mapping[str, Any], prefix: str = "") -> dict[str,
 def named(field: str) -> list[str]:
     """List what to use in place of a field whose last name tells that it is gone: for an error that
     knows no more."""
-    return [
-        gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field and not gone.common
-    ]
+    instead = []
+    for gone in GONE:
+        if gone.path.rpartition(".")[2] == field and not gone.common:
+            instead.append(gone.instead)
+    return instead

@@ -38,9 +38,9 @@ def plan(config: Config) -> Plan:
             "the config has no stages: add some, for example config.stages.sft = "
             "g2d_jax.config.sft()"
         )
-    inputs = {
-        name: tuple(dict.fromkeys(_inputs(name, stage, stages))) for name, stage in stages.items()
-    }
+    inputs = {}
+    for name, stage in stages.items():
+        inputs[name] = tuple(dict.fromkeys(_inputs(name, stage, stages)))
     order: list[str] = []
     while len(order) < len(inputs):
         waiting = [name for name in inputs if name not in order]

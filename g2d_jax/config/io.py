@@ -306,11 +306,12 @@ def differences(
 def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """List the differences between the functions that two runs were given from Python, one line a
     function."""
-    return [
-        f"{name} from Python: {old.get(name, 'none')} -> {new.get(name, 'none')}"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
-    ]
+    lines = []
+    for name in sorted({*old, *new}):
+        before, now = old.get(name, "none"), new.get(name, "none")
+        if before != now:
+            lines.append(f"{name} from Python: {before} -> {now}")
+    return lines
 
 
 def begins_more(stage: Mapping[str, Any]) -> bool:
@@ -342,12 +343,11 @@ def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[st
             and begins_more(stage)
             and other["steps"] > stage["steps"]
         ):
-            further = [
-                step
-                for step in other["keep"]
-                if step >= stage["steps"] and step not in stage["keep"]
-            ]
-            stage |= {"steps": other["steps"], "keep": [*stage["keep"], *further]}
+            keep = list(stage["keep"])
+            for step in other["keep"]:
+                if step >= stage["steps"] and step not in stage["keep"]:
+                    keep.append(step)
+            stage |= {"steps": other["steps"], "keep": keep}
             longer.append(name)
     return extended, longer
 

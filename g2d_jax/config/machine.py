@@ -84,11 +84,11 @@ class Logging(Section):
         """Return the keywords of a Tracker for the services that a project is named of. options:
         name, group."""
         projects = {"wandb": self.wandb, "trackio": self.trackio}
-        return {
-            service: {"project": project, **options}
-            for service, project in projects.items()
-            if project
-        }
+        services = {}
+        for service, project in projects.items():
+            if project:
+                services[service] = {"project": project, **options}
+        return services
 
     @property
     def window(self) -> Window | None:

@@ -229,8 +229,11 @@ def change(
     for named in walk(config):
         if only not in (None, named.path):
             continue
-        texts = {text: new(text, named.place.kind, stages) for text in named.texts}
-        changed = {old: text for old, text in texts.items() if old != text}
+        changed = {}
+        for old in named.texts:
+            text = new(old, named.place.kind, stages)
+            if text != old:
+                changed[old] = text
         if not changed:
             continue
         value = named.section[named.key]

@@ -15,6 +15,7 @@ one that compares them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -100,7 +101,8 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
                 stages[name] = replace(stage, steps=most, keep=tuple(pinned))
         config = replace(config, stages=stages)
         for name in plan(config).order:
-            nodes |= {node.id: node for node in _nodes(config, ids, name) if node.id not in nodes}
+            for node in _nodes(config, ids, name):
+                nodes.setdefault(node.id, node)
         points.append((point, config, ids))
     return Graph(nodes, points, trajectories)
 
@@ -131,25 +133,21 @@ def _ids(config: Config) -> dict[str, str]:
     """Map stage to node id, for a config made explicit."""
     shared = identity(config)
     stages = shared.pop("stages")
-    read = contents(config)
-    outside = {
-        setting: content for setting, content in read.items() if not setting.startswith("stages.")
-    }
+    read = defaultdict[str, dict[str, object]](dict)  # by stage, "" for all of them
+    for setting, content in contents(config).items():
+        stage = ""
+        if setting.startswith("stages."):
+            stage = setting.split(".")[1]
+        read[stage][setting] = content
     order = plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
-        own = {
-            k: v
-            for k, v in stages[name].items()
-            if k not in ENDING or not begins_more(stages[name])
-        }
+        own = dict(stages[name])
+        if begins_more(own):
+            for setting in ENDING:
+                own.pop(setting, None)
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
-        mine = {
-            setting: content
-            for setting, content in read.items()
-            if setting.startswith(f"stages.{name}.")
-        }
-        more = [part for part in (outside, mine) if part]
+        more = filter(None, (read[""], read[name]))
         ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
     return ids
 
@@ -167,10 +165,12 @@ def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
     if stage is None or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]
     parts = []
+    evaluated = {}
     for policy in stage.policies:
         alone = replace(config, stages={**config.stages, name: replace(stage, policies=(policy,))})
-        parts.append(_node(alone, {**ids, name: _ids(_restricted(alone, name))[name]}, name, {}))
-    evaluated = {policy: part.id for policy, part in zip(stage.policies, parts, strict=True)}
+        part = _node(alone, {**ids, name: _ids(_restricted(alone, name))[name]}, name, {})
+        parts.append(part)
+        evaluated[policy] = part.id
     return [*parts, _node(config, ids, name, evaluated)]
 
 

@@ -83,9 +83,8 @@ def points(config: ConfigDict) -> list[Point]:
     seeds = tuple(config.sweep.seeds) or (config.seed,)
     all_points: list[Point] = []
     for seed, (name, arm) in itertools.product(seeds, config.sweep.arms.items()):
-        all_points += [
-            _point(config, name, int(seed), values) for values in _combinations(name, arm)
-        ]
+        for values in _combinations(name, arm):
+            all_points.append(_point(config, name, int(seed), values))
     counts = Counter(point.label for point in all_points)
     double = [label for label, count in counts.items() if count > 1]
     if double:
@@ -150,7 +149,7 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
     try:
         for entry in arm.fixed:
             _values(name, entry)
-        for override in (*arm.fixed, *(f"{field}={value}" for field, value in values.items())):
+        for override in (*arm.fixed, *map("=".join, values.items())):
             apply(changed, override, base)
     except ValueError as error:
         raise ValueError(f"sweep.arms.{name}: {error}") from error
@@ -161,17 +160,11 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
 
 def _label(arm: str, values: Mapping[str, str], seed: int) -> str:
     """Name a point for readers: its arm, fields without "stages." and "optimizer.", and seed."""
-    short = {
-        field.removeprefix("stages.").replace(".optimizer.", "."): value
-        for field, value in values.items()
-    }
-    text = ",".join(
-        [
-            *filter(None, [arm]),
-            *(f"{field}={value}" for field, value in short.items()),
-            f"seed={seed}",
-        ]
-    )
+    parts = list(filter(None, [arm]))
+    for field, value in values.items():
+        short = field.removeprefix("stages.").replace(".optimizer.", ".")
+        parts.append(f"{short}={value}")
+    text = ",".join([*parts, f"seed={seed}"])
     safe = re.sub(r"[^\w.,=+()-]", "_", text)
     return (
         safe

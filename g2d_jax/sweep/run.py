@@ -62,8 +62,8 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     root = absolute(workdir)
     studied = points(config)
     # Both raise for what cannot work before anything is written.
-    _checked(studied, root)
-    _check_free(root)
+    _whole_graph(studied, root)
+    _require_free(root)
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
@@ -85,29 +85,28 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
 def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     """Print the points, and which of their stages are finished. Raises as `run` does."""
     root = absolute(workdir)
-    graph = _checked(points(config), root)
+    graph = _whole_graph(points(config), root)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
-            left = [
-                name
-                for name in plan(settings).order
-                if storage.finished(node_folder(root, ids[name])) is None
-            ]
+            left = []
+            for name in plan(settings).order:
+                if storage.finished(node_folder(root, ids[name])) is None:
+                    left.append(name)
             rows.append([point.label, ", ".join(left) or "done"])
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
-        done = sum(
-            _state(node, node_folder(root, node.id)) == DONE for node in graph.nodes.values()
-        )
+        done = 0
+        for node in graph.nodes.values():
+            done += _state(node, node_folder(root, node.id)) == DONE
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
-def _checked(studied: Sequence[Point], root: epath.Path) -> Graph:
+def _whole_graph(studied: Sequence[Point], root: epath.Path) -> Graph:
     """Build the graph of points with what other studies need; raise ValueError for what cannot
     work."""
     graph = build(studied, _requested_steps(root))
     for _, settings, _ in graph.points:
-        run_stages.check_packages(settings)
+        run_stages.require_packages(settings)
     return graph
 
 
@@ -122,7 +121,7 @@ def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     return requested
 
 
-def _check_free(root: epath.Path) -> None:
+def _require_free(root: epath.Path) -> None:
     """Raise ValueError for a directory that holds something else than studies."""
     # The points of a process that came first and is not through with this yet.
     begun = {LOCK, PLANS, "points"}
@@ -211,8 +210,10 @@ class _Worker:
     def _blame(self, nodes: list[Node]) -> None:
         """Mark the nodes that read a failed node as failed."""
         for node in nodes:
-            if bad := next((needed for needed in node.inputs if needed in self.failed), None):
-                self.failed[node.id] = f"it reads {bad}"
+            for needed in node.inputs:
+                if needed in self.failed:
+                    self.failed[node.id] = f"it reads {needed}"
+                    break
 
     def _take(self, node: Node) -> bool:
         """Run a node, or see that it is finished; False if another process has it."""
@@ -328,9 +329,7 @@ def _state(node: Node, folder: epath.Path) -> str:
     stage = node.config.stages_of(Online).get(node.name)
     if stage is None or stage.stop != "steps":
         return DONE
-    saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {
-        int(step) for step in manifest["at"]
-    }
+    saved_steps = {*Checkpoints(folder / "checkpoints").steps()} & set(map(int, manifest["at"]))
     reached = manifest["counts"]["steps"]
     missing = [step for step in stage.keep if step <= reached and step not in saved_steps]
     if missing:
