@@ -316,7 +316,7 @@ def export(
                 watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
             )
         processes.note_progress("export")
-        processes.on_leader(lambda: _check_free(target))
+        processes.on_leader(lambda: _require_free(target))
         with processes.barrier():
             config = read_config(absolute(workdir))
         processes.agreed(
@@ -327,7 +327,7 @@ def export(
     return target
 
 
-def _check_free(folder: epath.Path) -> None:
+def _require_free(folder: epath.Path) -> None:
     """Raise ValueError for a folder that holds a model or adapters, and for what is no folder."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose another --output")
@@ -512,16 +512,14 @@ def _rewards(
 ) -> list[str]:
     """Score each response: reward and verdict. It is "" without an answer, and for a reward of a
     model, an endpoint or a function that is not at hand."""
-    cheap = {
-        name for name, task in session.config.all_tasks.items() if not task.reward.kind.not_tried
-    }
+    rewards = session.config.rewards
     if session.reward is _not_at_hand:
-        cheap.discard("main")
-    places = [
-        i
-        for i, problem in enumerate(problems)
-        if problem.answer is not None and problem.task in cheap
-    ]
+        del rewards["main"]
+    places = []
+    for i, problem in enumerate(problems):
+        is_cheap = problem.task in rewards and not rewards[problem.task].kind.not_tried
+        if problem.answer is not None and is_cheap:
+            places.append(i)
     shown = [""] * len(problems)
     try:
         scores = session.scorer(

@@ -27,7 +27,7 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.forms import Form, asked_for, readers
 from g2d_jax.rewards.verify import reading
-from g2d_jax.run_stages import check_models, check_packages
+from g2d_jax.run_stages import check_models, require_packages
 from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker
@@ -53,7 +53,7 @@ def show(
     """
     settings = Config.of(config)
     order = plan(settings)
-    check_packages(settings)
+    require_packages(settings)
     places.require(config)
     flags.check_devices()
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:

@@ -24,9 +24,9 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import (
     Objectives,
     check,
-    check_packages,
     compile_ahead,
     open_session,
+    require_packages,
     run_stage,
 )
 from g2d_jax.runtime import processes, storage
@@ -64,7 +64,7 @@ def run(
         config = Config.of(config)
     settings = config
     order = check(settings, until)
-    check_packages(settings)
+    require_packages(settings)
     places.require(to_dict(settings))
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
         names = order.order[: order.order.index(until) + 1 if until else None]

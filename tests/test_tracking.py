@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from g2d_jax import config_load, dryrun, pipeline
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.terminal import clean
-from g2d_jax.runtime.tracking import Screen, Tracker, check_services, read_metrics
+from g2d_jax.runtime.tracking import Screen, Tracker, read_metrics, require_services
 
 
 class Terminal(io.StringIO):
@@ -208,7 +208,7 @@ def test_a_folder_of_a_services_name_is_not_its_package(tmp_path, monkeypatch):
     (tmp_path / "g2dmetrics").mkdir()  # as W&B leaves ./wandb behind
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"logging\.g2dmetrics"):
-        check_services(["g2dmetrics"])
+        require_services(["g2dmetrics"])
 
 
 def test_wandb_resumes_the_run_of_the_work_directory(tmp_path, monkeypatch):

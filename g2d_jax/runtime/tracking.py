@@ -331,7 +331,7 @@ def _start_wandb(
 ) -> Any:
     """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks
     it as failed."""
-    check_services(["wandb"])
+    require_services(["wandb"])
     import wandb
 
     named = {"id": run_id(workdir / "wandb.json"), "resume": "allow"}
@@ -341,7 +341,7 @@ def _start_wandb(
     return run
 
 
-def check_services(services: Iterable[str]) -> None:
+def require_services(services: Iterable[str]) -> None:
     """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not
     installed."""
     for service in services:
@@ -426,7 +426,7 @@ class Tracker:
         self, workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
     ) -> Any:
         """Start the trackio run of this work directory, or resume it, which goes by the name."""
-        check_services(["trackio"])
+        require_services(["trackio"])
         # A project that it cannot name, a database that it cannot write: the run goes on without.
         try:
             import trackio
