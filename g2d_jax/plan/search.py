@@ -155,14 +155,12 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
             adapters = ["lora.base_dtype=bfloat16"]
     else:
         trained = config.stages_of(TrainingStage)
-        chosen = trained.keys() & (stages or trained)
+        chosen = [name for name in trained if name in (stages or trained)]
         if not chosen:
             return []
-        for name, stage in trained.items():
-            if name in chosen and (stage.optimizer.kind, stage.optimizer.moment_dtype) == (
-                "adamw",
-                "float32",
-            ):
+        for name in chosen:
+            own = trained[name].optimizer
+            if (own.kind, own.moment_dtype) == ("adamw", "float32"):
                 moments.append(f"stages.{name}.optimizer.moment_dtype=bfloat16")
         adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
     found = [moments, adapters]
