@@ -220,9 +220,9 @@ class Trainer:
                 self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host
             )
 
-    def save_here(self) -> None:
-        """Save the state as it is, unless it is saved already, and wait: the stage is about to be
-        stopped."""
+    def save_and_pin(self) -> None:
+        """Save the state as it is, unless it is saved already, for ever, and wait: the stage is
+        about to be stopped."""
         self.pinned.add(self.step)
         self.save_if_new()
 
@@ -270,7 +270,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
     folder: epath.Path = session.folders[name] / "checkpoints"
     pins = {total, *stage.kept_steps()}
     shapes = {"params": training.state.params, "opt_state": training.state.opt_state}
-    resumed = newest(Checkpoints(folder), shapes, name, session.tracker.say)
+    resumed = restore_newest(Checkpoints(folder), shapes, name, session.tracker.say)
     if resumed is None:
         step = 0
         cost, extra_state = Cost(), ExtraState()
@@ -319,7 +319,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
         checkpoints.wait()
 
 
-def newest(
+def restore_newest(
     checkpoints: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
 ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
     """Restore step, trees and host's JSON of the newest checkpoint that is whole; None if there is
@@ -332,37 +332,38 @@ def newest(
     """
     aside = ""
     while (step := processes.on_leader(checkpoints.latest)) is not None:
-        wrong = _damage(checkpoints, step)
-        if not wrong:
+        reason = _find_damage(checkpoints, step)
+        if not reason:
             try:
                 return step, *checkpoints.restore(step, like)
             except DamagedCheckpoint as error:
                 if processes.count() > 1:  # the others are inside `restore`
                     raise
-                wrong = str(error)
+                reason = error.reason
         if aside:  # one file system fault damages one
             raise DamagedCheckpoint(
-                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a "
+                f"{name}: the checkpoint of step {step} cannot be read either "
+                f"({checkpoints.damaged(step, reason)}). Two in a "
                 "row look like another version of Orbax or a file system that fails, not like "
-                f"damage; {aside} has the newer one"
+                f"damage; {aside} has the newer one",
+                reason,
             )
         aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
         before = processes.on_leader(checkpoints.latest)
         then = "from the start of the stage"
         if before is not None:
             then = f"from step {before}, the checkpoint before it"
-        why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
-            f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
+            f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {reason}. It "
             f"was moved to {aside}. Continuing {then}; the steps since then are done again. Damage "
             "like this comes from a failing disk, or from a file changed by hand: look into it"
         )
     return None
 
 
-def _damage(checkpoints: Checkpoints, step: int) -> str:
-    """Return the damage of a checkpoint as several processes find it, each in its share of the
-    arrays; "" for none.
+def _find_damage(checkpoints: Checkpoints, step: int) -> str:
+    """Find the damage of a checkpoint with several processes, each in its share of the arrays; ""
+    for none.
 
     A single process learns of damage by restoring.
     """
@@ -370,7 +371,7 @@ def _damage(checkpoints: Checkpoints, step: int) -> str:
         return ""
     # Each reads alone: one that stopped inside `restore` would leave the others waiting.
     with processes.barrier():
-        mine = checkpoints.damage(step, processes.index(), processes.count())
+        mine = checkpoints.find_damage(step, processes.index(), processes.count())
     return next(filter(None, processes.gather(mine)), "")
 
 

@@ -287,7 +287,7 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
     state.without_signal += 1
     if state.without_signal < stage.patience:
         return
-    trainer.save_here()
+    trainer.save_and_pin()
     _log_samples(trainer, train_batch)
     raise StopRun(
         f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "

@@ -39,7 +39,12 @@ _FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class DamagedCheckpoint(ValueError):
-    """A finished checkpoint whose files are missing, cut off or changed."""
+    """A finished checkpoint whose files are missing, cut off or changed. reason: what is wrong with
+    them, without what to do about it."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
@@ -169,9 +174,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         record = self._reading(folder, lambda: _read_host(folder), alone=True)
         return dict(record["checksums"]["params"])
 
-    def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
-        """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone,
-        without any device.
+    def find_damage(self, step: int, part: int = 0, parts: int = 1) -> str:
+        """Find what is wrong with the files of a checkpoint, the reason of `damaged`; "" if
+        nothing. For a process alone, without any device.
 
         Arrays are read whole, one after the other, into host memory: of `parts` shares this
         process's. Raises OSError when files cannot be read now.
@@ -180,8 +185,23 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         try:
             self._reading(folder, lambda: _check_arrays(folder, part, parts), alone=True)
         except DamagedCheckpoint as error:
-            return str(error)
+            return error.reason
         return ""
+
+    def damaged(self, step: int, reason: str) -> DamagedCheckpoint:
+        """Return the error that a checkpoint is damaged, with what to do about it."""
+        folder = self.folder / str(step)
+        older = [other for other in self.steps() if other < step]
+        then = "start the stage again"
+        if older:
+            then = f"continue from step {older[-1]}"
+        manifest = self.folder.parent / storage.MANIFEST
+        also = ""
+        if manifest.exists():  # a stage with a manifest is not run again
+            also = f", and {manifest}"
+        return DamagedCheckpoint(
+            f"checkpoint {folder} is damaged: {reason}. Delete that folder{also} to {then}.", reason
+        )
 
     def set_aside(self, step: int) -> str:
         """Move a damaged checkpoint beside the folder, to damaged/step-N; returns where it is now.
@@ -211,9 +231,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Return what `read` gives of a step in this folder. alone: without other processes; a
         second try would confuse them.
 
-        Raises DamagedCheckpoint, from the error, where it fails again though every file can be
-        read; OSError where one cannot be read now; and as they are errors of the system, of memory
-        and of the devices.
+        Raises DamagedCheckpoint, from the error, where a file is gone, or where reading fails again
+        though every file can be read. Raises OSError where a file cannot be read now, MemoryError,
+        and what the devices raise.
         """
         # Orbax and Tensorstore raise anything for a file that is cut off, and the same for one that
         # could not be read at that moment. `_read_files` tells them apart: it raises OSError for a
@@ -225,7 +245,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             try:
                 return read()
             except _FILES_GONE as error:
-                raise self._damaged(folder, error) from error
+                raise self._as_damaged(folder, error) from error
             except (OSError, MemoryError):
                 raise
             except Exception as error:
@@ -235,22 +255,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                     raise
                 _read_files(folder)
                 if is_last:
-                    raise self._damaged(folder, error) from error
+                    raise self._as_damaged(folder, error) from error
             is_last = True
 
-    def _damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
-        older = [step for step in self.steps() if step < int(folder.name)]
-        then = "start the stage again"
-        if older:
-            then = f"continue from step {older[-1]}"
-        manifest = self.folder.parent / storage.MANIFEST
-        also = ""
-        if manifest.exists():  # a stage with a manifest is not run again
-            also = f", and {manifest}"
+    def _as_damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
+        """Return the error that says of a step's folder what an error of reading it said."""
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return DamagedCheckpoint(
-            f"checkpoint {folder} is damaged: {reason:.300}. Delete that folder{also} to {then}."
-        )
+        return self.damaged(int(folder.name), f"{reason:.300}")
 
     def _compare(
         self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums

@@ -128,7 +128,7 @@ def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, c
                     "reward": math.nan if i % 3 else 0.4,
                 }
                 alerts.watch(trainer, stage, metrics, kind="train")
-            trainer.save_here()
+            trainer.save_and_pin()
     said = capsys.readouterr().out
     (warning,) = trainer.extra_state.warnings
     assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning["text"] in said

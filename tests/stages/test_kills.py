@@ -61,7 +61,7 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen):
         for step in there.steps()[-KEEP:]:
             content = digest(Path(there.folder / str(step)))
             if content not in whole:
-                assert there.damage(step) == "", (state.name, step)
+                assert there.find_damage(step) == "", (state.name, step)
             whole.add(content)
     assert sorted(newest) == newest and set(newest) == {0, 2, 4, 6}
     assert len(whole) == 3  # one content for each step, whenever it was seen

@@ -199,7 +199,7 @@ def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(only_sft,
 def test_another_models_checkpoint_is_not_damage(only_sft, tmp_path, opened):
     session = opened(only_sft, tmp_path)
     with training(session, "sft", 6) as trainer:
-        trainer.save_here()
+        trainer.save_and_pin()
     only_sft.model.intermediate_size = 96
     with (
         pytest.raises(ValueError, match="saved with another configuration"),

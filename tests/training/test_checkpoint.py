@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str, damage: str):
     with Checkpoints(tmp_path) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, tree, {"position": 5, "note": "x" * 200})
-    assert [checkpoints.damage(2, part, 2) for part in range(2)] == ["", ""]
+    assert [checkpoints.find_damage(2, part, 2) for part in range(2)] == ["", ""]
     file = max(
         (f for f in (tmp_path / "2" / name).rglob("*") if f.is_file()),
         key=lambda f: f.stat().st_size,
@@ -209,11 +209,12 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str, damage: str):
         file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
     with pytest.raises(
         DamagedCheckpoint, match=r"checkpoint \S+/2 is damaged: .*to continue from step 1"
-    ):
+    ) as raised:
         checkpoints.restore(2, like)
-    assert "2 is damaged" in checkpoints.damage(2) and any(
-        checkpoints.damage(2, part, 2) for part in range(2)
-    )
+    assert raised.value.reason and "Delete that folder" not in raised.value.reason
+    reason = checkpoints.find_damage(2)
+    assert reason and f"2 is damaged: {reason}. Delete" in str(checkpoints.damaged(2, reason))
+    assert any(checkpoints.find_damage(2, part, 2) for part in range(2))
     assert_same(checkpoints.restore(1, like)[0], tree)
 
 
@@ -289,7 +290,10 @@ def test_a_file_that_cannot_be_read_now_is_no_damage(saved: Path):
     content = file.read_bytes()
     file.unlink()
     file.symlink_to(file)  # an error of the system's, which root gets too
-    for read in (lambda: Checkpoints(saved).restore(1, LIKE), lambda: Checkpoints(saved).damage(1)):
+    for read in (
+        lambda: Checkpoints(saved).restore(1, LIKE),
+        lambda: Checkpoints(saved).find_damage(1),
+    ):
         with pytest.raises(OSError, match="cannot read") as error:
             read()
         assert file.name in str(error.value)
