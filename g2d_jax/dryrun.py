@@ -36,7 +36,7 @@ from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
 from g2d_jax.session.tokenizers import stop_strings
 from g2d_jax.stages import alerts
-from g2d_jax.workdir import absolute, stage_folders, stages_to_extend
+from g2d_jax.workdir import absolute, require_same_run, stage_folders
 
 SHOWN = 2  # problems that are shown in full
 
@@ -64,7 +64,7 @@ def show(
         with closing(session):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
-                stages_to_extend(settings, place)
+                require_same_run(settings, place)
             _look_ahead(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))

@@ -40,7 +40,7 @@ from g2d_jax.workdir import (
     claim,
     mark_start,
     packages,
-    stages_to_extend,
+    require_same_run,
     without_secrets,
 )
 
@@ -166,7 +166,7 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
     """
     if not (folder / "config.json").exists():
         return claim(config, folder, own)
-    stages_to_extend(config, folder, own)
+    require_same_run(config, folder, own)
     return mark_start(folder)
 
 

@@ -158,7 +158,8 @@ def claim(
     nothing. Later a stage that `with_longer` lets go on may have more steps, unless a stage that is
     made from its end has begun.
     """
-    for folder in stages_to_extend(config, workdir, own):
+    require_same_run(config, workdir, own)
+    for folder in stages_to_extend(config, workdir):
         storage.unfinish(folder)
     write_settings(config, workdir, own)
     return mark_start(workdir)
@@ -184,43 +185,58 @@ def mark_start(workdir: epath.Path) -> str:
     return token
 
 
-def stages_to_extend(
+def require_same_run(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
-) -> list[epath.Path]:
-    """Return the folders of the begun stages that would go on past their old end. Raises as
-    `claim`; writes nothing."""
+) -> None:
+    """Raise ValueError, as `claim`, for a work directory that is not this config's. Writes
+    nothing."""
     file = workdir / "config.json"
-    if file.exists():
-        content = storage.read_json(file)
-        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise ValueError(
-                f"{workdir} holds a config.json that is not a run's: choose another --workdir"
-            )
-        # As long as no stage has begun the settings may be any: nothing rests on them.
-        begun = stage_folders(workdir)
-        if not begun:
-            return []
-        try:
-            before, _ = settings_of(workdir, content)
-        except ValueError as error:
-            raise ValueError(
-                f"{file} does not hold this version's settings: {error}. Choose another --workdir"
-            ) from error
-        ended = {}
-        for name, others in dependents_of_final(config).items():
-            ended[name] = sorted(begun.keys() & set(others))
-        functions = own_differences(content.get("own") or {}, own)
-        then, now = _identities(before, config, workdir)
-        if changed := _changes(workdir, then, now, functions, ended):
-            raise ValueError(changed)
-        longer = with_longer(then, now)[1]
-        return [begun[name] for name in longer if name in begun]
+    if not file.exists():
+        _require_empty(workdir)
+        return
+    content = storage.read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ValueError(
+            f"{workdir} holds a config.json that is not a run's: choose another --workdir"
+        )
+    # As long as no stage has begun the settings may be any: nothing rests on them.
+    begun = stage_folders(workdir)
+    if not begun:
+        return
+    try:
+        before, _ = settings_of(workdir, content)
+    except ValueError as error:
+        raise ValueError(
+            f"{file} does not hold this version's settings: {error}. Choose another --workdir"
+        ) from error
+    ended = {}
+    for name, others in dependents_of_final(config).items():
+        ended[name] = sorted(begun.keys() & set(others))
+    functions = own_differences(content.get("own") or {}, own)
+    then, now = _identities(before, config, workdir)
+    if changed := _changes(workdir, then, now, functions, ended):
+        raise ValueError(changed)
+
+
+def _require_empty(workdir: epath.Path) -> None:
+    """Raise ValueError for a folder without settings that holds anything."""
     # A start that was interrupted before it wrote its settings leaves these two.
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
-    return []
+
+
+def stages_to_extend(config: Config, workdir: epath.Path) -> list[epath.Path]:
+    """Return the folders of the begun stages that would go on past their old end, in a directory
+    that `require_same_run` takes for this config's."""
+    file = workdir / "config.json"
+    begun = stage_folders(workdir) if file.exists() else {}
+    if not begun:
+        return []
+    before, _ = settings_of(workdir, storage.read_json(file))
+    longer = with_longer(*_identities(before, config, workdir))[1]
+    return [begun[name] for name in longer if name in begun]
 
 
 def _changes(

@@ -21,7 +21,7 @@ from g2d_jax.config_load import resolve
 from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
 from g2d_jax.session.extra_state import ExtraState
-from g2d_jax.workdir import stages_to_extend
+from g2d_jax.workdir import require_same_run, stages_to_extend
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -161,9 +161,10 @@ def test_a_run_begun_with_what_decided_no_result_goes_on_without_it(
     storage.write_json(
         work / "config.json", {"config": old({path: USED[path]}), "own": {}, "version": "0"}
     )
+    require_same_run(Config.of(resolve(TINY)), work)
     assert stages_to_extend(Config.of(resolve(TINY)), work) == []
     with pytest.raises(ValueError, match="was started with other settings"):
-        stages_to_extend(Config.of(resolve(TINY, ["stages.dpo.beta=0.7"])), work)
+        require_same_run(Config.of(resolve(TINY, ["stages.dpo.beta=0.7"])), work)
 
 
 def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warning(
