@@ -34,6 +34,7 @@ from g2d_jax.config import (
 from g2d_jax.config.io import identity
 from g2d_jax.config.places import data_files
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config.section import Place, Section
 from g2d_jax.contents import Content
 from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.problems import open_rows
@@ -218,22 +219,7 @@ def _function_file(reward: Reward) -> Path | None:
 
 def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
     """Return a stage's examples, rollouts and pairs of others, and policies of others."""
-    found: Readers = {}
-    data = getattr(stage, "data", None)
-    if data is not None and not data.path.startswith("procedural:"):
-        source = json.dumps(data.to_dict())
-        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path, "problems"))
-        found[f"stages.{name}.data"] = Reader(data.path, "problems", read, data.revision)
-    for key in ("rollouts", "preferences"):
-        path = getattr(stage, key, "sample")
-        if path in ("sample", "archive", *config.stages):
-            continue
-        read = functools.partial(_files, path)
-        online = config.stages_of(Online).get(name)
-        if online is not None:
-            # Its dump may grow: it goes by rows, in the order that the stage takes them.
-            read = functools.partial(_rollouts, path, online.reward_column)
-        found[f"stages.{name}.{key}"] = Reader(path, key, read)
+    found = _of_fields(config, stage, stage, f"stages.{name}")
     for setting, policy in policy_settings(name, stage).items():
         named_policy = PolicyName.parse(policy)
         if named_policy.origin == OF_MODEL:
@@ -241,6 +227,58 @@ def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
         elif named_policy.origin == OF_RUN:
             found[setting] = Reader(policy, "policy", functools.partial(_checkpoint, policy))
     return found
+
+
+_PLACES_WITH_CONTENT = [Place(kind) for kind in ("model", "problems", "rollouts", "preferences")]
+"""The marks of the texts whose places an identity leaves out (config/io.py), for what lies there is
+compared; policies have their own reader."""
+
+
+def _of_fields(config: Config, stage: Stage, section: Section, prefix: str) -> Readers:
+    """Return what the fields of a stage's section name, whatever they are called. prefix: the
+    section's setting."""
+    found: Readers = {}
+    for key, hint in section.hints().items():
+        setting = f"{prefix}.{key}"
+        value = getattr(section, key)
+        if isinstance(value, Source):
+            found |= _of_source(config, stage, value, setting)
+        elif isinstance(value, Section):
+            found |= _of_fields(config, stage, value, setting)
+        elif hint.place in _PLACES_WITH_CONTENT and value:
+            found |= _of_text(config, stage, value, hint.place.kind, setting)
+    return found
+
+
+def _of_source(config: Config, stage: Stage, source: Source, setting: str) -> Readers:
+    """Return the file or data set of a source in a stage: its examples, or rows of any kind."""
+    path = source.path
+    if not path or path.startswith("procedural:"):
+        return {}
+    read = functools.partial(_rows, path, source.revision)
+    if path == stage.examples_path():
+        of_source = json.dumps(source.to_dict())
+        stamp = _stamp(path, "problems")
+        read = functools.partial(_examples, of_source, config.data.seed, stamp)
+    return {setting: Reader(path, "problems", read, source.revision)}
+
+
+def _of_text(config: Config, stage: Stage, text: str, kind: str, setting: str) -> Readers:
+    """Return the input that a text of a stage names, unless it names none outside the run.
+
+    kind: as `places.parts` has it.
+    """
+    if kind == "model":
+        return {setting: _model(text, None)}
+    if text.startswith("procedural:") or text in ("sample", "archive", *config.stages):
+        return {}
+    read = functools.partial(_files, text)
+    if kind == "problems":
+        read = functools.partial(_rows, text, None)
+    elif isinstance(stage, Online):
+        # Its dump may grow: it goes by rows, in the order that the stage takes them.
+        read = functools.partial(_rollouts, text, stage.reward_column)
+    return {setting: Reader(text, kind, read)}
 
 
 def policy_settings(name: str, stage: Stage) -> dict[str, str]:
@@ -263,10 +301,15 @@ def weights(folder: epath.Path) -> Content:
     return _weights(str(folder), _stamp(str(folder), "path"))
 
 
+def _rows(path: str, revision: str | None) -> Content:
+    """Return the content of a source's rows, all of them as they are in the file."""
+    return contents.rows(row.values for row in open_rows(path, revision)[1])
+
+
 def _files(path: str) -> Content:
     """Return the content of a dump's or a preference set's files, of the hub of its rows."""
     if path.startswith("hub:"):
-        return contents.rows(row.values for row in open_rows(path)[1])
+        return _rows(path, None)
     return contents.files(data_files(path))
 
 

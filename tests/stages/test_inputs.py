@@ -1,12 +1,13 @@
 """What a run reads from outside is kept by content: a change is refused with its name, the same
 elsewhere goes on."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import commands, dryrun, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config, graph
+from g2d_jax.config import STAGES, Config, Source, Stage, graph
+from g2d_jax.config.section import ModelPath, Preferences, ProblemsPath, Rollouts, Section
 from g2d_jax.contents import Content, content
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
@@ -30,7 +32,7 @@ from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
 from g2d_jax.session import inputs, kept_inputs, problems
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import claim, stages_to_extend
+from g2d_jax.workdir import claim, require_same_run
 
 ROWS = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(24)]
 TOLD = [{"prompt": row["problem"], "completion": row["answer"]} for row in ROWS]
@@ -156,7 +158,7 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
 def start(config: ConfigDict, workdir: Path) -> None:
     """What the start of a run does before any work on devices."""
     place = epath.Path(workdir)
-    stages_to_extend(Config.of(config), place)
+    require_same_run(Config.of(config), place)
     kept_inputs.check(place, found_in(config), print, Config.of(config))
     claim(Config.of(config), place)
 
@@ -272,6 +274,65 @@ def test_a_change_is_refused_with_its_name(
         start(reading(place), begun)
     assert "or choose another --workdir" in str(refused.value)
     assert ((begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()) == before
+
+
+class Elsewhere(Section):
+    """A section of a kind of stage. cases: problems."""
+
+    cases: Source = Source()
+
+
+class Borrowing(Stage):
+    """A kind of stage that is not the library's, whose fields have names of its own."""
+
+    kind: Literal["borrowing"] = "borrowing"
+    shown: Rollouts = "sample"
+    liked: Preferences = ""
+    judge: ModelPath = ""
+    words: ProblemsPath = ""
+    elsewhere: Elsewhere = Elsewhere()
+
+
+def test_what_a_stage_reads_is_compared_whatever_its_field_is_called(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only that: sources that are embedded, stages of the run and empty settings are no
+    input."""
+    monkeypatch.setitem(STAGES, "borrowing", Borrowing)
+    begun = Config.of(reading(place))
+
+    def read(**fields: Any) -> dict[str, str]:
+        stages = {**begun.stages, "borrowing": Borrowing(**fields)}
+        config = dataclasses.replace(begun, stages=stages)
+        found = inputs.readers(config, unread, unread)
+        return {
+            name.removeprefix("stages.borrowing."): reader.content().digest
+            for name, reader in found.items()
+            if name.startswith("stages.borrowing.")
+        }
+
+    def unread(*_: str) -> Any:
+        raise AssertionError("of other sections")
+
+    none = Elsewhere(cases=Source(path="procedural:slips"))
+    assert read(shown="collect", words="procedural:slips", elsewhere=none) == {}
+
+    named: dict[str, Any] = {
+        "shown": str(place / "dump"),
+        "liked": str(place / "pairs.parquet"),
+        "judge": str(place / "other"),
+        "words": str(place / "train.jsonl"),
+        "elsewhere": Elsewhere(cases=Source(path=str(place / "dev.jsonl"))),
+    }
+    before = read(**named)
+    assert before.keys() == {"shown", "liked", "judge", "words", "elsewhere.cases"}
+    edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows[1].update(reward=0))
+    parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}])
+    edit_weights(place / "other", replaced)
+    for name in ("train", "dev"):
+        edit_rows(place / f"{name}.jsonl", lambda rows: rows[0].update(answer="5"))
+    after = read(**named)
+    assert [name for name in before if before[name] == after[name]] == []
 
 
 SAME: list[Change] = [
