@@ -1,8 +1,9 @@
 """The batches of an online stage: at each synchronisation all rollouts up to the next one are
 sampled, and stored.
 
-    generate_window: prompts ─► rollouts of the present policy ─► rewards ─┬─► add_logprobs: of the reference ─┐
-    next_batch: one batch a step ◄─ from memory, or read back from disk ◄──┴──── written in the background ◄───┘
+    generate_window: prompts ─► rollouts of the present policy ─► rewards ─┬─► add_logprobs: under the reference,
+                                                                           │   and under the policy that sampled ─┐
+    next_batch: one batch a step ◄─ from memory, or read back from disk ◄──┴────── written in the background ◄────┘
 
 A window is sampled whole, for no second copy of the policy is kept: the updates inside it change
 the only one. A checkpoint waits for what is being written, and a stage that is killed reads back
@@ -53,7 +54,8 @@ from g2d_jax.session.trainer import Trainer
 from g2d_jax.session.training_programs import Scorer
 from g2d_jax.session.windows import SyncWindow
 
-MAX_BATCHES_IN_MEMORY = 64  # of a window; the others of a longer one are read back
+MAX_BATCHES_IN_MEMORY = 64
+"""Of a window, with their log-probabilities; the others of a longer one are read back."""
 FIXED, PRESENT = "fixed", "present"
 """The policies whose log-probabilities a loss may need: that which the stage began with, and that
 which sampled."""
@@ -75,7 +77,11 @@ def trains_off_policy(stage: Online) -> bool:
 
 def scored_under(stage: Online) -> dict[str, str]:
     """Return the log-probabilities that a stage's loss needs besides those of the policy it trains,
-    "reference" and "trainer", each with the policy that gives them: `FIXED` or `PRESENT`."""
+    each with the policy that gives them, `FIXED` or `PRESENT`.
+
+    "reference": of the policy that the loss compares with. "trainer": of the policy that sampled,
+    as the trainer computes them and not the sampler. Files of log-probabilities have these names.
+    """
     needed = {}
     if stage.compares:
         needed["reference"] = FIXED if stage.has_fixed_reference else PRESENT
@@ -84,9 +90,9 @@ def scored_under(stage: Online) -> dict[str, str]:
     return needed
 
 
-def scorer_of(session: Session, stage: Online, rows: RowShape) -> Scorer:
-    """Return what scores a stage's batches under other policies: at the temperature of its loss.
-    DPO compares the distributions of the models themselves, and so does GroupDPO."""
+def logprob_scorer_of(session: Session, stage: Online, rows: RowShape) -> Scorer:
+    """Return what computes the log-probabilities of a stage's batches under other policies: at the
+    temperature of its loss. DPO compares the distributions of the models themselves, and so does GroupDPO."""
     temperature = float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
     return Scorer(session, rows, temperature)
 
@@ -151,7 +157,8 @@ class OtherLogprobs:
 class TrainBatch:
     """The batch of an update.
 
-    draws, groups: all that was sampled for it. batch: the part to train on. new: not used before.
+    draws, groups: all that was sampled for it, with its scores. batch: the part to train on, whose
+    own groups (packing.Group) have the loss's weights in place of scores. new: not used before.
     costs: of its rounds, and of other policies' log-probabilities.
     """
 
@@ -163,7 +170,13 @@ class TrainBatch:
 
 
 class RolloutBuffer:
-    """The rollouts of an online stage, from which a Trainer gets its batches."""
+    """The batches of an online stage's sync window, sampled ahead of their updates.
+
+    `generate_window` and `add_logprobs` at the window's first update, in this order; then
+    `next_batch` once an update, and `record_if_new` with what it gave. A stage that goes on within
+    a window calls `next_batch` alone, which finds the batches on disk. What a resumed stage has to
+    know, positions in the order of prompts and counts, is in the Trainer's extra state.
+    """
 
     def __init__(
         self, trainer: Trainer, stage: Online, external: ExternalBatches | None = None
@@ -178,11 +191,11 @@ class RolloutBuffer:
         train = self.session.problems.train
         self.order = train_order(self.session.config, train, stage.stream or f"online/{self.name}")
         self.index_of = {problem.id: index for index, problem in enumerate(train)}
-        # Of the window's first MAX_BATCHES_IN_MEMORY batches, if this start came to its beginning.
+        # Both of the window's first MAX_BATCHES_IN_MEMORY batches, if this start saw it begin.
         self.rounds: dict[int, list[Sampled]] = {}
         self.logprobs: dict[int, OtherLogprobs] = {}
         self.reference: Decoder | None = None
-        self.scorer = scorer_of(self.session, stage, trainer.training.rows)
+        self.logprob_scorer = logprob_scorer_of(self.session, stage, trainer.training.rows)
         self._window_began = 0.0
         self._sampling_seconds = 0.0  # of that window, in this start
 
@@ -230,7 +243,7 @@ class RolloutBuffer:
             # One call of the sampler; a call that an earlier start ended is read back whole.
             sampled = generate(
                 self.session,
-                self._sampler_params,
+                self._make_sampler_params,
                 list(parts.values()),
                 self.workload,
                 policy=policy,
@@ -248,7 +261,7 @@ class RolloutBuffer:
         # keeps a copy.
         for number in window.batch_numbers:
             processes.check_stop_together()
-            self._compute_logprobs(number)
+            self._compute_logprobs(window, number)
         # A fixed reference stays from window to window, since reading it again takes long; behind
         # the last window its memory is free for the updates.
         if window.first_update + window.updates == self.stage.steps:
@@ -267,8 +280,9 @@ class RolloutBuffer:
             draws, groups, replace(batch, groups=filled), window.is_new(self.trainer.step), costs
         )
 
-    def record_cost(self, train_batch: TrainBatch) -> None:
-        """Add the cost of a new batch to the stage's, and its groups' rewards to the history."""
+    def record_if_new(self, train_batch: TrainBatch) -> None:
+        """Add the cost and the counts of a batch that was not used before to the stage's, and its
+        rewards to the history by which a curriculum chooses the next prompts."""
         if not train_batch.new:
             return
         cost, state = self.trainer.cost, self.state
@@ -376,14 +390,14 @@ class RolloutBuffer:
         return parts
 
     def _keep(self, window: SyncWindow, number: int, batch: Sampled) -> None:
-        """Keep a batch for its updates; those far back in a long window are read from disk when
-        their turn comes."""
+        """Keep what a round sampled for a batch, and count the time of sampling it."""
         if not batch.from_disk:
             self._sampling_seconds += batch.cost.get("sampling_seconds", 0.0)
-        if number < window.first_batch + MAX_BATCHES_IN_MEMORY:
+        if _stays_in_memory(window, number):
             self.rounds.setdefault(number, []).append(batch)
 
-    def _sampler_params(self) -> Any:
+    def _make_sampler_params(self) -> Any:
+        """Make the present policy ready for the engine, when the update under way is done."""
         return self.session.sampling.engine.to_sampler_params(
             self.trainer.finished_policy(), self.stage.sampling_weights
         )
@@ -405,7 +419,7 @@ class RolloutBuffer:
 
     # Log-probabilities of other policies
 
-    def _compute_logprobs(self, number: int) -> None:
+    def _compute_logprobs(self, window: SyncWindow, number: int) -> None:
         """Compute a batch's log-probabilities under the policies that the loss needs, unless they
         are on disk."""
         needed = scored_under(self.stage)
@@ -426,13 +440,14 @@ class RolloutBuffer:
                     scored = self._logprobs_under(params, groups, cost)
                     logprobs |= dict.fromkeys(names, scored)
         part = cost.part()
-        self.logprobs[number] = OtherLogprobs(**logprobs, cost=part)
+        if _stays_in_memory(window, number):
+            self.logprobs[number] = OtherLogprobs(**logprobs, cost=part)
         data = save(logprobs, {"cost": json.dumps(part)})
         self.session.writer.submit(lambda: storage.write_bytes(file, data))
 
     def _logprobs_under(self, params: Decoder, groups: Sequence[Group], cost: Cost) -> np.ndarray:
         """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
-        logprobs = self.scorer(params, groups, cost)
+        logprobs = self.logprob_scorer(params, groups, cost)
         return np.concatenate(list(itertools.chain.from_iterable(logprobs)))
 
     def _other_logprobs(self, number: int) -> OtherLogprobs:
@@ -440,20 +455,24 @@ class RolloutBuffer:
         any."""
         if not scored_under(self.stage):
             return OtherLogprobs()
-        if number not in self.logprobs:
-            file = self._logprobs_file(number)
-            if not on_disk(self.session, [file]):
-                raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
-            data = storage.read_bytes(file)
-            # safetensors.numpy gives no metadata: a file begins with the header's size, then JSON.
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            self.logprobs[number] = OtherLogprobs(
-                **load(data), cost=json.loads(header["__metadata__"]["cost"])
-            )
-        return self.logprobs[number]
+        if number in self.logprobs:
+            return self.logprobs[number]
+        file = self._logprobs_file(number)
+        if not on_disk(self.session, [file]):
+            raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
+        data = storage.read_bytes(file)
+        # safetensors.numpy gives no metadata: a file begins with the header's size, then JSON.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return OtherLogprobs(**load(data), cost=json.loads(header["__metadata__"]["cost"]))
 
     def _logprobs_file(self, number: int) -> epath.Path:
         return self.folder / "logprobs" / f"step-{number:06d}.safetensors"
+
+
+def _stays_in_memory(window: SyncWindow, number: int) -> bool:
+    """Return whether a batch stays in memory until its updates: those far back in a long window are
+    read from disk when their turn comes."""
+    return number < window.first_batch + MAX_BATCHES_IN_MEMORY
 
 
 def _sampling_metrics(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:

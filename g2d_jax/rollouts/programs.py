@@ -21,7 +21,7 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import mean_prompt, policy_shapes
 
 
-def rollouts(
+def sampling_programs(
     session: Session,
     name: str,
     workload: Workload,

@@ -38,7 +38,7 @@ from g2d_jax.rollouts.generate import (
     rows_of,
     sampled_groups,
 )
-from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
@@ -125,7 +125,7 @@ def programs(
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response,
     None: the most."""
     if stage.rollouts == "sample":
-        yield from rollouts(session, name, workload_of(session, name, stage, response))
+        yield from sampling_programs(session, name, workload_of(session, name, stage, response))
 
 
 def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]:

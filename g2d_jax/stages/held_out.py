@@ -27,7 +27,7 @@ from g2d_jax.rollouts.generate import (
     rewards,
     sampled_groups,
 )
-from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
@@ -133,7 +133,7 @@ def programs(
         sampling_shapes(session, stage),
     )
     prompts, calls = session.problems.counts[stage.split] * policies, kinds * policies
-    yield from rollouts(
+    yield from sampling_programs(
         session, name, Workload(params, samples, shapes, "", "", prompts, calls, response)
     )
 

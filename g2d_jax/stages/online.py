@@ -22,8 +22,8 @@ from g2d_jax.rollouts.buffer import (
     PRESENT,
     RolloutBuffer,
     TrainBatch,
+    logprob_scorer_of,
     scored_under,
-    scorer_of,
 )
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
 from g2d_jax.rollouts.generate import (
@@ -36,7 +36,7 @@ from g2d_jax.rollouts.generate import (
     rewards,
     rows_of,
 )
-from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.session.problems import train_order
 from g2d_jax.session.program import Program
@@ -66,6 +66,7 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         )
         probe()
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
+        # Meets the other processes, the last time too; False when all updates are done.
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
             generation: dict[str, float] = {}
@@ -77,8 +78,9 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             with session.track_cost(trainer.cost):
                 train_batch = buffer.next_batch(window)
                 _stop_without_signal(trainer, stage, train_batch)
-                buffer.record_cost(train_batch)
+                buffer.record_if_new(train_batch)
                 metrics = {**_describe(train_batch), **train_batch.batch.metrics, **generation}
+                # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts, the probes and the end that these record.
             alerts.watch(trainer, stage, metrics, kind="train")
@@ -102,6 +104,7 @@ def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Aler
     """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run
     would for them."""
     row_shape(session, stage)
+    # Raises for a task that has no training problem left; the run draws by its own order.
     train_order(session.config, session.problems.train, name)
     return _alerts_of_inputs(session, stage, external_batches(session, name, stage))
 
@@ -128,7 +131,7 @@ def programs(
     if not stage.steps:
         return
     training = training_of(session, name, stage)
-    scorer = scorer_of(session, stage, training.rows)
+    logprob_scorer = logprob_scorer_of(session, stage, training.rows)
     bare, filled = _longest_batch(session, stage)
     state = training.state
     policies = scored_under(stage).values()
@@ -137,7 +140,7 @@ def programs(
         reference = lora.partition(reference_shapes(session))[:1]
     workload = workload_of(session, name, stage, response)
     if stage.rollouts == "sample":
-        yield from rollouts(
+        yield from sampling_programs(
             session,
             name,
             workload,
@@ -150,9 +153,9 @@ def programs(
     calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(session, name, (state,))
-        yield scorer.program(name, bare, calls, (state,), reference=True)
+        yield logprob_scorer.program(name, bare, calls, (state,), reference=True)
     if PRESENT in policies:
-        yield scorer.program(name, bare, calls, (state.opt_state, *reference))
+        yield logprob_scorer.program(name, bare, calls, (state.opt_state, *reference))
     yield from probes.programs(session, name, stage, stage.steps, response, state, reference)
     yield from training.programs(filled, stage.steps * share, reference)
 
@@ -235,7 +238,8 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     if stage.loss == "group_dpo":
         max_responses = max(max_responses, samples + samples % 2)
     prompts = session.problems.prompt_lengths[: min(stage.prompts_per_step, 32)]
-    # evenly spread over what is below 1, in no order
+    # Fractions that are spread evenly over 0 to 1 however many there are, short and long ones mixed:
+    # those of multiples of the golden ratio.
     shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1
 
     def batch(lengths: np.ndarray) -> list[Group]:

@@ -29,7 +29,7 @@ from g2d_jax.rollouts.generate import (
     rows_of,
     sampled_groups,
 )
-from g2d_jax.rollouts.programs import rollouts
+from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.program import Program
@@ -119,7 +119,7 @@ def programs(
     if not stage.probe.every:
         return
     workload = workload_of(session, name, stage, steps, response)
-    yield from rollouts(
+    yield from sampling_programs(
         session,
         name,
         workload,

@@ -16,11 +16,16 @@ from worlds import bits, only, run
 from g2d_jax import config as settings
 from g2d_jax import pipeline
 from g2d_jax.config import Config, Online
+from g2d_jax.rollouts import buffer as buffers
+from g2d_jax.rollouts.batches import Batch
+from g2d_jax.rollouts.buffer import RolloutBuffer
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.windows import SyncWindow, window_at
+from g2d_jax.stages.online import training_of
 
 
 @pytest.fixture
@@ -88,6 +93,43 @@ def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(train, tm
     ratios = [metrics["ratio"] for metrics in metrics_of(tmp_path / "semi")]
     assert abs(ratios[0] - 1) < 1e-5 and abs(ratios[2] - 1) < 1e-5
     assert abs(ratios[1] - 1) > 1e-4 and abs(ratios[3] - 1) > 1e-4
+
+
+def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monkeypatch):
+    """Batches and their log-probabilities: no more of either stays than the constant says."""
+    train.stages.train.update(sync_every=0, beta=0.1)
+    session = opened(train, tmp_path)
+    stage = session.config.stages["train"]
+    window = window_at(0, stage)
+
+    def batches_of(buffer: RolloutBuffer) -> list[Batch]:
+        made = []
+        for step in range(4):
+            buffer.trainer.step = step
+            made.append(buffer.next_batch(window).batch)
+        return made
+
+    with open_trainer(training_of(session, "train", stage)) as trainer:
+        buffer = RolloutBuffer(trainer, stage)
+        buffer.generate_window(window)
+        buffer.add_logprobs(window)
+        assert len(buffer.rounds) == len(buffer.logprobs) == 4
+        expected = batches_of(buffer)
+
+        session.writer.wait()
+        for folder in ("rollouts", "logprobs"):
+            shutil.rmtree(tmp_path / "01-train" / folder)
+        monkeypatch.setattr(buffers, "MAX_BATCHES_IN_MEMORY", 1)
+        buffer.generate_window(window)
+        buffer.add_logprobs(window)
+        found = batches_of(buffer)
+        assert list(buffer.rounds) == list(buffer.logprobs) == [0]
+        trainer.step = 0
+    for one, other in zip(expected, found, strict=True):
+        for group, again in zip(one.groups, other.groups, strict=True):
+            for response, same in zip(group.responses, again.responses, strict=True):
+                assert response.token.keys() >= {"old_logprob", "ref_logprob"}
+                np.testing.assert_equal(same.token, response.token)
 
 
 def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
