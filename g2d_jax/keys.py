@@ -1,4 +1,4 @@
-"""Randomness by name: every draw comes from (seed, purpose, names…), never from batch, slot, device
+"""Randomness by name: every draw comes from (seed, purpose, names…), never from batch, row, device
 or host.
 
 A key is the hash of its names, so nothing needs saving: a resumed or resharded run derives the same

@@ -9,7 +9,8 @@ one forward pass of the prompt:
 
 The first token of every response is predicted from the prompt's last token: `logit_index` says from
 which column.
-Shapes: N micro-batches, R rows of one, T columns of a row, M response places of a row.
+Shapes: N micro-batches, R rows of one, T columns of a row, M slots of a row, one a
+response.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Packed:
     """Packed rows, and where each response went.
 
     arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state
-    predicts this token), response_index (place of the response in its row, -1 elsewhere); float32
+    predicts this token), response_index (slot of the response in its row, -1 elsewhere); float32
     [N, R, T] for every per-token value, 0 elsewhere; float32 [N, R, M] for every per-response
     value. count: micro-batches that hold anything, the first ones.
     places: for each group, its responses in order. used: tokens that are not padding; attended:
@@ -104,28 +105,28 @@ def pack(
     max_responses_per_row: int = 16,
     most_rows: int = 1,
 ) -> Packed:
-    """Lay groups into rows by first fit, longest first: deterministic, about 95 % full.
+    """Lay groups into rows by first fit, longest first, which is deterministic.
 
     row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a
     multiple of it (devices that share the rows). max_responses_per_row: M; even, since DPO reads
-    the chosen responses from even places. most_rows: the most rows that any batch takes, by which N
+    the chosen responses from even slots. most_rows: the most rows that any batch takes, by which N
     and R are chosen, so that all have one shape.
     Micro-batches are of one size, as large as leaves the fewest rows over. Groups that need not
     stay together are split where they do not fit; the prompt is then repeated. Raises ValueError
-    for an empty prompt, or a response or a group to keep together that fits no row.
+    for an empty prompt, or a response or a group to keep together that fits no row or no segment.
     """
     rows = _rows(groups, row_length, max_responses_per_row)
     per_micro, count = _micro_batches(len(rows), microbatch_rows, rows_multiple, most_rows)
     # As many rows as the fullest batch takes, empty ones too: the step is compiled for one shape.
     padded = round_up(max(len(rows), most_rows, 1), per_micro)
     arrays = _blank(groups, padded, row_length, max_responses_per_row)
-    where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
+    places: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
     for row, units in enumerate(rows):
-        _fill_row(arrays, row, units, where)
+        _fill_row(arrays, row, units, places)
     filled = arrays["positions"][arrays["segment_ids"] > 0]
     attended = int(np.sum(filled + 1, dtype=np.int64))  # the token at position p reads p + 1
     shaped = {name: x.reshape(-1, per_micro, x.shape[-1]) for name, x in arrays.items()}
-    return Packed(shaped, count, where, filled.size, attended)
+    return Packed(shaped, count, places, filled.size, attended)
 
 
 def computed_columns(
@@ -185,6 +186,14 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
             "a prompt has no tokens: the first token of a response is predicted from the "
             "prompt's last"
         )
+    # Segment ids tell so many responses from each other; one more would read as the next prompt.
+    distinct = SEGMENT_STRIDE - 1
+    if group.keep_together and len(group.responses) > distinct:
+        raise ValueError(
+            f"a prompt and its {len(group.responses)} responses must share a row, which holds "
+            f"{distinct} responses of a prompt at most: lower num_generations"
+        )
+    most = min(max_responses_per_row, distinct)
     units: list[_Unit] = []
     first = 0
     size = prompt
@@ -195,7 +204,7 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
                 f"a prompt of {prompt} and a response of {length} tokens do not fit a row of "
                 f"{row_length}: raise compute.row_length or lower the maximal lengths"
             )
-        if size + length > row_length or i - first == max_responses_per_row:
+        if size + length > row_length or i - first == most:
             if group.keep_together:
                 raise ValueError(
                     f"a prompt of {prompt} tokens and its {len(group.responses)} responses must "
@@ -217,7 +226,7 @@ def _first_fit(
     """Put each unit, the longest first, into the first row that has room for it: what is short
     fills what is left."""
     rows: list[list[_Unit]] = []
-    room: list[tuple[int, int]] = []  # free columns and free places of each row
+    room: list[tuple[int, int]] = []  # free columns and free slots of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
         wanted = len(unit.responses)
         row = len(rows)
@@ -249,9 +258,9 @@ def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_ro
     return arrays
 
 
-def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], where: list[list[Place]]) -> None:
-    """Write the units of one row, and where their responses lie."""
-    column = place = 0
+def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], places: list[list[Place]]) -> None:
+    """Write the units of one row, and the places of their responses."""
+    column = slot = 0
     for number, unit in enumerate(units, start=1):
         size = len(unit.prompt_ids)
         span = slice(column, column + size)
@@ -271,11 +280,11 @@ def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], where: list[list
             before = np.arange(column - 1, column + length - 1)
             before[:1] = last
             arrays["logit_index"][row, span] = before
-            arrays["response_index"][row, span] = place
+            arrays["response_index"][row, span] = slot
             for name, value in response.token.items():
                 arrays[name][row, span] = value
-            for name, number_value in response.sequence.items():
-                arrays[name][row, place] = number_value
-            where[unit.group][unit.first + member - 1] = Place(row, column, length)
+            for name, value in response.sequence.items():
+                arrays[name][row, slot] = value
+            places[unit.group][unit.first + member - 1] = Place(row, column, length)
             column += length
-            place += 1
+            slot += 1

@@ -56,15 +56,15 @@ MIN_CACHE_WIDTH = 64
 
 @dataclass(slots=True)
 class Usage:
-    """The cost of generation so far. slot_steps: decode steps times rows; generated / slot_steps is
-    slot efficiency.
+    """The cost of generation so far. row_steps: decode steps times rows; generated / row_steps is
+    the share of them that gave a token.
 
     Counts are of all processes together, seconds of this one.
     """
 
     prefilled: int = 0
     generated: int = 0
-    slot_steps: int = 0
+    row_steps: int = 0
     seconds: float = 0.0
 
 
@@ -251,7 +251,7 @@ class Sampler:
             lengths = [len(request.prompt_ids) for request in pending]
             params = [request.params for request in pending]
             shapes = self.shapes(len(pending), samples, params, lengths)
-        return _Session(self, sampler_params, pending, purpose, shapes).run()
+        return _Call(self, sampler_params, pending, purpose, shapes).run()
 
     def _wrong(self, request: Request, shapes: Shapes | None) -> str:
         """Say why a request cannot be sampled; "" if it can."""
@@ -269,7 +269,7 @@ class Sampler:
         return ""
 
 
-class _Session:
+class _Call:
     """One call of `generate`: its schedule, the device state, and the tokens of this process's
     rows."""
 
@@ -313,11 +313,11 @@ class _Session:
             if not running:
                 break
             chunk = self.sampler.chunk
-            self._widen(max(sample.length + min(sample.remaining, chunk) for sample in running))
+            self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
             self.state, emitted = self.sampler.programs["decode"](
                 self.sampler_params,
                 self.state,
-                self._stop_codes(),
+                self._interrupt_codes(),
                 filtered=self.shapes.filtered,
                 widths=next(widths for widths in self.widths if self.width in widths),
             )
@@ -381,16 +381,16 @@ class _Session:
         """Write a new sample's settings into the host arrays."""
         request, params = sample.request, sample.request.params
         names = request.problem_id, request.visit, sample.number
-        fresh.keys[row] = named_keys.key_data(self.sampler.seed, self.purpose, *names)
+        fresh.random_keys[row] = named_keys.key_data(self.sampler.seed, self.purpose, *names)
         fresh.position[row], fresh.remaining[row] = len(request.prompt_ids), params.max_new_tokens
         fresh.temperature[row] = params.temperature
         fresh.top_k[row] = params.top_k
         fresh.top_p[row] = params.top_p
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
-    def _widen(self, longest: int) -> None:
-        """Use as many cache columns as the longest row needs in the next chunk, where that width is
-        compiled in."""
+    def _fit_width(self, longest: int) -> None:
+        """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
+        that are compiled in; fewer than before, too."""
         width = next(size for size in self.shapes.widths if size >= longest)
         if width != self.width:
             self.width = width
@@ -408,8 +408,8 @@ class _Session:
         values = tuple(resize(x, ring, width, axis=programs.VALUE_COLUMNS) for x in cache.values)
         return Cache(keys, values, column, width)
 
-    def _stop_codes(self) -> jax.Array:
-        """Put this process's stop_code on its devices: see `processes.stop_code`."""
+    def _interrupt_codes(self) -> jax.Array:
+        """Put on this process's devices whether it was told to stop: see `processes.stop_code`."""
         where = meshes.sharding(self.mesh, ("devices",), (self.mesh.size,))
         mine = np.full(self.mesh.size, processes.stop_code(), np.int32)
         return meshes.put(mine, where)
@@ -418,10 +418,10 @@ class _Session:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
         complete."""
         # The only wait for the device: what is on all devices is small, and says what to read.
-        counts, stopped, stop_code = jax.device_get(emitted[3:])
+        counts, stopped, interrupt_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
-        processes.raise_if_stopped(int(stop_code))
-        self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
+        processes.raise_if_stopped(int(interrupt_code))
+        self.sampler.usage.row_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string

@@ -42,14 +42,14 @@ class Rows(Generic[Held]):
     """The sampler's record of each row, besides its cache: numpy arrays where the host fills them
     in.
 
-    keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole
+    random_keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole
     sequence.
     generated: int32 [S], tokens so far; remaining: int32 [S], how many more may come, 0 for a row
     at rest.
     temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
     """
 
-    keys: Held
+    random_keys: Held
     position: Held
     remaining: Held
     temperature: Held
@@ -63,8 +63,11 @@ class Rows(Generic[Held]):
         """Return rows without a sample."""
         position, remaining, top_k, generated = np.zeros((4, rows), np.int32)
         temperature, top_p = np.ones((2, rows), np.float32)
-        keys, stop_ids = np.zeros((rows, 2), np.uint32), np.full((rows, stops), -1, np.int32)
-        return Rows(keys, position, remaining, temperature, top_k, top_p, stop_ids, generated)
+        random_keys = np.zeros((rows, 2), np.uint32)
+        stop_ids = np.full((rows, stops), -1, np.int32)
+        return Rows(
+            random_keys, position, remaining, temperature, top_k, top_p, stop_ids, generated
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -96,8 +99,8 @@ class Emitted(NamedTuple):
     """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are
     the row's.
 
-    stopped: bool [S], a stop token was drawn. stop_code: int32 scalar, the largest of all
-    processes'. The last three are on every device.
+    stopped: bool [S], a stop token was drawn. interrupt_code: int32 scalar, the largest of
+    all processes'. The last three are on every device.
     """
 
     tokens: Array
@@ -105,7 +108,7 @@ class Emitted(NamedTuple):
     entropies: Array
     counts: Array
     stopped: Array
-    stop_code: Array
+    interrupt_code: Array
 
 
 @dataclass(frozen=True)
@@ -355,7 +358,7 @@ def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
 def decode_chunk(
     params: Decoder,
     state: State,
-    stop_codes: Array,
+    interrupt_codes: Array,
     *,
     chunk: int,
     filtered: bool,
@@ -366,7 +369,8 @@ def decode_chunk(
 ) -> tuple[State, Emitted]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
-    stop_codes: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
+    interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
+    reaches all processes this way.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
@@ -374,7 +378,7 @@ def decode_chunk(
     floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
     emitted = Emitted(
-        floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(stop_codes)
+        floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(interrupt_codes)
     )
 
     def running(carry: tuple[Array, State, Emitted]) -> Array:
@@ -427,7 +431,7 @@ def _draw_next(state: State, head: Array, place: Callable[..., Array], filtered:
     logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
     logits = place(place(logits, "rows", "vocab"), "all_rows", None)
     rows = state.rows
-    settings = rows.keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
+    settings = rows.random_keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
     return draw(logits, *settings, filtered=filtered)
 
 

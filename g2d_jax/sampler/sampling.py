@@ -94,15 +94,15 @@ def _threshold(ranks: Array, weights: Array, target: Array, bits: int) -> Array:
     return jax.lax.fori_loop(0, steps, narrow, jnp.zeros((ranks.shape[0], 1), jnp.uint32))
 
 
-def uniforms(keys: Array, positions: Array) -> Array:
-    """Draw two uniforms in [0, 1) a row, float32 [B, 2] from key data uint32 [B, 2] and positions
-    int32 [B]."""
+def uniforms(keys: Array, numbers: Array) -> Array:
+    """Draw two uniforms in [0, 1) a row, float32 [B, 2] from key data uint32 [B, 2] and the numbers
+    int32 [B] of the tokens in their responses."""
 
-    def row_uniforms(data: Array, position: Array) -> Array:
+    def row_uniforms(data: Array, number: Array) -> Array:
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
-        return jax.random.uniform(jax.random.fold_in(key, position), (2,))
+        return jax.random.uniform(jax.random.fold_in(key, number), (2,))
 
-    return jax.vmap(row_uniforms)(keys, positions)
+    return jax.vmap(row_uniforms)(keys, numbers)
 
 
 def first_above(masses: Array, uniform: Array) -> Array:
@@ -140,7 +140,7 @@ def inverse_cdf(probs: Array, uniform: Array) -> Array:
 def draw(
     logits: Array,
     keys: Array,
-    positions: Array,
+    numbers: Array,
     temperature: Array,
     top_k: Array,
     top_p: Array,
@@ -150,8 +150,8 @@ def draw(
     """Sample one token a row from logits float32 [B, V].
 
     temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the
-    filters, where no row uses top_k or top_p. The noise of a row depends on its key and response
-    position alone.
+    filters, where no row uses top_k or top_p. The noise of a row depends alone on its key and on
+    which token of its response this is, `numbers`, counted from 0.
     """
     greedy = temperature <= 0.0
     scaled = transform_logits(logits, jnp.where(greedy, 1.0, temperature)[:, None])
@@ -161,7 +161,7 @@ def draw(
     probs = jnp.exp(logprobs)
     # A uniform of 0 draws the first of the highest, which a CPU has sooner so than by argmax.
     masses = jnp.where(greedy[:, None] & (scaled < scaled.max(axis=-1, keepdims=True)), 0.0, probs)
-    token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, positions)))
+    token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, numbers)))
     entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
     # Logits that are not finite are to be seen in greedy rows too.

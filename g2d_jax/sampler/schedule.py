@@ -63,8 +63,8 @@ class Schedule:
     def __init__(
         self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int
     ) -> None:
-        # Of one prompt, in one shard: several prefill a prompt of many samples, or one would be busy
-        # when the others are done.
+        # most: samples of one prompt in one shard. A prompt with more is prefilled in several, or one
+        # shard would be busy after the others.
         samples = sum(request.num_samples for request in requests)
         most = -(-samples // shards)
         self._waiting: deque[tuple[Request, range]] = deque()

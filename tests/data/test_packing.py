@@ -216,3 +216,20 @@ def test_errors(groups, message):
 
 def test_a_row_is_filled_to_its_last_column():
     assert pack(make([(4, [8]), (5, [7])]), row_length=24, microbatch_rows=1).count == 1
+
+
+def test_responses_beyond_the_segments_of_a_prompt_are_not_taken_for_the_next_one():
+    """Where they need not share a row the prompt is repeated; where they have to it is refused."""
+    slots = 2 * SEGMENT_STRIDE
+    for count in (SEGMENT_STRIDE - 1, SEGMENT_STRIDE):
+        prompts = [(2, [1] * count), (2, [1])]
+        groups = make(prompts)
+        packed = pack(groups, row_length=4096, microbatch_rows=1, max_responses_per_row=slots)
+        check(groups, packed, slots)
+
+    whole = make([(2, [1] * (SEGMENT_STRIDE - 1)), (2, [1])], keep_together=True)
+    packed = pack(whole, row_length=4096, microbatch_rows=1, max_responses_per_row=slots)
+    check(whole, packed, slots)
+    beyond = make([(2, [1] * SEGMENT_STRIDE)], keep_together=True)
+    with pytest.raises(ValueError, match="1023 responses of a prompt at most: lower num_generat"):
+        pack(beyond, row_length=4096, microbatch_rows=1, max_responses_per_row=slots)

@@ -271,7 +271,7 @@ def test_usage(base):
     rollouts, usage = base
     assert usage.prefilled == sum(length for length, *_ in TABLE)  # once per prompt, not per sample
     assert usage.generated == sum(len(r.token_ids) for r in rollouts)
-    assert usage.slot_steps >= usage.generated and usage.seconds > 0
+    assert usage.row_steps >= usage.generated and usage.seconds > 0
 
 
 def sizes(sampler):
@@ -378,7 +378,7 @@ def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
     ]
     found = run(sampler, model, requests)
     assert len(found) == 12 and {r.stop_reason for r in found} == {"stop"}
-    assert sampler.usage.slot_steps <= 2 * sum(len(r.token_ids) + 4 for r in found)
+    assert sampler.usage.row_steps <= 2 * sum(len(r.token_ids) + 4 for r in found)
 
 
 def test_log_probs_of_a_response_that_a_string_ended_are_the_trainers(model):
