@@ -52,7 +52,7 @@ def run(
     absolute, as it is.
     reward: a function with TRL's signature in place of reward.function. objectives: for a stage's
     name, the function that makes its loss (see training/objectives.py; its sums must count
-    "tokens", or "pairs" in an offline stage).
+    "tokens", or "pairs" in a stage that trains on pairs: offline, and online with a DPO loss).
     until: stop after this stage. Raises ValueError when the work directory was made with other
     identity settings, reward or losses, or is in use, and StopRun when a stage finds that going on
     is useless.

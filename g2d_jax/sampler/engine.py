@@ -70,7 +70,7 @@ class Usage:
 
 class Engine(Protocol):
     """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
-    same arguments.
+    same arguments. (`config.Engine` is the settings that choose between them.)
 
     to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights
     as in `Sampler`.

@@ -30,6 +30,8 @@ WATCHED = (
 )
 """Metrics of an online update, or of a probe, that the rules read."""
 
+Drawn = Literal["problems", "examples"]
+
 WINDOW = 5  # steps at either end whose medians are compared
 PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
@@ -45,9 +47,13 @@ CUT = 0.5  # share of responses cut at the limit that is too much from the start
 UNGRADED = 0.2  # share of responses that no one could grade
 SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
 MIXED = 0.1  # the same share of the prompts that pairs are made of
-VISITS = {"online": 50, "sft": 20}
-"""Kind of stage -> times that it draws each of its problems or examples above which these are too
-few. Rewards stand more repetition than demonstrations, which are learned by heart."""
+BATCHES: Mapping[Drawn, tuple[str, int]] = {
+    "problems": ("prompts_per_step", 50),
+    "examples": ("batch_size", 20),
+}
+"""What a stage draws -> the setting that says how many a step, and the times that each is drawn
+above which they are too few. Rewards stand more repetition than demonstrations, which are learned
+by heart."""
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
 STEPS = 20  # of an online stage: the fewest whose rewards a line is fitted to
 HALFWAY = 100  # steps of an online stage from which on this is done halfway, too
@@ -180,14 +186,12 @@ def position_alerts(
 # Rules
 
 
-def too_few_problems(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
+def too_few_problems(what: Drawn, count: int, batch: int, steps: int) -> list[Alert]:
     """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each
     step from."""
-    what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[
-        kind
-    ]
+    size, most_visits = BATCHES[what]
     visits = steps * batch / count
-    if not steps or (count >= batch and visits <= VISITS[kind]):
+    if not steps or (count >= batch and visits <= most_visits):
         return []
     text = (
         f"{count} {what} for {steps} steps of {batch}: each is drawn {visits:.0f} "

@@ -115,7 +115,7 @@ def _alerts_of_inputs(
     """Return what may be wrong with the number of problems, the dump, and the lengths of
     responses."""
     problems = len(session.problems.train)
-    too_few = alerts.too_few_problems("online", problems, stage.prompts_per_step, stage.steps)
+    too_few = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
     if external is None:
         return [*too_few, *alerts.position_alerts(session, stage.sampling)]
     unweighed = alerts.unweighed(external.without_logprobs, external.rows)

@@ -36,7 +36,7 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     with open_trainer(training) as trainer:
         alerts.report(
             trainer,
-            alerts.too_few_problems("sft", len(demonstrations), stage.batch_size, stage.steps),
+            alerts.too_few_problems("examples", len(demonstrations), stage.batch_size, stage.steps),
         )
         alerts.report(trainer, alerts.position_alerts(session, pairs=demonstrations))
         while trainer.meet_before_update():
@@ -52,7 +52,7 @@ def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
     for them."""
     encoded, _ = examples(session, name, stage)
     row_length(session, stage, encoded)
-    scarce = alerts.too_few_problems("sft", len(encoded), stage.batch_size, stage.steps)
+    scarce = alerts.too_few_problems("examples", len(encoded), stage.batch_size, stage.steps)
     return [*scarce, *alerts.position_alerts(session, pairs=encoded)]
 
 

@@ -186,20 +186,20 @@ def test_remedies_are_those_not_taken_yet(changes, cause, expected):
     ("arguments", "expected"),
     [
         (
-            ("online", 3, 8, 30),
+            ("problems", 3, 8, 30),
             "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step.",
         ),
-        (("online", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
+        (("problems", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
         (
-            ("online", 100, 32, 200),
+            ("problems", 100, 32, 200),
             "each is drawn 64 times. To try: more problems, a smaller prompts_per_step",
         ),
-        (("online", 20_000, 32, 160), ""),
+        (("problems", 20_000, 32, 160), ""),
         (
-            ("sft", 64, 64, 21),
+            ("examples", 64, 64, 21),
             "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a",
         ),
-        (("sft", 128_000, 64, 2000), ""),
+        (("examples", 128_000, 64, 2000), ""),
     ],
 )
 def test_too_little_data_for_a_stage(arguments, expected):
