@@ -9,6 +9,7 @@ from typing import Any
 
 from g2d_jax.config import STAGES
 from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.section import Place
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
@@ -144,7 +145,10 @@ def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int |
     if stage["kind"] == "best_checkpoint" and stage["steps"]:
         policy = f"{policy}@{max(stage['steps'])}"
     _reach_policy(policy, stages, reached)
-    for other in (stage.get("preferences", ""), stage.get("rollouts", "")):
+    for field, hint in STAGES[stage["kind"]].hints().items():
+        if hint.place not in (Place("rollouts"), Place("preferences")):
+            continue
+        other = stage.get(field, "")
         if stages.get(other, {}).get("kind") == "collect":  # else a file, or "sample" or "archive"
             _reach(other, None, stages, reached)
 

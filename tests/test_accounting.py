@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
+from g2d_jax import accounting
 from g2d_jax.accounting import MEASURES, cost, cost_of
+from g2d_jax.config.section import Rollouts
+from g2d_jax.config.stages import stage as kinds
+from g2d_jax.config.stages.stage import TrainingStage
 
 STAGES: dict[str, dict[str, Any]] = {
     "sft": {"kind": "sft", "policy": "init"},
@@ -45,6 +49,22 @@ def test_a_record_by_measure() -> None:
     found = cost(record(2), price_per_device_hour=9.0)
     assert found == {**tokens, "flops": 200, **times, "price": pytest.approx(0.04)}
     assert tuple(found) == MEASURES and "price" not in cost(record(2))
+
+
+def test_a_collect_stage_counts_whatever_field_of_another_kind_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Learning(TrainingStage):  # without a kind, for that would register it for good
+        answers: Rollouts = "collect"
+        stream: str = "pool"  # a name of another sort
+
+    monkeypatch.setitem(kinds.STAGES, "learning", Learning)
+    monkeypatch.setattr(accounting, "POLICIES", (*accounting.POLICIES, "learning"))
+    learning = {"kind": "learning", "policy": "sft", "answers": "collect", "stream": "pool"}
+    manifests = {**MANIFESTS, "mine": record(7)}
+    for answers, seconds in (("collect", 7 + 3 + 10), ("a/dump", 7)):
+        stages = {**STAGES, "mine": {**learning, "answers": answers}}
+        assert cost_of("mine", stages, manifests)["seconds"] == seconds
 
 
 @pytest.mark.parametrize(

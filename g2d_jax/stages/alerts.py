@@ -422,7 +422,7 @@ def remedies(cause: str, stage: Online | Offline) -> list[str]:
     already; never empty.
 
     Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and
-    7), a larger epsilon sudden divergence of DPO (section 5.1); long intervals raise the risk
+    7), a larger epsilon sudden divergence of DPO (section 5.1); long windows raise the risk
     (section 4.2). Its entropy term did not hold entropy in every run (figure 6).
     """
     changes = []
