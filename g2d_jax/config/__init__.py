@@ -27,6 +27,7 @@ from g2d_jax.config.machine import (
     Logging,
     Mesh,
     Remat,
+    RematSetting,
     Window,
 )
 from g2d_jax.config.model import Lora, Model, Tokenizer

@@ -20,7 +20,8 @@ from g2d_jax.config.section import (
     Timeout,
 )
 
-Remat = Literal["none", "full", "attention"]
+Remat = Literal["none", "dots", "attention", "full"]
+RematSetting = Literal["auto", Remat]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
 
@@ -39,7 +40,7 @@ class Compute(Section):
     row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
     # tokens of one forward and backward pass, over all devices
     microbatch_tokens: Positive = 16_384
-    remat: Remat = "attention"  # what the backward pass recomputes
+    remat: RematSetting = "auto"  # what the backward pass recomputes; "auto" goes by the platform
     # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
     attention: AttentionSetting = "auto"
     # "pallas": models/decode_kernel.py, for TPU; compiled only, not run

@@ -14,8 +14,9 @@ N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax.losses.reduction import Number
+from g2d_jax.matmul import CPU, PLAIN, Products, products_on
 from g2d_jax.mesh import RULES, spec
 
 CHUNK = 1024
@@ -34,6 +36,11 @@ LOGITS = 2**27
 CPU_CHUNK = 256
 """Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on
 average."""
+
+
+CPU_LOGITS = 2**28
+"""Logits of a micro-batch that a CPU keeps for the backward pass at most: 1 GiB. A quarter of the
+head's work is computing them again."""
 
 
 def chunk_of(words: int, platform: str) -> int:
@@ -121,11 +128,17 @@ def _positive(temperature: Number) -> Array:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The static settings of a program. parts: the mesh axes that the given head is a part over,
-    inside `shard_map`, each with the head's dimension that it splits."""
+    """The static settings of a program.
+
+    keep_logits: from the forward pass to the backward one, [N, V], in place of computing them
+    again. parts: the mesh axes that the given head is a part over, inside `shard_map`, each with
+    the head's dimension that it splits.
+    """
 
     chunk: int
     with_entropy: bool
+    keep_logits: bool = False
+    products: Products = PLAIN
     parts: tuple[tuple[str, int], ...] = ()
 
 
@@ -138,7 +151,8 @@ def _chunked(
     temperature: Array,
     settings: _Settings,
 ) -> tuple[Array, Array]:
-    return _forward(hidden, head, targets, counted, temperature, settings)[0]
+    once = replace(settings, keep_logits=False)  # nobody asks for gradients
+    return _forward(hidden, head, targets, counted, temperature, once)[0]
 
 
 def _forward(
@@ -149,16 +163,20 @@ def _forward(
     temperature: Array,
     settings: _Settings,
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    """Return ((logprobs, entropies), residuals): the inputs, the whole head and two numbers per
-    token."""
+    """Return ((logprobs, entropies), residuals): the inputs, the whole head, two numbers per token,
+    and the logits of each chunk where they are kept."""
     cast_head = head.astype(hidden.dtype)
     for axis, dimension in settings.parts:
         cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
+    cast_head = settings.products.by_rows(cast_head)
     chunks, count = _chunks(counted, settings.chunk)
 
-    def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def add(number: Array, carry: tuple[tuple[Array, ...], Array]) -> Any:
+        numbers, kept = carry
         at = chunks[number]
-        logits = _logits(_take_rows(hidden, at), cast_head, temperature)
+        logits = _logits(_take_rows(hidden, at), cast_head, temperature, settings)
+        if settings.keep_logits:
+            kept = kept.at[number].set(logits)
         is_target = _one_hot(_take_rows(targets, at), logits)
         target_logits = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
@@ -171,13 +189,17 @@ def _forward(
         if settings.with_entropy:
             entropies = jnp.log(total) - jnp.sum(exponentials * shifted, axis=-1) / total
         results = (target_logits - log_z, log_z, entropies)
-        return tuple(x.at[at].set(y, mode="drop") for x, y in zip(carry, results, strict=True))
+        written = (x.at[at].set(y, mode="drop") for x, y in zip(numbers, results, strict=True))
+        return tuple(written), kept
 
     blank = jnp.zeros(targets.shape, jnp.float32)
-    logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
+    # Not filled with zeros: only what is written is read, and on a CPU takes memory.
+    size = (*chunks.shape, cast_head.shape[1]) if settings.keep_logits else (0,)
+    start = (blank, blank, blank), jax.lax.empty(size, jnp.float32)
+    (logprobs, log_z, entropies), kept = jax.lax.fori_loop(0, count, add, start)
     unknown = counted & ((targets < 0) | (targets >= cast_head.shape[1]))
     logprobs = jnp.where(unknown, jnp.nan, logprobs)
-    residuals = hidden, head, cast_head, targets, counted, temperature, log_z, entropies
+    residuals = hidden, head, cast_head, targets, counted, temperature, log_z, entropies, kept
     return (logprobs, entropies), residuals
 
 
@@ -186,27 +208,27 @@ def _backward(
 ) -> tuple[Array, Array, None, None, None]:
     """Return the gradients of hidden and head. With p the softmax: d logprob / d logit = one_hot -
     p, and d entropy / d logit = -p * (log p + entropy)."""
-    hidden, head, cast_head, targets, counted, temperature, log_z, entropies = residuals
+    hidden, head, cast_head, targets, counted, temperature, log_z, entropies, kept = residuals
     chunks, count = _chunks(counted, settings.chunk)
+    multiply, by_rows = settings.products
+    transposed_head = by_rows(cast_head.T)
 
     def add(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         at = chunks[number]
         hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = (
             _take_rows(x, at) for x in (hidden, targets, log_z, entropies, *grads)
         )
-        logps = _logits(hidden_c, cast_head, temperature) - log_z_c[:, None]
+        chunk = hidden_c, cast_head, temperature, settings
+        logits = kept[number] if settings.keep_logits else _logits(*chunk)
+        logps = logits - log_z_c[:, None]
         p = jnp.exp(logps)
         grad = logprob_grad[:, None] * (_one_hot(targets_c, logps).astype(jnp.float32) - p)
         if settings.with_entropy:
             grad -= entropy_grad[:, None] * p * (logps + entropies_c[:, None])
         # Products in the model's own type, as in the forward pass; sums in float32.
         grad = (grad / temperature).astype(hidden.dtype)
-        to_head = jax.lax.dot_general(
-            hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-        )
-        to_hidden = jax.lax.dot_general(
-            grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
+        to_head = multiply(by_rows(hidden_c.T), grad, preferred_element_type=jnp.float32)
+        to_hidden = multiply(grad, transposed_head, preferred_element_type=jnp.float32)
         return carry[0] + to_head, carry[1].at[at].set(to_hidden.astype(hidden.dtype), mode="drop")
 
     start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
@@ -257,9 +279,9 @@ def _scattered(block: Array, axis: str, dimension: int) -> Array:
 _chunked.defvjp(_forward, _backward)
 
 
-def _logits(hidden: Array, head: Array, temperature: Array) -> Array:
+def _logits(hidden: Array, head: Array, temperature: Array, settings: _Settings) -> Array:
     """Multiply [C, D] x [D, V] -> [C, V] float32, and divide by the temperature."""
-    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    logits = settings.products.multiply(hidden, head, preferred_element_type=jnp.float32)
     return transform_logits(logits, temperature)
 
 
@@ -312,9 +334,13 @@ def sharded_token_logprobs(
     _check(hidden, head, targets, chunk)
     head_spec = spec(mesh, ("embed", "vocab"), head.shape)
     parts = tuple((axis, dimension) for dimension, axis in enumerate(head_spec) if axis)
-    settings = _Settings(chunk, with_entropy, parts)
+    products = products_on(mesh)
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
+    ways = math.prod(mesh.shape[axis] for axis in jax.tree.leaves(tuple(tokens)))
+    logits = targets.size // ways * head.shape[1]
+    keep = products is CPU and logits <= CPU_LOGITS
+    settings = _Settings(chunk, with_entropy, keep, products, parts)
 
     def local(
         hidden: Array,

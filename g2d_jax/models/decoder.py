@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
+from g2d_jax.matmul import products_on
 from g2d_jax.models import quantise
 from g2d_jax.models.attention import (
     SAVED,
@@ -37,7 +39,11 @@ from g2d_jax.models.attention import (
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
+from g2d_jax.models.linear import Multiply, linear, quantised, wide_linear
 from g2d_jax.models.table import Param, block_params, outer_params, params
+
+PRODUCT = "product"
+"""The name under which the results of linear layers are kept by remat "dots"."""
 
 Pair = tuple[Array, Array]
 """Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
@@ -207,61 +213,14 @@ def norm(c: ModelConfig, parameters: Parameters, name: str, x: Array) -> Array:
     return rms_norm(x, weight, c.rms_norm_eps, unit_offset=c.traits.unit_offset)
 
 
-def linear(x: Array, weight: Array, inputs: int = 1, dtype: Any = None) -> Array:
-    """Multiply x [B, T, *in] with weight [*in, *out] to [B, T, *out]; `inputs` input dimensions, in
-    dtype, or x's.
-
-    Written as one product of two matrices: XLA's CPU compiler runs the gradient of the same product
-    on three-dimensional arrays 3 times slower; on other devices it makes no difference.
-    """
-    size = math.prod(weight.shape[:inputs])
-    rows = x.reshape(-1, size)
-    product = jnp.matmul(rows, weight.reshape(size, -1), preferred_element_type=dtype)
-    return product.reshape(*x.shape[:2], *weight.shape[inputs:])
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def wide_linear(x: Array, weight: Array, inputs: int = 1) -> Array:
-    """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's
-    type."""
-    return linear(x, weight, inputs, jnp.float32)
-
-
-def _wide_forward(x: Array, weight: Array, inputs: int) -> tuple[Array, Pair]:
-    return wide_linear(x, weight, inputs), (x, weight)
-
-
-def _wide_backward(inputs: int, saved: Pair, gradient: Array) -> Pair:
-    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *saved)
-    return pull(gradient.astype(saved[0].dtype))  # type: ignore[return-value]
-
-
-wide_linear.defvjp(_wide_forward, _wide_backward)
-
-
-def quantised(product: Callable[..., Array]) -> Callable[..., Array]:
-    """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight
-    again from its codes, whatever the remat policy: it is never kept, and scanned layers have that
-    of one at a time."""
-
-    def decoding(x: Array, weight: Any, inputs: int) -> Array:
-        if weight.qtype != "int8":
-            return product(x, quantise.decode(weight, x.dtype), inputs)
-        # One scale an output is one of the product, and codes are exact in x's type: a GPU's
-        # product reads them itself.
-        y = product(x, weight.qvalue.astype(x.dtype), inputs)
-        return (y * weight.scale.reshape(1, 1, *weight.shape[inputs:])).astype(y.dtype)
-
-    return jax.checkpoint(decoding, prevent_cse=False, static_argnums=2)
-
-
 def project(
     c: ModelConfig,
     block: Block,
+    dropout: Dropout | None,
+    multiply: Multiply,
     name: str,
     x: Array,
     inputs: int = 1,
-    dropout: Dropout | None = None,
 ) -> Array:
     """Apply the linear layer `name`, with its adapter and its bias if it has them.
 
@@ -270,29 +229,28 @@ def project(
     """
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
-    product = wide_linear if adapted else linear
+    product: Callable[..., Array] = partial(
+        wide_linear if adapted else linear, multiply=multiply
+    )
     if quantise.is_quantised(weight):
         product = quantised(product)
     y = product(x, weight, inputs)
     if c.lora and adapted:
         kept = x if dropout is None else dropout(name, x)
-        low = linear(kept, getattr(block, f"{name}_a")[...], inputs)
-        y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
+        low = linear(kept, getattr(block, f"{name}_a")[...], inputs, multiply=multiply)
+        high = wide_linear(low, getattr(block, f"{name}_b")[...], multiply=multiply)
+        y = (y + c.lora.scale * high).astype(x.dtype)
     if hasattr(block, f"{name}_bias"):
-        return y + getattr(block, f"{name}_bias")[...][None, None]
-    return y
+        y = y + getattr(block, f"{name}_bias")[...][None, None]
+    return checkpoint_name(y, PRODUCT)
 
 
 def project_qkv(
-    c: ModelConfig,
-    block: Block,
-    x: Array,
-    rope: Pair,
-    dropout: Dropout | None = None,
+    c: ModelConfig, block: Block, x: Array, rope: Pair, projected: Callable[..., Array]
 ) -> tuple[Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
-    rotated."""
-    q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
+    rotated. projected: `project` of this block, of a name and x."""
+    q, k, v = (projected(name, x) for name in ("q", "k", "v"))
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
     if (
         c.query_pre_attn_scalar and c.query_pre_attn_scalar != c.head_dim
@@ -301,15 +259,11 @@ def project_qkv(
     return rotate(q, rope), rotate(k, rope), v
 
 
-def mlp(c: ModelConfig, block: Block, x: Array, dropout: Dropout | None = None) -> Array:
-    """Apply the gated feed-forward layer and add its residual."""
+def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array]) -> Array:
+    """Apply the gated feed-forward layer and add its residual. projected: as in `project_qkv`."""
     y = norm(c, block, "mlp_norm", x)
-    gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(
-        project(c, block, "gate", y, dropout=dropout)
-    )
-    y = project(
-        c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout
-    )
+    gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(projected("gate", y))
+    y = projected("down", gate * projected("up", y))
     return x + norm(c, block, "mlp_post_norm", y)
 
 
@@ -342,27 +296,31 @@ def apply_block(
     x: Array,
     rope: Pair,
     attention: Callable[[Array, Array, Array], tuple[Array, Any]],
+    multiply: Multiply,
     dropout: Dropout | None = None,
 ) -> tuple[Array, Any]:
     """Apply one layer. attention: of queries, keys and values; it returns its output, and what of
-    them is kept. Returns x, and the same."""
+    them is kept. multiply: of
+    `products_on`. Returns x, and what attention keeps."""
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
         block,
         is_leaf=quantise.is_quantised,
     )
-    qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
+    projected = partial(project, c, block, dropout, multiply)
+    qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, projected)
     mixed, kept = attention(*qkv)
-    y = project(c, block, "o", mixed, inputs=2, dropout=dropout)
-    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), kept
+    y = projected("o", mixed, inputs=2)
+    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), projected), kept
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
     """Recompute a layer in the backward pass: "full" saves its input only, "attention" also
-    attention's output."""
+    attention's output, "dots" also those of the linear layers."""
     if remat == "none":
         return fn
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED) if remat == "attention" else None
+    names = {"full": (), "attention": (SAVED,), "dots": (SAVED, PRODUCT)}[remat]
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(fn, prevent_cse=False, policy=policy)
 
 
@@ -389,6 +347,7 @@ def forward(
     in training; None: none is dropped.
     """
     c = model.config
+    multiply = products_on(mesh).multiply
     place = partial(lay_out, mesh)
     x = place(embedded(model, tokens, dtype, mesh), "rows", None, None)
     ropes = rotary_tables(c, positions)
@@ -405,7 +364,7 @@ def forward(
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             return attention(q, k, v, ids), (k, v) if keep_kv else None
 
-        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), attend, dropped)
+        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), attend, multiply, dropped)
         return place(x, "rows", None, None), kv
 
     layer = rematerialise(layer, remat)
@@ -466,6 +425,7 @@ def decode(
     attention alone has its rows split by it.
     """
     c = model.config
+    multiply = products_on(mesh).multiply
     place = partial(lay_out, mesh)
     x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
     positions = place(positions, "rows")
@@ -483,7 +443,7 @@ def decode(
             mixed = read(place(q, "rows", None, "heads", None), kept, number, reached(number))
             return place(mixed, "replica_rows", None, "heads", None), kept
 
-        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend)
+        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend, multiply)
         return place(x, "replica_rows", None, "embed"), kept
 
     if isinstance(model.blocks, Block):

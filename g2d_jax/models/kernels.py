@@ -42,7 +42,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import AttentionSetting, DecodeKernel
+from g2d_jax.config import AttentionSetting, DecodeKernel, Remat, RematSetting
 from g2d_jax.models.attention import CPU_BLOCK, SAVED, Segments, Windowed, packed_attention, visible
 
 Kernel = Literal["xla", "splash", "cudnn"]
@@ -127,6 +127,14 @@ def check_decode(kernel: DecodeKernel, platform: str) -> None:
             "compute.decode_attention is 'pallas', but that kernel needs a TPU and these devices "
             f"are {platform!r}: run there, or set it to xla"
         )
+
+
+def remat_for(setting: RematSetting, mesh: Mesh) -> Remat:
+    """Choose what the backward pass recomputes. "auto": on a CPU, whose micro-batches are small,
+    what linear layers give is kept; elsewhere attention's output alone."""
+    if setting != "auto":
+        return setting
+    return "dots" if platform_of(mesh) == "cpu" else "attention"
 
 
 def platform_of(mesh: Mesh) -> str:

@@ -52,7 +52,7 @@ def choices(config: Config, topology: Topology) -> list[Config]:
     tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
 
     def cost(choice: Config) -> tuple[float, int]:
-        again = {"none": 3.0, "attention": 3.9, "full": 4.0}[choice.compute.remat]
+        again = {"none": 3.0, "dots": 3.05, "attention": 3.9, "full": 4.0}[choice.compute.remat]
         tensor = choice.mesh.tensor
         return again * (1 + 0.15 * (tensor > 1) * tensor), -choice.compute.microbatch_tokens
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -44,7 +44,8 @@ from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
-"""Fewest rows that keep a CPU's arithmetic busy."""
+"""Fewest rows that keep a CPU's arithmetic busy; twice as many do it better where responses are so
+short that hardly a row waits for others."""
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
@@ -185,7 +186,9 @@ class Sampler:
         is_cpu = self.platform == "cpu"
         rows = min(most_rows or self.max_num_seqs, _power(samples))
         if is_cpu:
-            rows = min(rows, max(_power(samples) // 4, MIN_ROWS))
+            are_short = max(p.max_new_tokens for p in params) <= 2 * self.chunk
+            least = 2 * MIN_ROWS if are_short else MIN_ROWS
+            rows = min(rows, max(_power(samples) // 4, least))
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
@@ -214,7 +217,7 @@ class Sampler:
         def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
             return x.update(sharding=meshes.sharding(self.mesh, axes, x.shape))
 
-        make = partial(programs.empty, self.config, shapes, stacked=self.stacked, dtype=self.dtype)
+        make = partial(_empty(self.config, self.mesh, self.dtype), shapes=shapes)
         return programs.lay_out_tree(jax.eval_shape(make), place)
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
@@ -501,6 +504,17 @@ def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jit
     return Jitted(view, out_shardings=layout(config, mesh))
 
 
+def _empty(
+    config: ModelConfig, mesh: Mesh, dtype: jnp.dtype
+) -> Callable[..., tuple[State, Prompts]]:
+    """Return `programs.empty` for the mesh's devices."""
+    platform = platform_of(mesh)
+    # To write a column of bfloat16, XLA's CPU compiler makes the whole array float32 and back.
+    cache_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
+    stacked = platform == "tpu"
+    return partial(programs.empty, config, stacked=stacked, dtype=dtype, cache_dtype=cache_dtype)
+
+
 def _jitted(
     config: ModelConfig,
     mesh: Mesh,
@@ -511,7 +525,7 @@ def _jitted(
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
-    empty = partial(programs.empty, config, stacked=platform_of(mesh) == "tpu", **common)
+    empty = partial(_empty(config, mesh, dtype), mesh=mesh)
     decode = partial(programs.decode_chunk, chunk=chunk, kernel=decode_kernel, **common)
     return {
         "empty": Jitted(empty, static_argnames="shapes"),

@@ -24,6 +24,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax.matmul import products_on
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
@@ -152,6 +153,7 @@ def empty(
     *,
     stacked: bool,
     dtype: jnp.dtype,
+    cache_dtype: jnp.dtype,
     mesh: Mesh | None = None,
 ) -> tuple[State, Prompts]:
     """Make a state with all rows at rest, and prompts yet to be filled in.
@@ -165,9 +167,9 @@ def empty(
 
     def zeros(*shape: int) -> tuple[Array, ...]:
         if stacked:
-            return (jnp.zeros((layers, *shape), dtype),)
+            return (jnp.zeros((layers, *shape), cache_dtype),)
         # Each its own buffer: they are donated.
-        return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+        return tuple(jnp.zeros(shape, cache_dtype) for _ in range(layers))
 
     cache = Cache(
         keys=zeros(shapes.rows, heads, dim, width),
@@ -216,7 +218,7 @@ def prefill(
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
     def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
-        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
+        new = jnp.moveaxis(new, (-4, -3, -2, -1), order).astype(old.dtype)  # from [N, P', H, D]
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
@@ -374,7 +376,8 @@ def decode_chunk(
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
-    head = head_matrix(params, dtype)
+    multiply, by_rows = products_on(mesh)
+    head = by_rows(head_matrix(params, dtype))
     floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
     emitted = Emitted(
@@ -389,7 +392,7 @@ def decode_chunk(
         step, state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        drawn = _draw_next(state, head, place, filtered)
+        drawn = _draw_next(state, head, multiply, place, filtered)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
@@ -424,11 +427,17 @@ def decode_chunk(
     )
 
 
-def _draw_next(state: State, head: Array, place: Callable[..., Array], filtered: bool) -> Draw:
+def _draw_next(
+    state: State,
+    head: Array,
+    multiply: Callable[..., Array],
+    place: Callable[..., Array],
+    filtered: bool,
+) -> Draw:
     """Draw each row's next token from the hidden state of its last one."""
     # Each device multiplies its words, and draws for its rows from all words.
     hidden = place(state.hidden, "replica_rows", "embed")
-    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    logits = multiply(hidden, head, preferred_element_type=jnp.float32)
     logits = place(place(logits, "rows", "vocab"), "all_rows", None)
     rows = state.rows
     settings = rows.random_keys, rows.generated, rows.temperature, rows.top_k, rows.top_p

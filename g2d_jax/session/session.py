@@ -23,6 +23,7 @@ from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.kernels import remat_for
 from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.program_cache import CompileAhead, Programs
@@ -115,7 +116,7 @@ class Session:
         return Compute(
             self.mesh,
             jnp.dtype(self.config.dtype),
-            self.config.compute.remat,
+            remat_for(self.config.compute.remat, self.mesh),
             self.config.compute.attention,
         )
 

@@ -123,7 +123,7 @@ class Training:
         once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
         frozen = () if rest is None else (rest,)
         yield Program(name, "fresh state", self.begin, fixed(trained), once, resident=frozen)
-        remat = 1.0 if session.config.compute.remat == "none" else 4 / 3
+        remat = 1.0 if session.compute.remat in ("none", "dots") else 4 / 3
         flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
         moved = 2 * held[1] + packed.count * 3 * _weights(session)
         parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
@@ -239,14 +239,14 @@ def activation_bytes(session: Session, packed: Packed) -> int:
     _, rows, length = packed.arrays["tokens"].shape
     tokens = rows * length // meshes.row_ways(session.mesh)
     saved = saved_per_token(
-        session.model_config, session.config.compute.remat, session.mesh.shape["tensor"]
+        session.model_config, session.compute.remat, session.mesh.shape["tensor"]
     )
     return int(tokens * saved * session.compute.dtype.itemsize)
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
     """Count numbers that all layers save for each token: their input; "attention" its output too;
-    "none" all factors.
+    "dots" also what the linear layers give; "none" all factors.
 
     Without remat: both norms' results, queries, keys and values before and after rotation,
     attention's output, and three arrays of the feed-forward width.
@@ -258,6 +258,7 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
     each = {
         "full": e,
         "attention": e + width,
+        "dots": 2 * e + 2 * width + 2 * key_width + 2 * m / tensor,
         "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor,
     }[remat]
     return config.num_hidden_layers * each
