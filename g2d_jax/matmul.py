@@ -26,8 +26,11 @@ class Products(NamedTuple):
 
 
 def products_on(mesh: Mesh | None) -> Products:
-    """Return how the mesh's devices multiply; without a mesh, as JAX does."""
-    if mesh is None or mesh.devices.flat[0].platform != "cpu":
+    """Return how the mesh's devices multiply; without a mesh, as JAX does.
+
+    Several CPUs do too: XLA would gather what is laid out by rows on each of them.
+    """
+    if mesh is None or mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         return PLAIN
     return CPU
 

@@ -1,12 +1,12 @@
-"""Log-probabilities and entropies of tokens over a large vocabulary, without ever holding [N, V].
+"""Log-probabilities and entropies of tokens over a large vocabulary, without holding [N, V] logits.
 
 With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their
 gradient. So tokens are taken in chunks, forward and backward: each chunk's logits live only inside
-one step of a loop, and the backward pass computes them again. The loop ends with the last token
-that counts: prompts and padding are not multiplied. The backward pass is written by hand so that
-the gradient of the head is summed over chunks in float32 even when the head is bfloat16
-(differentiating the loop would sum it in the head's own type, and a loop as long as data has no
-gradient).
+one step of a loop, and the backward pass computes them again. A CPU, whose micro-batches are small,
+keeps them instead. The loop ends with the last token that counts: prompts and padding are not
+multiplied. The backward pass is written by hand so that the gradient of the head is summed over
+chunks in float32 even when the head is bfloat16 (differentiating the loop would sum it in the
+head's own type, and a loop as long as data has no gradient).
 
 N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 """
@@ -31,16 +31,12 @@ CHUNK = 1024
 """Tokens per chunk at most: enough to keep a matrix unit busy."""
 
 LOGITS = 2**27
-"""Logits of a chunk at most: half a GiB in float32, of which the backward pass holds three."""
+"""Logits of a chunk at most: half a GiB in float32, of which the backward pass holds three. So many
+of a whole micro-batch a CPU keeps for it: computing them again is a quarter of the head's work."""
 
 CPU_CHUNK = 256
 """Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on
 average."""
-
-
-CPU_LOGITS = 2**28
-"""Logits of a micro-batch that a CPU keeps for the backward pass at most: 1 GiB. A quarter of the
-head's work is computing them again."""
 
 
 def chunk_of(words: int, platform: str) -> int:
@@ -339,7 +335,7 @@ def sharded_token_logprobs(
     outputs = (tokens, tokens if with_entropy else None)
     ways = math.prod(mesh.shape[axis] for axis in jax.tree.leaves(tuple(tokens)))
     logits = targets.size // ways * head.shape[1]
-    keep = products is CPU and logits <= CPU_LOGITS
+    keep = products is CPU and logits <= LOGITS
     settings = _Settings(chunk, with_entropy, keep, products, parts)
 
     def local(

@@ -229,9 +229,7 @@ def project(
     """
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
-    product: Callable[..., Array] = partial(
-        wide_linear if adapted else linear, multiply=multiply
-    )
+    product: Callable[..., Array] = partial(wide_linear if adapted else linear, multiply=multiply)
     if quantise.is_quantised(weight):
         product = quantised(product)
     y = product(x, weight, inputs)

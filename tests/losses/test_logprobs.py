@@ -308,6 +308,37 @@ def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
             assert computation.startswith("ENTRY"), line
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_logits_that_are_kept_give_what_they_give_when_computed_again(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = make_mesh(devices=jax.devices()[:1])
+    hidden, head, targets = inputs(40)
+    counted = jnp.asarray(np.random.default_rng(2).random((2, 20)) < 0.6)
+    rows = hidden.astype(dtype).reshape(2, 20, D)
+
+    def gradients(most: int) -> tuple[list[jax.Array], str]:
+        monkeypatch.setattr("g2d_jax.losses.logprobs.LOGITS", most)
+
+        def results(hidden: jax.Array, head: jax.Array) -> Any:
+            settings: dict[str, Any] = {"mesh": mesh, "chunk": 7, "temperature": 0.7}
+            return sharded_token_logprobs(hidden, head, targets.reshape(2, 20), counted, **settings)
+
+        mix = jnp.asarray(np.random.default_rng(1).normal(size=(2, 40)), jnp.float32)
+        run = jax.jit(jax.grad(lambda *x: mixed(results(*x), mix), (0, 1)))
+        return list(run(rows, head)), run.lower(rows, head).as_text()
+
+    kept, with_logits = gradients(40 * V)
+    computed, without = gradients(40 * V - 1)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2**-7  # of what is rounded to the type
+    for one, two in zip(kept, computed, strict=True):
+        wide = one.astype(jnp.float32), two.astype(jnp.float32)
+        np.testing.assert_allclose(*wide, atol=tolerance, rtol=tolerance)
+    # Of chunks of 7 tokens, the 6 that may be needed are kept.
+    assert f"tensor<6x7x{V}xf32>" in with_logits
+    assert f"tensor<6x7x{V}xf32>" not in without
+
+
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs 2 (simulated) devices")
 def test_sharded_without_entropy_and_with_rows_that_do_not_divide() -> None:
     mesh = make_mesh(2, 1, 1, devices=jax.devices()[:2])

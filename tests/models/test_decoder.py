@@ -153,7 +153,7 @@ def test_decode_equals_the_full_forward(
     assert int(cache.column) == 2
 
 
-@pytest.mark.parametrize("remat", ["full", "attention"])
+@pytest.mark.parametrize("remat", ["full", "attention", "dots"])
 def test_remat_gives_equal_gradients(remat: decoder.Remat) -> None:
     model = noisy(decoder.init(CONFIGS["qwen3"], jax.random.key(0), std=0.2))
     tokens = random_tokens(16)[0][None]

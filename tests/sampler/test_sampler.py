@@ -107,9 +107,10 @@ def make_sampler(
     max_num_seqs: int = 8,
     chunk: int = 4,
     prefill_rows: int = 4,
+    dtype: jnp.dtype = jnp.float32,
 ):
     sizes = {"max_num_seqs": max_num_seqs, "chunk": chunk, "prefill_rows": prefill_rows}
-    return Sampler(CONFIG, mesh or one_device(), seed=SEED, **sizes)
+    return Sampler(CONFIG, mesh or one_device(), seed=SEED, dtype=dtype, **sizes)
 
 
 @pytest.fixture(scope="module")
@@ -486,6 +487,42 @@ def test_a_prefill_is_as_large_as_a_device_has_use_for():
         for length in (100, 4096, 9000)
     }
     assert prompts == {100: 32, 4096: 8, 9000: 4}, "on four parts of 8,192 tokens, or of a prompt"
+
+
+def test_short_responses_decode_in_twice_the_rows_on_a_cpu():
+    sampler = make_sampler(meshes.make_mesh(devices=jax.devices()[:1]), chunk=16, max_num_seqs=256)
+    rows = {
+        (samples, most): sampler.shapes(8, samples, [SamplingParams(most)], [40]).rows
+        for samples in (16, 64, 512)
+        for most in (32, 33)
+    }
+    assert rows == {
+        (16, 32): 16,
+        (16, 33): 16,
+        (64, 32): 64,
+        (64, 33): 32,
+        (512, 32): 128,
+        (512, 33): 128,
+    }
+
+
+def test_bfloat16_samples_have_the_log_probabilities_of_the_forward_pass(model):
+    """Keys and values lie in float32 on a CPU, where a column of bfloat16 costs the whole array."""
+    mesh = meshes.make_mesh(devices=jax.devices()[:1])
+    sampler = make_sampler(mesh, dtype=jnp.bfloat16)
+    requests = [dataclasses.replace(r, params=SamplingParams(12)) for r in REQUESTS[:4]]
+    state, _ = sampler.abstract(sampler.shapes(4, 4, [SamplingParams(12)], [40]))
+    assert {x.dtype for x in (*state.cache.keys, *state.cache.values)} == {jnp.dtype("float32")}
+    assert state.hidden.dtype == jnp.bfloat16
+    for rollout in run(sampler, model, requests):
+        tokens = np.concatenate([rollout.prompt_ids, rollout.token_ids])[None]
+        positions = np.arange(tokens.shape[1])[None]
+        ids = np.full_like(tokens, SEGMENT_STRIDE)
+        hidden, _ = decoder.forward(model, tokens, positions, ids, dtype=jnp.bfloat16, mesh=mesh)
+        logits = (hidden @ decoder.head_matrix(model, jnp.bfloat16)).astype(jnp.float32)
+        predicted = jax.nn.log_softmax(logits)[0, len(rollout.prompt_ids) - 1 : -1]
+        chosen = predicted[np.arange(len(rollout.token_ids)), rollout.token_ids]
+        np.testing.assert_allclose(rollout.logprobs, chosen, atol=0.05)
 
 
 def test_a_prompt_is_inserted_where_it_lies(model):
