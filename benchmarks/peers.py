@@ -8,9 +8,9 @@ CPU-second.
 --tunix, --trl: Pythons of environments that have these libraries; without one its column is left
 out. Every library has a process of its own, and in each round they take a step of the case in turn,
 so that what else the machine does falls on all. Cells: median of the rounds, with the lowest and
-highest; then the CPU-seconds of the first two steps, which compile. In sampling and GRPO sampled
-tokens are counted, in DPO those of both sides, each with its prompt. Models, cases and settings are
-in drivers/cases.py and the drivers beside it.
+highest; then the CPU-seconds of the first two steps, which compile, and the process's peak of
+memory. In sampling and GRPO sampled tokens are counted, in DPO those of both sides, each with its
+prompt. Models, cases and settings are in drivers/cases.py and the drivers beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks" / "drivers"))
 
-from cases import TABLES, WARM, Case, tiny  # noqa: E402
+from cases import FAMILIES, TABLES, WARM, Case, tiny  # noqa: E402
 
 PEERS = {"tunix": "google-tunix", "trl": "transformers, TRL"}
 ALONE = {
@@ -98,7 +98,7 @@ def start(name: str, case: Case, pythons: dict[str, str], number: int) -> dict[s
     drivers = {}
     for who, python in pythons.items():
         try:
-            if who != "tunix" or case.model != "qwen2":  # its driver builds Qwen3 alone
+            if who != "tunix" or case.model not in FAMILIES:  # its driver builds Qwen3 alone
                 drivers[who] = Driver(who, python, case, number)
         except RuntimeError as error:
             print(f"{who} fails at {name!r}: {error}", file=sys.stderr)
@@ -115,7 +115,10 @@ def row(
     rates = {who: [step["tokens"] / step["cpu"] for step in steps] for who, steps in found.items()}
     middle = {who: statistics.median(each) for who, each in rates.items()}
     cells = {
-        who: f"{middle[who]:,.0f} ({min(each):,.0f}–{max(each):,.0f}); {drivers[who].first:.0f}"
+        who: (
+            f"{middle[who]:,.0f} ({min(each):,.0f}–{max(each):,.0f}); {drivers[who].first:.0f}; "
+            f"{found[who][-1]['peak']:.1f} GB"
+        )
         for who, each in rates.items()
     }
     peers = [value for who, value in middle.items() if who != "ours"]

@@ -59,13 +59,6 @@ def estimates(session: Session) -> Iterator[Estimate]:
             continue
         fullest = max(programs, key=lambda program: _size(session, program))
         size = _size(session, fullest)
-        samplers = [program for program in programs if _samples(program)]
-        if samplers and "gradients" in fullest.work.parts:
-            # The sampler's weights and cache are small arrays: the allocator keeps their memory
-            # when they are done with, and the update's comes on top.
-            size += _view_bytes(session) + max(
-                program.work.parts["KV cache"] for program in samplers
-            )
         yield Estimate(name, fullest.name, int(PROCESS + here * size))
 
 

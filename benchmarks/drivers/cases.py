@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -33,13 +34,21 @@ QWEN2 = QWEN3 | {
     "head_dim": 64,
     "intermediate_size": 704,
 }
+SMOLLM2 = {
+    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+    "intermediate_size": 1536,
+}  # fmt: skip
 MODELS = {
     "qwen3": QWEN3,
     "qwen2": QWEN2,
+    "smollm2": SMOLLM2,
     "tiny": QWEN3
     | {"hidden_size": 32, "num_hidden_layers": 1, "head_dim": 4, "intermediate_size": 32},
 }
 """Shapes in Hugging Face's names, all float32 and with tied embeddings."""
+
+FAMILIES = {"qwen2": "qwen2", "smollm2": "llama"}
+"""The family of a shape's name, as transformers calls it; of the others it is qwen3."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ def tokens(data: list[tuple[list[int], list[list[int]]]]) -> int:
     return sum(len(prompt) + len(response) for prompt, responses in data for response in responses)
 
 
+OF_SMOLLM2: dict[str, Any] = {"model": "smollm2", "vocabulary": 49_152}
 TABLES = {
     "sampling": {
         "32 prompts of 64, 128 tokens each": Case("sampling", 32, 64, 128),
@@ -94,6 +104,9 @@ TABLES = {
         ),
         "4 prompts of 512, 8 x 128 tokens": Case("sampling", 4, 512, 128, samples=8),
         "Qwen2, 32 prompts of 32, 128 tokens each": Case("sampling", 32, 32, 128, model="qwen2"),
+        "SmolLM2-135M, 32 prompts of 57, 64 tokens each": Case(
+            "sampling", 32, 57, 64, **OF_SMOLLM2
+        ),
     },
     "dpo": {
         "8 pairs of 64 + 128": Case("dpo", 8, 64, 128, 2, reference=True),
@@ -102,11 +115,13 @@ TABLES = {
         "8 pairs of 256 + 128": Case("dpo", 8, 256, 128, 2, reference=True),
         "Qwen2, 16 pairs of 32 + 128": Case("dpo", 16, 32, 128, 2, model="qwen2", reference=True),
         "Qwen2, the same, reference known": Case("dpo", 16, 32, 128, 2, model="qwen2"),
+        "SmolLM2-135M, 8 pairs of 60 + 32": Case("dpo", 8, 60, 32, 2, reference=True, **OF_SMOLLM2),
     },
     "grpo": {
         "4 x 8 of 64 + 128, beta .04": Case("grpo", 4, 64, 128, 8, reference=True),
         "4 x 8 of 256 + 128, beta .04": Case("grpo", 4, 256, 128, 8, reference=True),
         "Qwen2, 8 x 8 of 32 + 64": Case("grpo", 8, 32, 64, 8, model="qwen2"),
+        "SmolLM2-135M, 8 x 8 of 57 + 32": Case("grpo", 8, 57, 32, 8, **OF_SMOLLM2),
     },
 }
 """Cases of each table by what its rows say. GRPO's beta is .04 where there is a reference, else
@@ -120,8 +135,8 @@ def tiny(case: Case) -> Case:
 
 
 class Clock:
-    """Counts CPU-seconds of this process, all its threads, from one step's end to the next; and
-    those of its parts."""
+    """Counts CPU-seconds of this process, all its threads, from one step's end to the next, and
+    those of its parts; and its peak of memory, in GB."""
 
     def __init__(self) -> None:
         self.start()
@@ -141,7 +156,9 @@ class Clock:
         one's."""
         taken, parts = time.process_time() - self.begun, self.parts
         self.start()
-        print("\n" + json.dumps({"cpu": taken, "tokens": tokens, "parts": parts}), flush=True)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        told = {"cpu": taken, "tokens": tokens, "parts": parts, "peak": peak}
+        print("\n" + json.dumps(told), flush=True)
         sys.stdin.readline()
 
 

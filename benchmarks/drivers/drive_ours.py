@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from cases import MODELS, STOPS, Case, Clock, run, tokens
+from cases import FAMILIES, MODELS, STOPS, Case, Clock, run, tokens
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
@@ -18,6 +18,7 @@ from g2d_jax.data.packing import Group, Packed, Response, computed_columns, pack
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.kernels import remat_for
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.sampler.engine import Sampler
@@ -38,7 +39,7 @@ class Library:
     them."""
 
     def __init__(self, case: Case) -> None:
-        family = "qwen2" if case.model == "qwen2" else "qwen3"
+        family = FAMILIES.get(case.model, "qwen3")
         config = ModelConfig(
             family, case.vocabulary, **MODELS[case.model], tie_word_embeddings=True
         )
@@ -51,7 +52,7 @@ class Library:
         self.sampler = Sampler(
             config, meshes.sampling(self.mesh, 1, config.num_key_value_heads), seed=0
         )
-        compute = objectives.Compute(self.mesh, remat="attention")
+        compute = objectives.Compute(self.mesh, remat=remat_for("auto", self.mesh))
         self.scorer = make_scorer(compute)
         optimizer, of_optimizer = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
         structure, of_loss = objectives.split(_objective(compute, case))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import END, MODELS, PAD, STOPS, Case, Clock, run, text, tokenizer, tokens
+from cases import END, FAMILIES, MODELS, PAD, STOPS, Case, Clock, run, text, tokenizer, tokens
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
@@ -18,7 +18,7 @@ BATCH = 32  # prompts of one call of generate(), which ends with the longest of 
 def build(case: Case) -> Any:
     """Make a model with random weights."""
     special = {"pad_token_id": PAD, "eos_token_id": END, "tie_word_embeddings": True}
-    family = "qwen2" if case.model == "qwen2" else "qwen3"
+    family = FAMILIES.get(case.model, "qwen3")
     config = AutoConfig.for_model(
         family, vocab_size=case.vocabulary, **MODELS[case.model], **special
     )

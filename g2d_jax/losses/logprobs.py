@@ -47,6 +47,12 @@ def chunk_of(words: int, platform: str) -> int:
     return min(CHUNK, max(LOGITS // words // 256, 1) * 256)
 
 
+def logits_kept(mesh: Mesh, tokens: int, words: int) -> int:
+    """Count the logits of a device's `tokens` that are kept for the backward pass: all, or none."""
+    logits = tokens * words
+    return logits if products_on(mesh) is CPU and logits <= LOGITS else 0
+
+
 def transform_logits(logits: Array, temperature: Number = 1.0) -> Array:
     """Divide logits by the temperature, in float32: the one transform that sampler and trainer
     share.
@@ -330,13 +336,11 @@ def sharded_token_logprobs(
     _check(hidden, head, targets, chunk)
     head_spec = spec(mesh, ("embed", "vocab"), head.shape)
     parts = tuple((axis, dimension) for dimension, axis in enumerate(head_spec) if axis)
-    products = products_on(mesh)
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
     ways = math.prod(mesh.shape[axis] for axis in jax.tree.leaves(tuple(tokens)))
-    logits = targets.size // ways * head.shape[1]
-    keep = products is CPU and logits <= LOGITS
-    settings = _Settings(chunk, with_entropy, keep, products, parts)
+    keep = logits_kept(mesh, targets.size // ways, head.shape[1]) > 0
+    settings = _Settings(chunk, with_entropy, keep, products_on(mesh), parts)
 
     def local(
         hidden: Array,

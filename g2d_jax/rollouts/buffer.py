@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 from safetensors.numpy import load, save
@@ -43,7 +44,7 @@ from g2d_jax.rollouts.generate import (
     rewards,
 )
 from g2d_jax.rollouts.workload import Workload, workload_of
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import memory, processes, storage
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.extra_state import Cursor
 from g2d_jax.session.policies import load_reference
@@ -252,6 +253,9 @@ class RolloutBuffer:
                 costs.append(batch.cost)
                 self._keep(window, number, batch)
         state.after = cursor
+        # What the sampler had on CPUs is free, and the C library would keep it beside the updates'.
+        if jax.default_backend() == "cpu":
+            memory.give_back()
         return {**_sampling_metrics(costs), **self._curriculum_metrics(window, cursor), **share}
 
     def add_logprobs(self, window: SyncWindow) -> None:

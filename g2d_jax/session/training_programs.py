@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.config import TrainingStage
 from g2d_jax.data.packing import Group, Packed
+from g2d_jax.losses.logprobs import logits_kept
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -234,14 +235,15 @@ def _weights(session: Session) -> float:
 
 
 def activation_bytes(session: Session, packed: Packed) -> int:
-    """Count what a micro-batch's layers save for the backward pass on one device, by formula: see
-    `saved_per_token`."""
+    """Count what a micro-batch saves for the backward pass on one device, by formula: its layers,
+    see `saved_per_token`, and on a CPU logits."""
     _, rows, length = packed.arrays["tokens"].shape
     tokens = rows * length // meshes.row_ways(session.mesh)
     saved = saved_per_token(
         session.model_config, session.compute.remat, session.mesh.shape["tensor"]
     )
-    return int(tokens * saved * session.compute.dtype.itemsize)
+    logits = logits_kept(session.mesh, tokens, session.model_config.vocab_size)
+    return int(tokens * saved * session.compute.dtype.itemsize) + 4 * logits
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:

@@ -73,7 +73,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may
-        donate them.
+        donate them, or, on a CPU, when all is written.
 
         state: name -> tree of arrays. host: anything `storage.plain` takes; it comes back in JSON's
         types, floats exactly. Waits for the save before this one. Raises ValueError if the step is
@@ -94,6 +94,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 self._manager = ocp.CheckpointManager(self.folder, options=self._options)
             # force: Orbax leaves a step out without a word where it is not above the newest one.
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            # A copy of the state lies in memory until it is written. A CPU's is the memory that the
+            # next step needs: for a model of 135M parameters 1.6 of 6.5 GB.
+            if jax.default_backend() == "cpu":
+                self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
         """List the steps of all complete checkpoints on disk, ascending; a save still under way is
