@@ -154,7 +154,7 @@ def decode(config: ModelConfig, folder: Path) -> bool:
 
     for name, model in (("unrolled", jax.jit(decoder.unstack)(stacked)), ("scanned", stacked)):
         run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, False)
-        state, _ = empty(config, shapes, stacked=name == "scanned", dtype=bf16)
+        state, _ = empty(config, shapes, stacked=name == "scanned", dtype=bf16, cache_dtype=bf16)
         cache = state.cache
 
         def once(run: Callable = run, model: Any = model) -> Any:
