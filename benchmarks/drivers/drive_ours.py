@@ -3,12 +3,14 @@ use."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from cases import FAMILIES, MODELS, STOPS, Case, Clock, run, tokens
 
@@ -38,7 +40,7 @@ class Library:
     """A model on all devices with what samples from it and trains it, as the default config has
     them."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, dtype: str = "float32") -> None:
         family = FAMILIES.get(case.model, "qwen3")
         config = ModelConfig(
             family, case.vocabulary, **MODELS[case.model], tie_word_embeddings=True
@@ -49,10 +51,10 @@ class Library:
             out_shardings=decoder.shardings(config, self.mesh),
         )
         self.model = jax.block_until_ready(init(jax.random.key(0)))
-        self.sampler = Sampler(
-            config, meshes.sampling(self.mesh, 1, config.num_key_value_heads), seed=0
-        )
-        compute = objectives.Compute(self.mesh, remat=remat_for("auto", self.mesh))
+        sampling_mesh = meshes.sampling(self.mesh, 1, config.num_key_value_heads)
+        self.sampler = Sampler(config, sampling_mesh, seed=0, dtype=jnp.dtype(dtype))
+        remat = remat_for("auto", self.mesh)
+        compute = objectives.Compute(self.mesh, jnp.dtype(dtype), remat)
         self.scorer = make_scorer(compute)
         optimizer, of_optimizer = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
         structure, of_loss = objectives.split(_objective(compute, case))
@@ -197,6 +199,19 @@ def grpo(case: Case, clock: Clock) -> None:
         library.update(groups, 1)
         clock.part("training")
         clock.step(count)
+
+
+def plain_groups(case: Case) -> list[Group]:
+    """Make the groups of a GRPO update of drawn responses, with advantages of either sign."""
+    groups = []
+    for prompt, responses in case.draw(0):
+        group = Group(_ids(prompt), [Response(_ids(response)) for response in responses])
+        told = [
+            {"ref_logprob": np.zeros(len(ids), np.float32), "advantage": sign, "weight": 1 / 2048}
+            for ids, sign in zip(responses, itertools.cycle((1.0, -1.0)), strict=False)
+        ]
+        groups.append(_with(group, "token", told))
+    return groups
 
 
 def _with(group: Group, kind: str, values: Sequence[dict[str, Any]]) -> Group:
