@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.stages.dpo = settings.offline(
         batch_size=8,
-        optimizer=settings.optimizer(rate * 1e-5, schedule="cosine", warmup_steps=1),
+        optimizer=settings.optimizer(rate * 5e-6, schedule="cosine", warmup_steps=1),
     )
     config.stages.evaluate = settings.evaluate(num_generations=4, pass_at=(1, 4), sampling=drawn)
     if chosen.preset == "smoke":
