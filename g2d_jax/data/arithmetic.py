@@ -264,9 +264,8 @@ def random_integers(name: str, count: int = 1) -> list[int]:
     """Draw at least `count` uniform 64-bit integers by `name` alone (remainders by n <= 99 are
     biased by < 2^-24)."""
     blocks = [name, *(f"{name}/{block}" for block in range(1, -(-count // 8)))]
-    digests = b""
-    for block in blocks:
-        digests += hashlib.blake2b(f"g2d_jax/arithmetic/{block}".encode()).digest()
+    names = (f"g2d_jax/arithmetic/{block}".encode() for block in blocks)
+    digests = b"".join(hashlib.blake2b(name).digest() for name in names)
     return [int.from_bytes(digests[i : i + 8], "little") for i in range(0, len(digests), 8)]
 
 

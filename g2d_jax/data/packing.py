@@ -9,8 +9,8 @@ one forward pass of the prompt:
 
 The first token of every response is predicted from the prompt's last token: `logit_index` says from
 which column.
-Shapes: N micro-batches, R rows of one, T columns of a row, M slots of a row, one a
-response.
+Shapes: N micro-batches, R rows of one, T columns of a row, M slots of a row,
+one a response.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from g2d_jax.session.training_programs import Scorer
 from g2d_jax.session.windows import SyncWindow
 
 MAX_BATCHES_IN_MEMORY = 64
-"""Of a window, with their log-probabilities; the others of a longer one are read back."""
+"""Batches of a window that stay in memory, with their log-probabilities; others are read back."""
 FIXED, PRESENT = "fixed", "present"
 """The policies whose log-probabilities a loss may need: that which the stage began with, and that
 which sampled."""

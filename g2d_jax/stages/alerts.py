@@ -51,7 +51,7 @@ BATCHES: Mapping[Drawn, tuple[str, int]] = {
     "problems": ("prompts_per_step", 50),
     "examples": ("batch_size", 20),
 }
-"""What a stage draws -> the setting that says how many a step, and the times that each is drawn
+"""By what a stage draws, the setting that says how many a step, and the times that each is drawn
 above which they are too few. Rewards stand more repetition than demonstrations, which are learned
 by heart."""
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
