@@ -17,6 +17,8 @@ one that fails does not keep the others from running:
     filters   drawing a token: unfiltered, top-k, top-p
     logprobs  log-probs and their gradient by tokens in a chunk
     remat     gradient of a batch by what the backward pass computes again, and log-probs alone
+    attention gradients of packed rows by XLA's attention and by the platform's kernel
+    sampling  the sampler itself, on responses of very unequal lengths
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from ways import (  # noqa: E402
     TINY,
+    attention,
     decode,
     filters,
     is_tiny,
@@ -49,6 +52,7 @@ from ways import (  # noqa: E402
     one_mesh,
     ragged,
     remat,
+    sampling,
     say,
     scored,
 )
@@ -179,8 +183,10 @@ def recipe(config: ModelConfig, folder: Path) -> ConfigDict:
     from g2d_jax import config as settings
     from g2d_jax import recipes
 
-    model, problems = folder / "model", folder / "problems.jsonl"
-    if not problems.exists():
+    limits = {"train": 256, "dev": 16, "test": 32}
+    model = folder / "model"
+    files = {split: folder / f"{split}.jsonl" for split in limits}
+    if not model.exists():
         backend = Tokenizer(
             models.WordLevel(
                 {END: 0} | {f"w{i}": i for i in range(1, config.vocab_size)}, unk_token="w1"
@@ -189,13 +195,15 @@ def recipe(config: ModelConfig, folder: Path) -> ConfigDict:
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         write_checkpoint(model, config, 5e9)
         PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END).save_pretrained(model)
-        drawn = np.random.default_rng(0).integers(2, config.vocab_size, (256, PROMPT))
-        rows = [{"problem": " ".join(f"w{i}" for i in row), "answer": "1"} for row in drawn]
-        problems.write_text("\n".join(map(json.dumps, rows)))
+        draw = np.random.default_rng(0)
+        for split, limit in limits.items():
+            drawn = draw.integers(2, config.vocab_size, (limit, PROMPT))
+            rows = [{"problem": " ".join(f"w{i}" for i in row), "answer": "1"} for row in drawn]
+            files[split].write_text("\n".join(map(json.dumps, rows)))
     made = recipes.recipe("qwen2.5-0.5b", f"k={UPDATES},length={RESPONSE},path={model}")
     made.tokenizer.prompt_template = "{problem}"
-    for split, limit in (("train", 256), ("dev", 16), ("test", 32)):
-        made.data[split] = settings.source(str(problems), limit=limit)
+    for split, file in files.items():
+        made.data[split] = settings.source(str(file))
     made.data.max_prompt_length = PROMPT
     made.compute.microbatch_tokens = 16_384
     made.stages.collect.prompts = 128
@@ -225,19 +233,19 @@ def stage(config: ModelConfig, folder: Path, name: str) -> tuple[int, str]:
     return max(int(one.get("peak_bytes_in_use", 0)) for one in stats), machine()
 
 
-def planned(config: ModelConfig, folder: Path, target: str) -> dict[str, tuple[int, str]]:
+def planned(config: ModelConfig, folder: Path, name: str) -> dict[str, tuple[int, str]]:
     """Stage -> bytes of its fullest program with the rest, and its name."""
     from g2d_jax.config import Config
     from g2d_jax.plan import planning, target
     from g2d_jax.plan.topologies import topology
 
-    there = topology(target)
+    there = topology(name)
     target.prepare(there)
     entries = planning.make(Config.of(recipe(config, folder)), planning.Compiler(there)).entries
     fullest: dict[str, tuple[int, str]] = {}
     for entry in entries:
-        name = entry.program.stage
-        fullest[name] = max(fullest.get(name, (0, "")), (entry.total, entry.program.name))
+        stage = entry.program.stage
+        fullest[stage] = max(fullest.get(stage, (0, "")), (entry.total, entry.program.name))
     return fullest
 
 
@@ -269,7 +277,18 @@ def memory(config: ModelConfig, folder: Path) -> bool:
 
 
 PARTS = {
-    part.__name__: part for part in (correct, memory, decode, ragged, filters, logprobs, remat)
+    part.__name__: part
+    for part in (
+        correct,
+        memory,
+        decode,
+        ragged,
+        filters,
+        logprobs,
+        remat,
+        attention,
+        sampling,
+    )
 }
 
 

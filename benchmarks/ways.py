@@ -6,6 +6,7 @@ Each takes a model's shape and a folder it does not need, prints what it found a
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -84,12 +85,18 @@ def one_mesh() -> Any:
 
 
 def scored(
-    config: ModelConfig, model: Any, tokens: jax.Array, dtype: Any, remat: Any, mesh: Any
+    config: ModelConfig,
+    model: Any,
+    tokens: jax.Array,
+    dtype: Any,
+    remat: Any,
+    mesh: Any,
+    kernel: Any = "auto",
 ) -> jax.Array:
     """Log-probs of tokens [B, T] but the first of each row, float32 [B * (T - 1)].
 
     A row is packed: a prompt of an eighth of it, and two responses that share the prompt and do not
-    see each other.
+    see each other. kernel: of attention, as compute.attention.
     """
     import jax.numpy as jnp
 
@@ -105,7 +112,7 @@ def scored(
     positions, segments = (
         jnp.broadcast_to(x, tokens.shape) for x in (positions, SEGMENT_STRIDE + member)
     )
-    attention = attention_for("auto", mesh, "packed")
+    attention = attention_for(kernel, mesh, "packed")
     hidden, _ = forward(
         model, tokens, positions, segments, dtype=dtype, remat=remat, attention=attention, mesh=mesh
     )
@@ -315,4 +322,82 @@ def remat(config: ModelConfig, folder: Path) -> bool:
             f"{name}, {rows} x {length}",
             f"{rows * length / taken:,.0f} tok/s, peak {peak:.2f} GiB{share}",
         )
+    return True
+
+
+def attention(config: ModelConfig, folder: Path) -> bool:
+    """Log-probs and their gradients of packed rows by XLA's attention and by the platform's kernel,
+    and how far apart they are."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from g2d_jax.models import decoder
+
+    mesh = one_mesh()
+    platform = jax.default_backend()
+    kernels = ["xla", {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")]
+    model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
+    for rows, length in ((2, 128),) if is_tiny(config) else ((5, 3072), (2, 9216)):
+        tokens = jax.random.randint(jax.random.key(1), (rows, length), 0, config.vocab_size)
+        found = {}
+        for kernel in kernels:
+
+            def loss(model: Any, kernel: str = kernel, tokens: Any = tokens) -> Any:
+                each = scored(config, model, tokens, jnp.bfloat16, "attention", mesh, kernel)
+                return each.mean(), each
+
+            run = jax.jit(jax.grad(loss, has_aux=True))
+            taken = seconds(lambda run=run: run(model), 3)
+            slope, each = jax.device_get(run(model))
+            found[kernel] = [np.concatenate([x.ravel() for x in jax.tree.leaves(slope)]), each]
+            say("attention", f"{kernel}, {rows} x {length}", f"{rows * length / taken:,.0f} tok/s")
+        (slope, each), (other, there) = (found[kernel] for kernel in kernels)
+        off = np.linalg.norm(slope - other) / np.linalg.norm(slope)
+        apart = f"log-probs max {np.abs(each - there).max():.1e}, gradients {off:.1e} of their norm"
+        say("attention", f"apart, {rows} x {length}", apart)
+    return True
+
+
+def sampling(config: ModelConfig, folder: Path) -> bool:
+    """The sampler on 8 responses to each of 64 prompts of 128 tokens, of 600 tokens in the mean and
+    2,048 at most."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from g2d_jax import mesh as meshes
+    from g2d_jax.models import decoder
+    from g2d_jax.models.flops import matmul_params
+    from g2d_jax.records import Request, SamplingParams
+    from g2d_jax.sampler.engine import Sampler
+
+    prompts, longest, mean, most = (4, 64, 20, 8) if is_tiny(config) else (64, 2048, 600, 256)
+    mesh = meshes.sampling(one_mesh(), 1, config.num_key_value_heads)
+    sampler = Sampler(config, mesh, seed=0, dtype=jnp.dtype(jnp.bfloat16), max_num_seqs=most)
+    model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
+    # A random model says each of its words about as often: so many of them end a response.
+    stops = tuple(range(1, 1 + config.vocab_size // mean))
+    params = SamplingParams(longest, stop_ids=stops)
+    draw = np.random.default_rng(0).integers
+    requests = [
+        Request(f"{i:016x}", draw(0, config.vocab_size, 128).astype(np.int32), params, 8, 0)
+        for i in range(prompts)
+    ]
+    view = sampler.to_sampler_params(model)
+    for name in ("first, with compiling", "second", "third"):
+        before = dataclasses.replace(sampler.usage)
+        started = time.perf_counter()
+        lengths = [len(one.token_ids) for one in sampler.generate(view, requests, name)]
+        taken = time.perf_counter() - started
+        used = (sampler.usage.generated - before.generated) / (
+            sampler.usage.row_steps - before.row_steps
+        )
+        # The least that must be read: weights once a step of all rows, each row's keys and values.
+        kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+        read = 2 * matmul_params(config) * sum(lengths) / most
+        read += kv * sum(length * (128 + length / 2) for length in lengths)
+        share = f", {read / taken / known.bandwidth:.0%} of bandwidth" if (known := rates()) else ""
+        figure = f"{taken:.1f} s, {sum(lengths) / taken:,.0f} tok/s, slots {used:.2f}{share}"
+        say("sampling", f"{name}: {len(lengths)} of {np.mean(lengths):.0f} tokens", figure)
     return True
