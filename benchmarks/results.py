@@ -35,7 +35,8 @@ def packed(study: Path, seeds: set[int] | None) -> Iterator[tuple[str, bytes]]:
         yield f"sweeps/{plan.name}", json.dumps({**content, "points": points}, indent=1).encode()
         for point in points:
             folder = study / "points" / plan.stem / point["label"]
-            for file in sorted(folder.iterdir()):
+            files = filter(Path.is_file, folder.iterdir())
+            for file in sorted(files):
                 yield str(file.relative_to(study)), file.read_bytes()
             stages |= set(point["stages"].values())
     for stage in sorted(stages):
