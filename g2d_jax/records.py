@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -153,7 +153,7 @@ class Request:
     """A request to the sampler for samples 0 … num_samples - 1 of one prompt.
 
     problem_id and visit (how often the prompt was drawn before) name the randomness, with the
-    sample index.
+    sample index. greedy: whether the last sample is decoded greedily, whatever params say.
     """
 
     problem_id: str
@@ -161,6 +161,13 @@ class Request:
     params: SamplingParams
     num_samples: int = 1
     visit: int = 0
+    greedy: bool = False
+
+    def params_of(self, sample: int) -> SamplingParams:
+        """Return the settings of one sample."""
+        if self.greedy and sample == self.num_samples - 1:
+            return replace(self.params, temperature=0.0, top_p=1.0, top_k=0)
+        return self.params
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,6 +36,7 @@ from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
     Sampled,
+    concat_rounds,
     correct,
     count_rollouts,
     generate,
@@ -127,16 +128,6 @@ def read_rounds(session: Session, folder: epath.Path, number: int) -> list[Sampl
             f"{shard_path(folder, number)} is gone, and what sampled it too: start this stage anew"
         )
     return rounds
-
-
-def concat_rounds(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
-    """Join the draws of several rounds, and their groups."""
-    draws: Draws = []
-    groups: Groups = []
-    for sampled in rounds:
-        draws += sampled.draws
-        groups += sampled.groups
-    return draws, groups
 
 
 @dataclass(frozen=True)

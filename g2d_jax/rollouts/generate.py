@@ -39,14 +39,22 @@ Batches = Sequence[tuple[Draws, epath.Path]]
 class Sampled:
     """The draws of a batch, its groups, and the cost of sampling and scoring them, for `Cost.add`.
 
-    from_disk: whether this was read back: an earlier start sampled it, or its batch is one of a long
-    window.
+    greedy: the greedy response to each draw, if there are any. from_disk: whether this was read back:
+    an earlier start sampled it, or its batch is one of a long window.
     """
 
     draws: Draws
     groups: Groups
     cost: Mapping[str, float]
     from_disk: bool = False
+    greedy: Sequence[ScoredRollout] = ()
+
+    @property
+    def every(self) -> Groups:
+        """The groups with the greedy responses behind the sampled ones."""
+        if not self.greedy:
+            return self.groups
+        return [[*group, row] for group, row in zip(self.groups, self.greedy, strict=True)]
 
 
 class _NoBar(Progress):
@@ -64,7 +72,7 @@ class _NoBar(Progress):
     skip = update
 
 
-def sampled_groups(
+def sampled_batches(
     session: Session,
     sampler_params: Callable[[], Any],
     batches: Batches,
@@ -73,7 +81,7 @@ def sampled_groups(
     policy: str,
     cost: Cost,
     bar: Progress | None = None,
-) -> Groups:
+) -> list[Sampled]:
     """Sample and score the responses to the draws of all batches, or read them back where that was
     done before.
 
@@ -81,15 +89,26 @@ def sampled_groups(
     the batches that are read back; the caller tracks new time.
     """
     bar = bar or _NoBar()
-    groups: Groups = []
+    sampled = []
     for batch in generate(session, sampler_params, batches, workload, policy=policy, bar=bar):
         if batch.from_disk:
             cost.add(batch.cost)
-        groups += batch.groups
+        sampled.append(batch)
         bar.update(bar.done, describe(batch.groups))
     session.writer.wait()
-    count_rollouts(session, cost, groups)
-    return groups
+    for batch in sampled:
+        count_rollouts(session, cost, batch.every)
+    return sampled
+
+
+def concat_rounds(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
+    """Join the draws of several rounds, and their groups."""
+    draws: Draws = []
+    groups: Groups = []
+    for sampled in rounds:
+        draws += sampled.draws
+        groups += sampled.groups
+    return draws, groups
 
 
 def generate(
@@ -116,7 +135,7 @@ def generate(
     params = None
     done = 0
     prompts = sum(len(draws) for draws, _ in batches)
-    for call in _calls(batches, prompts_per_call(session, workload.num_generations)):
+    for call in _calls(batches, prompts_per_call(session, workload.samples)):
         split, shards = zip(*call, strict=True)
         draws = list(itertools.chain.from_iterable(split))
         parts = shards[0].parent / "_parts"
@@ -125,11 +144,12 @@ def generate(
         # A run that is killed and started again trains on the same tokens and verdicts, timeouts
         # included. A call is read back only whole: log-probabilities depend, in their last bits, on
         # what is sampled in one call.
-        if on_disk(session, shards):
+        greedy = list(map(greedy_file, shards)) if workload.greedy else []
+        if on_disk(session, [*shards, *greedy]):
             processes.on_leader(partial(_clear, parts))
             bar.skip(answered)
             for batch in call:
-                yield _read(*batch, workload.num_generations)
+                yield _read(*batch, workload)
             continue
         if params is None:
             params = sampler_params()
@@ -140,7 +160,8 @@ def generate(
                 answers = _answers(session, params, draws, workload, bar)
             seconds = time.perf_counter() - started
             rows = _scored(session, answers, draws, policy, parts)
-        sampled = split_by_batch(split, rows, cost, max(processes.gather(seconds)))
+        seconds = max(processes.gather(seconds))
+        sampled = split_by_batch(split, rows, cost, seconds, workload.greedy)
         session.writer.submit(partial(write_sampled, sampled, shards, parts))
         if len(call) < len(batches):
             session.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
@@ -196,12 +217,17 @@ def measured_once(
 
 
 def split_by_batch(
-    batches: Sequence[Draws], rows: Sequence[ScoredRollout], cost: Cost, seconds: float
+    batches: Sequence[Draws],
+    rows: Sequence[ScoredRollout],
+    cost: Cost,
+    seconds: float,
+    greedy: bool = False,
 ) -> list[Sampled]:
     """Split one call's rows and cost by batch, the cost and the seconds of sampling by their
     tokens.
 
-    rows: equally many of each of the call's draws, in order.
+    rows: equally many of each of the call's draws, in order; greedy: whether a draw's last is its
+    greedy one.
     """
     prompts = sum(map(len, batches))
     samples = len(rows) // prompts
@@ -220,8 +246,14 @@ def split_by_batch(
             "sampled_tokens": tokens,
             "sampling_seconds": seconds * tokens / total,
         }
-        sampled.append(Sampled(draws, groups, {**part, **usage}))
+        last = [_as_first(group.pop()) for group in groups] if greedy else []
+        sampled.append(Sampled(draws, groups, {**part, **usage}, greedy=last))
     return sampled
+
+
+def _as_first(row: ScoredRollout) -> ScoredRollout:
+    """Return a greedy response as the only sample of a file of its own."""
+    return replace(row, rollout=replace(row.rollout, sample=0))
 
 
 def _tokens(rows: Sequence[ScoredRollout]) -> int:
@@ -236,17 +268,18 @@ def write_sampled(
     for batch, shard in zip(sampled, shards, strict=True):
         # before the shard, which says that all is there
         storage.write_json(cost_file(shard), batch.cost)
+        if batch.greedy:
+            write_rollouts(greedy_file(shard), batch.greedy)
         write_rollouts(shard, rows_of(batch.groups))
     _clear(parts)
 
 
-def _read(draws: Draws, shard: epath.Path, num_generations: int) -> Sampled:
-    return Sampled(
-        draws,
-        grouped(read_rollouts(shard), draws, num_generations),
-        spent_on(shard),
-        from_disk=True,
-    )
+def _read(draws: Draws, shard: epath.Path, workload: Workload) -> Sampled:
+    groups = grouped(read_rollouts(shard), draws, workload.num_generations)
+    greedy: Groups = []
+    if workload.greedy:
+        greedy = grouped(read_rollouts(greedy_file(shard)), draws, 1)
+    return Sampled(draws, groups, spent_on(shard), from_disk=True, greedy=rows_of(greedy))
 
 
 def _clear(parts: epath.Path) -> None:
@@ -274,6 +307,11 @@ def cost_file(shard: epath.Path) -> epath.Path:
     """Return the file of a shard's cost. pandas and pyarrow pass over files with an underscore in
     front."""
     return shard.parent / f"_{shard.stem}.json"
+
+
+def greedy_file(shard: epath.Path) -> epath.Path:
+    """Return the file of the greedy responses beside a shard's sampled ones."""
+    return shard.parent / f"{shard.stem}-greedy.parquet"
 
 
 def spent_on(shard: epath.Path) -> dict[str, float]:
@@ -430,11 +468,13 @@ def _answers(
     """Generate answers in the order of draws and samples; finished ones are handled while devices
     decode the others."""
     tokenizer = session.tokenizer
-    samples = workload.num_generations
+    samples = workload.samples
     requests = []
     for problem, visit in draws:
         ids = tokenizer.encode_prompt(problem)
-        requests.append(Request(problem.id, ids, workload.params, num_samples=samples, visit=visit))
+        requests.append(
+            Request(problem.id, ids, workload.params, samples, visit, greedy=workload.greedy)
+        )
     problems = by_id(problems_of(draws))
     opened = opening_thoughts(session, problems.values())
     answers: list[_Answer] = []

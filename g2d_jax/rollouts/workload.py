@@ -16,7 +16,7 @@ from g2d_jax.session.windows import window_at
 class Workload:
     """The sampling of a stage. shapes: that its programs are compiled for, the same for all its
     calls. rng_stream: names the random numbers. weights: of the sampler, as in
-    `Sampler.to_sampler_params`.
+    `Sampler.to_sampler_params`. greedy: whether each prompt gets a greedy response besides.
 
     For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean
     response, None for the most.
@@ -30,6 +30,12 @@ class Workload:
     prompts: float = 0
     calls: float = 0
     response: int | None = None
+    greedy: bool = False
+
+    @property
+    def samples(self) -> int:
+        """The responses to a prompt, the greedy one included."""
+        return self.num_generations + self.greedy
 
     @property
     def mean(self) -> int:
@@ -39,7 +45,7 @@ class Workload:
     @property
     def responses(self) -> float:
         """The responses of the whole stage."""
-        return self.prompts * self.num_generations
+        return self.prompts * self.samples
 
     @property
     def steps(self) -> float:
@@ -49,9 +55,10 @@ class Workload:
         return self.calls * (max(waves - 1, 0) * self.mean + self.params.max_new_tokens)
 
 
-def prompts_per_call(session: Session, num_generations: int) -> int:
-    """Count the prompts that several batches may have together to be sampled in one call."""
-    return max(session.config.compute.generation_batch_size // num_generations, 1)
+def prompts_per_call(session: Session, samples: int) -> int:
+    """Count the prompts that several batches may have together to be sampled in one call. samples:
+    of each."""
+    return max(session.config.compute.generation_batch_size // samples, 1)
 
 
 def workload_of(

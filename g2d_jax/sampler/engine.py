@@ -382,7 +382,7 @@ class _Call:
 
     def _describe(self, fresh: Rows[np.ndarray], row: int, sample: Sample) -> None:
         """Write a new sample's settings into the host arrays."""
-        request, params = sample.request, sample.request.params
+        request, params = sample.request, sample.request.params_of(sample.number)
         names = request.problem_id, request.visit, sample.number
         fresh.random_keys[row] = named_keys.key_data(self.sampler.seed, self.purpose, *names)
         fresh.position[row], fresh.remaining[row] = len(request.prompt_ids), params.max_new_tokens

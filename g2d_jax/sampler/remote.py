@@ -20,7 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -167,7 +167,7 @@ class Remote:
         of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
         mine = list(requests)[processes.index() :: processes.count()]
-        jobs = ((request, number) for request in mine for number in range(request.num_samples))
+        jobs = _jobs(mine)
         self._own.clear()
         with processes.barrier():  # the error of one process is that of all
             self._check_held(sampler_params)
@@ -552,6 +552,13 @@ class Remote:
             f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start "
             "again: rollouts on disk are kept"
         )
+
+
+def _jobs(requests: Iterable[Request]) -> Iterator[tuple[Request, int]]:
+    """Yield each sample's request, with the settings of that sample, and its number."""
+    for request in requests:
+        for number in range(request.num_samples):
+            yield replace(request, params=request.params_of(number)), number
 
 
 def _advice(status: int, url: str) -> str:

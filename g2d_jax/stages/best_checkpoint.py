@@ -112,7 +112,7 @@ def _scored(
     held_out = HeldOut(
         session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar
     )
-    groups = held_out.answers("select")
+    groups = held_out.answers("select").groups
     tasks = task_results(held_out.problems, groups, session.config.verifiable)
     for task, row in tasks.items():
         divided = stage.length_normalise and not session.config.verifiable[task]

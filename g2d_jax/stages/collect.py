@@ -27,16 +27,17 @@ from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_pref
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, pick
-from g2d_jax.rollouts.buffer import concat_rounds, read_rounds
+from g2d_jax.rollouts.buffer import read_rounds
 from g2d_jax.rollouts.external import ExternalRow, external_groups, read_groups
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
     Sampled,
+    concat_rounds,
     describe,
     grouped,
     rows_of,
-    sampled_groups,
+    sampled_batches,
 )
 from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
@@ -175,9 +176,10 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
 
     workload = workload_of(session, name, stage)
     with session.tracker.progress(name, len(draws)) as bar:
-        return draws, sampled_groups(
+        sampled = sampled_batches(
             session, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar
         )
+    return concat_rounds(sampled)
 
 
 def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:

@@ -49,7 +49,7 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     warnings: list[dict[str, Any]] = []
     write_problems(session.folders[name], problems)
     alerts.say(session, name, 0, alerts.position_alerts(session, stage.sampling), warnings)
-    total = len(problems) * (1 + stage.greedy) * len(stage.policies)
+    total = len(problems) * len(stage.policies)
     with session.track_cost(cost), session.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
             entry, answers[policy] = evaluate_policy(session, name, stage, policy, cost, bar)
@@ -103,8 +103,9 @@ def evaluate_policy(
     # completions of another stage were paid for there
     own = Cost() if policy in session.evaluated else cost
     held_out = HeldOut(session, stage, policy, folder, own, bar)
-    groups = held_out.answers("evaluate")
-    greedy = held_out.answers("greedy", greedy=True) if stage.greedy else None
+    sampled = held_out.answers("evaluate")
+    groups = sampled.groups
+    greedy = [[row] for row in sampled.greedy] if stage.greedy else None
     problems, described = held_out.problems, describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
@@ -113,7 +114,7 @@ def evaluate_policy(
         else chosen_policy(session, policy),
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
-        "rollouts": os.path.relpath(held_out.file(), session.folders[name]),
+        "rollouts": os.path.relpath(held_out.file, session.folders[name]),
         "verdicts": dict(Counter(row.score.verdict.value for row in rows_of(groups))),
         "mean_length": described["completions/mean_length"],
         "entropy": described["entropy"],

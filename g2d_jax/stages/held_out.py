@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,25 +20,23 @@ from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
+    Sampled,
     correct,
     draw_once,
     lengths,
     rewards,
-    sampled_groups,
+    sampled_batches,
 )
 from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
-from g2d_jax.sampler.programs import Shapes
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
 from g2d_jax.study import stats
-
-GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass
@@ -67,49 +64,56 @@ class HeldOut:
         """The draws: each problem once."""
         return draw_once(self.problems)
 
-    def file(self, suffix: str = "") -> epath.Path:
-        """Return the file of one kind of answers."""
+    @property
+    def file(self) -> epath.Path:
+        """The file of the sampled answers; see `greedy_file`."""
         name = re.sub(r"[^\w@.-]", "_", self.policy)
         if name != self.policy:  # no two share a file
             name += f"-{storage.fingerprint(self.policy)[:8]}"
-        return self.folder / f"{name}{suffix}.parquet"
+        return self.folder / f"{name}.parquet"
 
-    def answers(self, rng_stream: str, *, greedy: bool = False) -> Groups:
-        """Sample and score answers to each problem, or one greedy answer, or read them back.
+    def answers(self, rng_stream: str) -> Sampled:
+        """Sample and score answers to each problem, a greedy one too if the stage asks for it, or
+        read them back.
 
         The policy is loaded only if needed.
         """
-        stage, stop_ids = self.stage, self.session.sampling.stop_ids
-        params, samples, file = stage.sampling.params(stop_ids), stage.num_generations, self.file()
-        if greedy:
-            params, samples = stage.sampling.params(stop_ids, **GREEDY), 1
-            file = self.file("-greedy")
-        workload = Workload(params, samples, sampling_shapes(self.session, stage), rng_stream)
-        return sampled_groups(
+        workload = sampling(self.session, self.stage, rng_stream)
+        (sampled,) = sampled_batches(
             self.session,
-            lambda: self._sampler_params,
-            [(self.draws, file)],
+            self._sampler_params,
+            [(self.draws, self.file)],
             workload,
             policy=self.policy,
             cost=self.cost,
             bar=self.bar,
         )
+        return sampled
 
-    @cached_property
     def _sampler_params(self) -> Any:
         return self.session.sampling.engine.to_sampler_params(
             load_policy(self.session, self.policy)
         )
 
 
-def sampling_shapes(session: Session, stage: BestCheckpoint | Evaluate) -> Shapes:
-    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers
-    included."""
-    params = [stage.sampling.params(session.sampling.stop_ids)]
-    if stage.greedy:
-        params.append(stage.sampling.params(session.sampling.stop_ids, **GREEDY))
-    return session.sampling.shapes(
-        stage, session.problems.counts[stage.split], stage.num_generations, *params
+def sampling(
+    session: Session, stage: BestCheckpoint | Evaluate, rng_stream: str, response: int | None = None
+) -> Workload:
+    """Return the sampling of an evaluate or best_checkpoint stage: a call a policy. response: mean
+    tokens, None: the most."""
+    params = stage.sampling.params(session.sampling.stop_ids)
+    samples = stage.num_generations + stage.greedy
+    policies = stage.policy_count(session.config.stages)
+    prompts = session.problems.counts[stage.split]
+    return Workload(
+        params,
+        stage.num_generations,
+        session.sampling.shapes(stage, prompts, samples, params),
+        rng_stream,
+        prompts=prompts * policies,
+        calls=policies,
+        response=response,
+        greedy=stage.greedy,
     )
 
 
@@ -125,17 +129,7 @@ def programs(
 ) -> Iterator[Program]:
     """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the
     most."""
-    greedy = int(stage.greedy)
-    kinds, samples = 1 + greedy, stage.num_generations + greedy
-    policies = stage.policy_count(session.config.stages)
-    params, shapes = (
-        stage.sampling.params(session.sampling.stop_ids),
-        sampling_shapes(session, stage),
-    )
-    prompts, calls = session.problems.counts[stage.split] * policies, kinds * policies
-    yield from sampling_programs(
-        session, name, Workload(params, samples, shapes, "", "", prompts, calls, response)
-    )
+    yield from sampling_programs(session, name, sampling(session, stage, "", response))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:

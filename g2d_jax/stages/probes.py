@@ -21,13 +21,14 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, ScoredRollout, indices_by_task
 from g2d_jax.rollouts.generate import (
     Groups,
+    concat_rounds,
     correct,
     describe,
     draw_once,
     lengths,
     measured_once,
     rows_of,
-    sampled_groups,
+    sampled_batches,
 )
 from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import Workload
@@ -150,7 +151,7 @@ def _measured(
     draws = draw_once(probed(session.problems.by_split[stage.probe.split], stage.probe.prompts))
 
     def measure(cost: Cost) -> dict[str, Any]:
-        groups = sampled_groups(
+        sampled = sampled_batches(
             session,
             lambda: session.sampling.engine.to_sampler_params(policy),
             [(draws, file.with_suffix(".parquet"))],
@@ -158,6 +159,7 @@ def _measured(
             policy=f"{name}@{trainer.step}",
             cost=cost,
         )
+        _, groups = concat_rounds(sampled)
         values = figures(groups)
         if reference is not None:
             logprobs = reference_logprobs(

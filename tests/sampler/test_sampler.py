@@ -619,6 +619,22 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
     np.testing.assert_array_equal(best.token_ids, likeliest[len(prompt) - 1 : -1])
 
 
+def test_a_greedy_sample_shares_its_prompt(model, base):
+    """The samples before it are those of the same request without it, and the prompt is read
+    once."""
+    sampler = make_sampler()
+    drawn = run(sampler, model, [REQUESTS[2]])
+    prefilled = sampler.usage.prefilled
+    greedy = dataclasses.replace(REQUESTS[2], num_samples=5, greedy=True)
+    *others, best = sorted(run(sampler, model, [greedy]), key=lambda rollout: rollout.sample)
+    assert sampler.usage.prefilled == 2 * prefilled
+    assert_same(model, drawn, others)
+    alone = dataclasses.replace(REQUESTS[2].params, temperature=0.0)
+    (expected,) = run(sampler, model, [Request("alone", REQUESTS[2].prompt_ids, alone)])
+    np.testing.assert_array_equal(best.token_ids, expected.token_ids)
+    assert best.sample == 4 and not best.logprobs.any()
+
+
 @pytest.mark.parametrize(
     ("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)]
 )

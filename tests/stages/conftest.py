@@ -46,9 +46,9 @@ class AllPrograms(Programs):
         super().__init__()
         self._jitted = jitted
 
-    def take(self, make: Callable[..., Any], *settings: Any, **named: Any) -> Any:
+    def get_or_make(self, make: Callable[..., Any], *settings: Any, **named: Any) -> Any:
         if make is Sampler:
-            return super().take(make, *settings, **named)
+            return super().get_or_make(make, *settings, **named)
         programs = self._jitted.setdefault(make, [])
         for before, program in programs:
             if before == (settings, named):

@@ -52,7 +52,11 @@ def draw(tokenizer: PromptTokenizer, tmp_path: Path) -> Drawn:
     """Samples of one prompt from a server, by an engine with these settings. said: its messages."""
 
     def draw(
-        server: Server, said: list[str] | None = None, needs: bool = False, **sampling: Any
+        server: Server,
+        said: list[str] | None = None,
+        needs: bool = False,
+        greedy: bool = False,
+        **sampling: Any,
     ) -> list[Rollout]:
         settings = Engine(kind="server", url=server.url, timeout=10.0, retries=0)
         settings = replace(
@@ -62,7 +66,7 @@ def draw(tokenizer: PromptTokenizer, tmp_path: Path) -> Drawn:
         named = {"seed": 7, "dtype": "float32", "needs_logprobs": needs, "say": say}
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, tokenizer.vocab_size, **named)
         params = SamplingParams(4, stop_ids=(tokenizer.stop_id,), **sampling)
-        request = Request("problem", PROMPT, params, num_samples=3, visit=2)
+        request = Request("problem", PROMPT, params, num_samples=3, visit=2, greedy=greedy)
         return sorted(
             remote.generate(Served("served"), [request], "purpose"), key=lambda r: r.sample
         )
@@ -192,6 +196,10 @@ def test_requests_and_answers(
         body = server.completions()[0]
         # greedy: a point mass
         assert draw(server, temperature=0.0)[1].logprobs.tolist() == [0.0] * 4
+        asked = len(server.completions())
+        draw(server, greedy=True)
+        settings = [body["temperature"] for body in server.completions()[asked:]]
+        assert sorted(settings) == [0.0, 1.0, 1.0]
     assert server.key == "Bearer sk-secret"
     assert {name: body[name] for name in body if name not in ("seed", "prompt")} == {
         **{

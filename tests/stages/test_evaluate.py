@@ -15,6 +15,7 @@ from g2d_jax.config import graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
+from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.session.session import Session
 from g2d_jax.workdir import claim
@@ -105,6 +106,31 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     )
     html = Path(page).read_text()
     assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
+
+
+def test_a_greedy_answer_shares_its_prompt_with_the_sampled_ones(config, tmp_path, opened):
+    session = opened(config, tmp_path, None)
+    result = evaluated(session)
+    folder = session.folders["evaluate"]
+    files = [folder / entry["rollouts"] for entry in result["policies"]]
+    greedy = [file.with_name(f"{file.stem}-greedy.parquet") for file in files]
+    prompts = 0
+    for file in files:
+        rows = read_rollouts(file)
+        assert sorted({row.rollout.sample for row in rows}) == [0, 1]
+        prompts += sum(len(row.rollout.prompt_ids) for row in rows if row.rollout.sample == 0)
+    for file in greedy:
+        rows = read_rollouts(file)
+        assert {row.rollout.sample for row in rows} == {0}
+        assert not any(row.rollout.logprobs.any() for row in rows)
+    manifest = storage.finished(folder)
+    assert manifest is not None and manifest["tokens"]["prefilled"] == prompts
+    # One of the two files alone is no whole call: it is drawn again, and is the same.
+    before = [file.read_bytes() for file in (*files, *greedy)]
+    greedy[1].unlink()
+    (folder / "manifest.json").unlink()
+    assert evaluated(opened(config, tmp_path, None)) == result
+    assert [file.read_bytes() for file in (*files, *greedy)] == before
 
 
 def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):

@@ -27,10 +27,11 @@ from g2d_jax.records import Problem
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
+    concat_rounds,
     count_rollouts,
     read_sampled,
     rewards,
-    sampled_groups,
+    sampled_batches,
 )
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
@@ -69,8 +70,10 @@ def sampled(
         session.sampling.sampler.to_sampler_params, load_policy(session, "init")
     )
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
-    return draws, sampled_groups(
-        session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar
+    return concat_rounds(
+        sampled_batches(
+            session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar
+        )
     )
 
 
