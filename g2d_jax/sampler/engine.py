@@ -76,8 +76,8 @@ class Engine(Protocol):
     to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights
     as in `Sampler`.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they
-    finish, each of them in one of the processes. Random numbers are named by seed, purpose, problem
-    id, visit and sample index.
+    finish, each of them in one of the processes. The settings of a sample are `Request.params_of`.
+    Random numbers are named by seed, purpose, problem id, visit and sample index.
     ready: the samples that have ended in the `generate` under way and are not handed out yet.
     """
 
