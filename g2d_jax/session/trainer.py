@@ -274,8 +274,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
     if resumed is None:
         step = 0
         cost, extra_state = Cost(), ExtraState()
-        trained, _ = lora.partition(load_policy(session, stage.policy))
-        state = training.begin(trained)
+        state = _first_state(training)
         base = base_of(session, stage.policy)
     else:
         step, trees, host = resumed
@@ -317,6 +316,16 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
             raise
         trainer.flush()
         checkpoints.wait()
+
+
+def _first_state(training: Training) -> TrainState:
+    """Return the state of a copy of the policy that the stage starts from.
+
+    A function of its own, so that nothing holds that policy while the stage trains: it is as large
+    as the trained parameters.
+    """
+    trained, _ = lora.partition(load_policy(training.session, training.stage.policy))
+    return training.begin(trained)
 
 
 def restore_newest(

@@ -1,6 +1,7 @@
 """Between online and offline: what a stage samples, when, with which policy, and what becomes of
 it."""
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -93,6 +94,24 @@ def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(train, tm
     ratios = [metrics["ratio"] for metrics in metrics_of(tmp_path / "semi")]
     assert abs(ratios[0] - 1) < 1e-5 and abs(ratios[2] - 1) < 1e-5
     assert abs(ratios[1] - 1) > 1e-4 and abs(ratios[3] - 1) > 1e-4
+
+
+def test_nothing_but_the_state_stays_on_the_devices(train, tmp_path, opened):
+    """Parameters and two moments: neither the policy that the stage began with nor the sampler's
+    form of it."""
+    session = opened(train, tmp_path)
+    stage = session.config.stages["train"]
+    shape = session.model_config.vocab_size, session.model_config.hidden_size
+
+    def copies() -> int:
+        gc.collect()
+        return sum(array.shape == shape for array in jax.live_arrays())
+
+    before = copies()
+    with open_trainer(training_of(session, "train", stage)) as trainer:
+        assert copies() - before == 3
+        RolloutBuffer(trainer, stage).generate_window(window_at(0, stage))
+        assert copies() - before == 3
 
 
 def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monkeypatch):
