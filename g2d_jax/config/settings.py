@@ -45,7 +45,11 @@ RUNTIME = frozenset(
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
-LATER: Mapping[str, Any] = {"sampling.stop": [], "probe_sampling.stop": []}
+LATER: Mapping[str, Any] = {
+    "sampling.stop": [],
+    "probe_sampling.stop": [],
+    "probe.float32": False,
+}
 """Settings that came later, and the value with which everything is as it was before them: with it
 they are no part of an identity, so that runs of earlier versions continue.
 
@@ -150,6 +154,11 @@ class Config(Section):
         if self.engine.is_server:
             yield from self._engine_conflicts()
         for name, stage in self.stages.items():
+            if self.dtype == "float32" and stage.probes_float32:
+                yield ValueError(
+                    f"stages.{name}.probe.float32 compares with float32, and dtype is that: leave "
+                    "it off, or set dtype to bfloat16"
+                )
             if self.tasks and stage.filters:
                 yield ValueError(
                     f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "

@@ -82,3 +82,4 @@ class Probe(Section):
     prompts: Positive = 64
     num_generations: Positive = 1
     split: Literal["train", "dev", "test"] = "dev"
+    float32: bool = False  # also KL to the same parameters in float32

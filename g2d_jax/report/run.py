@@ -35,6 +35,7 @@ CURVES: Mapping[str, tuple[str, ...]] = {
         "completions/mean_length_incorrect",
     ),
     "KL divergence from the reference, nats": ("kl",),
+    "KL divergence from the same parameters in float32, nats": ("kl_float32",),
     "Spread of reward within groups": ("reward_std",),
     "Share of groups without signal": ("frac_reward_zero_std",),
     "Share of completions cut at the limit": ("completions/clipped_ratio",),

@@ -4,10 +4,11 @@ work."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -141,16 +142,21 @@ class Training:
 @dataclass(frozen=True)
 class Scorer:
     """The log-probabilities of responses under policies. rows: of all batches. temperature: of the
-    distribution."""
+    distribution. dtype: of activations, None: the run's."""
 
     session: Session
     rows: RowShape
     temperature: float = 1.0
+    dtype: jnp.dtype | None = None
 
     @property
     def run(self) -> Jitted:
         """The program that computes them."""
-        return self.session.programs.get_or_make(make_scorer, self.session.compute)
+        compute = self.session.compute
+        if self.dtype is not None:
+            # A kernel that was asked for may compute in bfloat16 alone.
+            compute = replace(compute, dtype=self.dtype, attention="auto")
+        return self.session.programs.get_or_make(make_scorer, compute)
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups into these rows."""

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.config import Offline, Online, Sampling
@@ -52,6 +53,8 @@ FIGURES = (
 )
 """The metrics of `generate.describe` that a probe keeps."""
 
+FLOAT32 = jnp.dtype(jnp.float32)
+
 Reference = Callable[[], Decoder]
 """A function that gives the parameters of the policy that KL is measured to; called once a
 probe."""
@@ -69,7 +72,8 @@ def probe(
 
     Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any
     step: a stage may end early. Call it outside of blocks whose cost is tracked. The random numbers
-    are the same at each step. Logged with kind "probe": see `figures`; with a reference "kl" too. A
+    are the same at each step. Logged with kind "probe": see `figures`; with a reference "kl" too,
+    and "kl_float32" where stage.probe asks for it. A
     restart reads back the measurements, and their cost, from the stage's folder probe/.
     """
     every, step, state = stage.probe.every, trainer.step, trainer.extra_state
@@ -129,16 +133,23 @@ def programs(
         resident_during_view=(state.opt_state, *reference),
         resident_during_generation=(state, *reference),
     )
-    if not stage.probes_compare:
+    if not (stage.probes_compare or stage.probe.float32):
         return
-    if not reference:
-        yield from reference_programs(session, name, (state,), workload.calls)
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     response_ids = np.zeros(workload.mean, np.int32)
     group = Group(prompt, [Response(response_ids)] * workload.num_generations)
     groups = [group] * int(workload.prompts / workload.calls)
-    scorer = _scorer(session, groups, stage.sampling_of_probes)
-    yield scorer.program(name, groups, workload.calls, (state,), reference=True, prefix="probe ")
+    if stage.probes_compare:
+        if not reference:
+            yield from reference_programs(session, name, (state,), workload.calls)
+        scorer = _scorer(session, groups, stage.sampling_of_probes)
+        yield scorer.program(
+            name, groups, workload.calls, (state,), reference=True, prefix="probe "
+        )
+    if stage.probe.float32:
+        scorer = _scorer(session, groups, stage.sampling_of_probes, FLOAT32)
+        resident = (state.opt_state, *reference)
+        yield scorer.program(name, groups, workload.calls, resident, prefix="probe float32 ")
 
 
 def _measured(
@@ -166,6 +177,11 @@ def _measured(
                 session, groups, reference(), stage.sampling_of_probes, cost
             )
             values["kl"] = divergence(groups, logprobs)
+        if stage.probe.float32:
+            exact = reference_logprobs(
+                session, groups, policy, stage.sampling_of_probes, cost, FLOAT32
+            )
+            values["kl_float32"] = divergence(groups, exact)
         return {"figures": values, "offline": by_prompt(groups)}
 
     return measured_once(session, file.with_suffix(".json"), measure)
@@ -209,27 +225,35 @@ def by_prompt(groups: Groups) -> dict[str, Any]:
 
 
 def reference_logprobs(
-    session: Session, groups: Groups, reference: Decoder, sampling: Sampling, cost: Cost
+    session: Session,
+    groups: Groups,
+    reference: Decoder,
+    sampling: Sampling,
+    cost: Cost,
+    dtype: jnp.dtype | None = None,
 ) -> list[list[np.ndarray]]:
     """Compute a reference's log-probabilities of every token of the groups' responses.
 
     They are at the sampling temperature, or at 1 for greedy sampling, which has no distribution.
-    Raises ValueError if compute.row_length is too short for a prompt and a response.
+    dtype: of activations, None: the run's. Raises ValueError if compute.row_length is too short for
+    a prompt and a response.
     """
     bare = [Group(group[0].rollout.prompt_ids, list(map(_response, group))) for group in groups]
-    return _scorer(session, bare, sampling)(reference, bare, cost)
+    return _scorer(session, bare, sampling, dtype)(reference, bare, cost)
 
 
 def _response(row: ScoredRollout) -> Response:
     return Response(row.rollout.token_ids)
 
 
-def _scorer(session: Session, groups: Sequence[Group], sampling: Sampling) -> Scorer:
-    """Return what scores the responses of a probe."""
+def _scorer(
+    session: Session, groups: Sequence[Group], sampling: Sampling, dtype: jnp.dtype | None = None
+) -> Scorer:
+    """Return what scores the responses of a probe. dtype: of activations, None: the run's."""
     longest = session.config.data.max_prompt_length + sampling.max_new_tokens
     responses = sum(len(group.responses) for group in groups)
     rows = RowShape(choose_row_length(session, longest), responses)
-    return Scorer(session, rows, sampling.temperature or 1.0)
+    return Scorer(session, rows, sampling.temperature or 1.0, dtype)
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:

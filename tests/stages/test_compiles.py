@@ -204,7 +204,8 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
             policy="warmup", num_generations=2, sampling=settings.sampling(8)
         )
     stages.dpo.update(policy="select", diagnose=True, batch_size=4)
-    stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
+    stages.dpo.probe.update(every=2, prompts=4, num_generations=2, float32=True)
+    config.dtype = "bfloat16"
     stages.dpo.probe_sampling.max_new_tokens = 8
     # two widths of the cache, and responses that need the second
     stages.evaluate.sampling.max_new_tokens = 272
@@ -216,7 +217,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
     for thread, name in compiled_by:
         by_thread["compiling" in thread].add(name)
     sampling = {"view", "empty", "prefill", "insert", "resize", "decode_chunk"}
-    given = {*sampling, "score_logprobs", "optimizer_state", "train_step"}
+    given = {*sampling, "cast", "score_logprobs", "optimizer_state", "train_step"}
     assert by_thread[True] == given
     told = Counter[str]()
     for manifest in manifests.values():

@@ -4,9 +4,11 @@ import shutil
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from plain import logits
 from worlds import bits, only, training
 
 from g2d_jax import config as settings
@@ -50,6 +52,27 @@ def trained(session: Session) -> tuple[Trainer, dict[str, Any]]:
             trainer.checkpoint_if_due()
         probe(trainer, last=True)
         return trainer, trainer.finish({})
+
+
+def test_divergence_from_float32(small, tmp_path, opened):
+    """Of what samples in bfloat16: the same tokens scored with float32 activations."""
+    small.dtype = "bfloat16"
+    small.stages.dpo.probe.update(float32=True, prompts=16)
+    session = opened(small, tmp_path)
+    _, manifest = trained(session)
+    first = manifest["dynamics"]["probes"][0]
+    rows = read_rollouts(tmp_path / "01-dpo" / "probe" / "step-000000.parquet")
+    policy = load_policy(session, "init")
+    apart = []
+    for row in rows:
+        prompt, tokens = row.rollout.prompt_ids, row.rollout.token_ids
+        ids = np.concatenate([prompt, tokens])[None]
+        scores = jax.nn.log_softmax(logits(policy, ids)[0, len(prompt) - 1 : -1], axis=-1)
+        exact = np.take_along_axis(np.asarray(scores), tokens[:, None], axis=1)[:, 0]
+        apart.append(row.rollout.logprobs - exact)
+    assert first["kl_float32"] == pytest.approx(np.concatenate(apart).mean(), abs=2e-5)
+    assert np.abs(np.concatenate(apart)).max() > 1e-3
+    assert first["kl"] != first["kl_float32"]
 
 
 def test_what_a_probe_measures(small, tmp_path, opened):

@@ -41,6 +41,11 @@ class Offline(DPOLoss, TrainingStage):
         return True
 
     @property
+    def probes_float32(self) -> bool:
+        """True if its probes compare with the same parameters in float32."""
+        return self.probe.float32
+
+    @property
     def probes_use_sampler_params(self) -> bool:
         """False: the sampler holds no policy between probes."""
         return False

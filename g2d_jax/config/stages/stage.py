@@ -104,6 +104,11 @@ class Stage(Section):
         return False
 
     @property
+    def probes_float32(self) -> bool:
+        """True if its probes compare with the same parameters in float32."""
+        return False
+
+    @property
     def has_fixed_reference(self) -> bool:
         """True if a reference that stays the same lies beside the policy while it samples."""
         return False
