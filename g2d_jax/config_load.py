@@ -244,7 +244,7 @@ def _wrong_type(field: str, given: str, kind: str) -> str:
     """Say what a field takes that a config file gave a value of another type. kind: the type it
     has."""
     if len(given) >= 80 or "\n" in given:
-        given = f"{given.splitlines()[0]:.80}…"
+        given = f"{(given.strip().splitlines() or [''])[0]:.80}…"
     if not kind.endswith("ConfigDict"):
         meanings = {known.__name__: meaning for known, meaning in MEANING.items()}
         return f"{field} must be {meanings.get(kind, 'a value')} ({kind}), got {given!r}"
@@ -405,12 +405,31 @@ def _parse(text: str, field: Any, path: str) -> Any:
         return None
     if kind is not tuple:
         return _parse_scalar(text, field, path)
+    written = _written_texts(text)
+    if written is not None:
+        return written
     if text[:1] + text[-1:] in ("()", "[]"):
         text = text[1:-1]
     default = field.get() if optional else field
     if default:
         return tuple(_parse_scalar(item, default[0], path) for item in split_values(text))
     return tuple(_literal(item, path) for item in _bare_items(text))
+
+
+def _written_texts(text: str) -> tuple[str, ...] | None:
+    r"""Read a list of quoted texts in brackets as Python does, so that "\n" is a line's end; None if
+    it is not such a list."""
+    if text[:1] + text[-1:] not in ("()", "[]"):
+        return None
+    try:
+        items = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if isinstance(items, str):  # one text in brackets
+        return (items,)
+    if not items or not isinstance(items, list | tuple):
+        return None
+    return tuple(items) if all(isinstance(item, str) for item in items) else None
 
 
 def _bare_items(text: str) -> list[str]:

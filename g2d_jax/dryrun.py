@@ -184,20 +184,22 @@ def _show_problem(session: Session, problem: Problem) -> None:
 def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Warn of stop strings that would end a right response before its answer."""
     rule = session.config.all_tasks[task].reward.answers
-    texts = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
-    texts += [problem.solution.strip() for problem in problems if problem.solution]
-    texts += _worked_examples(
+    answers = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
+    answers += [problem.solution.strip() for problem in problems if problem.solution]
+    examples = _worked_examples(
         session.tokenizer.settings.pattern, session.tokenizer.template.is_chat
     )
+    of_kind = {"right responses": answers, "worked examples of the template": examples}
     for setting, string in stop_strings(session.config):
         where = f"warning: {setting} has {string!r}, which ends"
-        ended = [text for text in texts if string in text]
-        if ended:
-            example = shortened(ended[0], 1000)
-            session.say_once(
-                f"{where} {len(ended)} of {len(texts)} right responses early: {example!r}"
-            )
-        elif not string.strip(" "):
+        ends_any = False
+        for kind, texts in of_kind.items():
+            ended = [text for text in texts if string in text]
+            if ended:
+                ends_any = True
+                example = shortened(ended[0], 1000)
+                session.say_once(f"{where} {len(ended)} of {len(texts)} {kind} early: {example!r}")
+        if not ends_any and not string.strip(" "):
             spaces = "space" if string == " " else f"{len(string)} spaces in a row"
             session.say_once(f"{where} a response at its first {spaces}")
 

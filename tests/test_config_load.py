@@ -360,6 +360,10 @@ def test_fields_of_a_source_may_have_any_name(write):
         ("stages.warmup.keep=7,", (7,)),
         ("stages.warmup.keep=", ()),
         ("stages.warmup.keep=()", ()),
+        # as Python writes it, whether or not the list has texts already
+        (r'stages.warmup.sampling.stop=["\n\n", "a, b"]', ("\n\n", "a, b")),
+        (r'stages.warmup.sampling.stop=["\n\n"]', ("\n\n",)),
+        (r'stages.warmup.sampling.stop=("\n\n")', ("\n\n",)),
         ("stages.evaluate.policies=sft,warmup@10", ("sft", "warmup@10")),
         ("stages.warmup.epsilon_high=none", None),
         ("stages.warmup.epsilon_high=1", 1.0),
@@ -385,6 +389,18 @@ def test_overrides_are_typed_by_their_field(write, override, value):
     path = override.partition("=")[0].strip().removeprefix("config.")
     assert made[path] == value
     assert type(made[path]) is type(value)
+
+
+@pytest.mark.parametrize("text", [r'["\n\n", "a"]', r"('\n\n', 'a',)"])
+def test_texts_are_written_as_in_python_where_a_list_has_some_too(write, text):
+    config = write('config.stages.warmup.sampling.stop = ("x",)')
+    made = config_load.resolve(config, [f"stages.warmup.sampling.stop={text}"])
+    assert made.stages.warmup.sampling.stop == ("\n\n", "a")
+
+
+def test_a_text_in_place_of_a_list_is_shown(write):
+    with pytest.raises(ValueError, match="got 'Question:…'"):
+        config_load.resolve(write(r'config.stages.warmup.sampling.stop = ("\nQuestion:")'))
 
 
 @pytest.mark.parametrize(

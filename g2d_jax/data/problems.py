@@ -14,7 +14,7 @@ Sources, all texts:
     procedural:slips, procedural:chains, procedural:digits   see data/arithmetic.py
     procedural:stories[:steps=1-3,numbers=50]                see data/stories.py
 
-Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer":
+Fields have their usual names (`FIELDS`) or are mapped: fields={"answer":
 "reward_model.ground_truth"}.
 """
 
@@ -49,8 +49,7 @@ from g2d_jax.data.splits import Split, problem_id
 from g2d_jax.records import Example, Problem
 from g2d_jax.rewards.extract import solution_answer
 
-# Field names in the order they are looked for.
-_CANDIDATES = {
+FIELDS = {
     "prompt": ("problem", "question", "prompt"),
     "answer": (
         "answer",
@@ -62,6 +61,7 @@ _CANDIDATES = {
     "solution": ("solution",),
     "subset": ("subset", "subject", "data_source"),
 }
+"""A problem's fields -> the names of a row's that are looked for, in this order."""
 _BARE_ANSWER_CHARACTERS = 100
 _THOUSANDS = re.compile(r"\A[-+]?\\?\$?\d{1,3}(?:,\d{3})+(?![\d,])")
 
@@ -96,7 +96,7 @@ def load_problems(
     for a hub source without the extra.
     """
     fields = _by_our_names(source.fields)
-    check_fields(fields, _CANDIDATES)
+    check_fields(fields, ("problem", *FIELDS))
     if source.path.startswith("procedural:"):
         task, count = procedural(source)
         problems = task.problems(seed, count, source.split)
@@ -139,7 +139,7 @@ def to_problem(values: Values, source: str, fields: Fields) -> Problem:
     line is taken to be the answer.
     """
     used: dict[str, Found] = {}
-    for name, paths in _CANDIDATES.items():
+    for name, paths in FIELDS.items():
         if name in fields:
             used[name] = named(values, fields[name])
         elif name == "prompt":
@@ -173,7 +173,7 @@ def _numinamath(values: Values, source: str, fields: Fields) -> Problem:
     problem = to_problem(values, source, {"subset": "source", **fields})
     if isinstance(problem.prompt, str):
         filters.long_enough(problem.prompt, fields.get("prompt", "problem"))
-    if "answer" not in fields and find(values, *_CANDIDATES["answer"])[0] is None:
+    if "answer" not in fields and find(values, *FIELDS["answer"])[0] is None:
         # Here "####" is a heading and no mark of an answer, and a short solution is no bare answer.
         boxed = solution_answer((problem.solution or "").replace("####", ""))
         problem = dataclasses.replace(problem, answer=boxed)

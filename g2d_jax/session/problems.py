@@ -14,7 +14,7 @@ from g2d_jax import keys
 from g2d_jax.config import Config, Reward, Source, Task, setting_of
 from g2d_jax.contents import Content, records
 from g2d_jax.data.order import Mixture, Order
-from g2d_jax.data.problems import LoadReport, load_problems
+from g2d_jax.data.problems import FIELDS, LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, by_id, indices_by_task
@@ -283,7 +283,11 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
     answered = [problem for problem in problems if problem.answer is not None]
     dropped = len(problems) - len(answered)
     if dropped:
-        say(f"{label}: {dropped} problems without a reference answer dropped")
+        hint = ""
+        if not answered:
+            names = ", ".join(FIELDS["answer"])
+            hint = f": none has a field {names}; name theirs by fields={{'answer': NAME}} of the source"
+        say(f"{label}: {dropped} problems without a reference answer dropped{hint}")
     return answered
 
 
