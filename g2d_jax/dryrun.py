@@ -20,21 +20,24 @@ from g2d_jax.config import Config, places
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.kernels import platform_of
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
-from g2d_jax.rewards.forms import Form, asked_for, readers
 from g2d_jax.rewards.verify import reading
 from g2d_jax.run_stages import check_models, require_packages
 from g2d_jax.runtime import flags, memory, storage
-from g2d_jax.runtime.terminal import shortened
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.answers import (
+    forms_asked_for,
+    is_read_by_rule,
+    problems_of,
+    read_by_rule,
+    warn_of_answers,
+)
 from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
-from g2d_jax.session.tokenizers import stop_strings
 from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, require_same_run, stage_folders
 
@@ -80,11 +83,11 @@ def show(
                 table(settings, session.problems.by_split),
             )
             for task in session.config.all_tasks:
-                problems = _problems_of(session, task)
+                problems = problems_of(session, task)
                 for problem in problems[:SHOWN]:
                     _show_problem(session, problem)
                 _try_reward(session, task, problems)
-                _warn_of_stops(session, task, problems)
+            warn_of_answers(session)
 
 
 def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> None:
@@ -154,16 +157,6 @@ def _show_memory(session: Session) -> None:
         )
 
 
-def _problems_of(session: Session, task: str) -> list[Problem]:
-    """List the problems that a task is tried on: those of train, of test where there are none, else
-    of dev."""
-    for split in ("train", "test", "dev"):
-        problems = [problem for problem in session.problems.by_split[split] if problem.task == task]
-        if problems:
-            return problems
-    return []
-
-
 def _show_problem(session: Session, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = session.tokenizer.encode_prompt(problem)
@@ -181,49 +174,6 @@ def _show_problem(session: Session, problem: Problem) -> None:
     )
 
 
-def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
-    """Warn of stop strings that would end a right response before its answer."""
-    rule = session.config.all_tasks[task].reward.answers
-    answers = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
-    answers += [problem.solution.strip() for problem in problems if problem.solution]
-    examples = _worked_examples(
-        session.tokenizer.settings.pattern, session.tokenizer.template.is_chat
-    )
-    of_kind = {"right responses": answers, "worked examples of the template": examples}
-    for setting, string in stop_strings(session.config):
-        where = f"warning: {setting} has {string!r}, which ends"
-        ends_any = False
-        for kind, texts in of_kind.items():
-            ended = [text for text in texts if string in text]
-            if ended:
-                ends_any = True
-                example = shortened(ended[0], 1000)
-                session.say_once(f"{where} {len(ended)} of {len(texts)} {kind} early: {example!r}")
-        if not ends_any and not string.strip(" "):
-            spaces = "space" if string == " " else f"{len(string)} spaces in a row"
-            session.say_once(f"{where} a response at its first {spaces}")
-
-
-def _worked_examples(pattern: str, is_chat: bool) -> list[str]:
-    """List the responses of a prompt template's worked examples: what follows their problem as the
-    response follows it.
-
-    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing
-    does. Where nothing follows {problem} an example's problem ends with its line; without a chat
-    template, which ends a message of its own, the response then begins with that line's break.
-    """
-    before, _, after = pattern.partition(PLACEHOLDER)
-    label = before.rpartition("\n")[2]
-    if not label.strip():
-        return []
-    ends_with_problem = not after.strip(" ")
-    separator = "\n" if ends_with_problem else after
-    blocks = f"\n{before}".split(f"\n{label}")[1:-1]
-    responses = [block.partition(separator)[2].strip() for block in blocks]
-    begin = "\n" if ends_with_problem and not is_chat else ""
-    return [begin + response for response in responses if response]
-
-
 def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Score the reference answer, and that of another problem, as the prompt asks for answers.
 
@@ -234,11 +184,8 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     if why := reward.kind.not_tried or ("" if problems else "there is no problem"):
         session.tracker.say(f"the reward of {task} is not tried: {why}")
         return
-    asked = asked_for(_instruction(session, problems[0]))
-    read = [form for form in asked if form.is_read_by(reward.answers)]
-    # A function of one's own may read anything: it is tried with the form that is asked for.
-    by_rule = not reward.kind.is_function or reward.answers != "boxed"
-    chosen = (read if by_rule else asked)[:1]
+    asked = forms_asked_for(session, problems[0])
+    chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
     write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     answers = [problem.answer for problem in problems if problem.answer is not None]
     tried: list[tuple[Problem, str, str]] = []
@@ -257,8 +204,6 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         shown = "" if problem.answer is None else kind
         rows.append([problem.id, shown, text, score.reward, score.verdict.value])
         rewards[problem.id, kind] = score.reward or 0.0
-    if asked and by_rule and not read:
-        _warn_of_form(session, task, asked[0])
     title = f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}"
     session.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
     alike = [
@@ -273,28 +218,3 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
             f"{write('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
-
-
-def _instruction(session: Session, problem: Problem) -> str:
-    """Return what stands around a problem in its prompt, or a conversation's messages: there a form
-    is asked for.
-
-    A problem's own text asks for none: it may hold anything.
-    """
-    settings = session.tokenizer.settings
-    if isinstance(problem.prompt, str):
-        return f"{settings.system or ''}\n{settings.pattern.replace(PLACEHOLDER, '')}"
-    return "\n".join([settings.system or "", *(message["content"] for message in problem.prompt)])
-
-
-def _warn_of_form(session: Session, task: str, asked: Form) -> None:
-    """Warn that the prompt asks for a form of answers that the task's rule does not read."""
-    rule, rules = (
-        session.config.all_tasks[task].reward.answers,
-        " or ".join(map(repr, readers(asked))),
-    )
-    session.tracker.say(
-        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
-        f"{rule!r}, by which that is none: let tokenizer.prompt_template, or the data's prompts, "
-        f"ask for {in_form('x', rule)}, or set reward.answers={rules}"
-    )

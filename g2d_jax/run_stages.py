@@ -29,6 +29,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_services
 from g2d_jax.session import init_params, inputs, kept_inputs
+from g2d_jax.session.answers import warn_of_answers
 from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.problems import table
 from g2d_jax.session.program import compile_programs
@@ -141,6 +142,7 @@ def open_session(
                 compiling.take_programs()  # those of an earlier run in this process
                 for task, split, source, count in table(config, session.problems.by_split):
                     tracker.say(f"{task}, {split}: {count} problems; source: {source}")
+                warn_of_answers(session)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from matrix import slow
 from toys import their_logits_and_ours
 
-from g2d_jax import cli, dryrun
+from g2d_jax import cli
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
@@ -39,6 +39,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session import answers
 from g2d_jax.session.policies import load_policy
 from g2d_jax.workdir import claim
 
@@ -1323,4 +1324,4 @@ fail()
     ],
 )
 def test_worked_examples_of_a_template(pattern: str, is_chat: bool, responses: list[str]) -> None:
-    assert dryrun._worked_examples(pattern, is_chat) == responses
+    assert answers.worked_examples(pattern, is_chat) == responses

@@ -10,7 +10,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import pipeline, run_stages
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
@@ -319,6 +319,21 @@ def test_policies_that_are_not_there(
         session = Session(Config.of(config), epath.Path(tmp_path), tracker, folders)
         with pytest.raises(ValueError, match=message):
             load_policy(session, policy.replace("WORK", str(tmp_path)))
+
+
+def test_a_run_warns_of_answers_that_are_cut_or_not_read(
+    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its dry run does, and before its first stage."""
+    config.reward.update(function="verify", answers="tags")
+    config.tokenizer.prompt_template = "{problem}\\boxed{}"
+    config.stages.warmup.sampling.stop = ("<answer>",)
+    made = Config.of(config)
+    order = graph.plan(made)
+    with run_stages.open_session(made, order, epath.Path(tmp_path), "", None, {}):
+        said = capsys.readouterr().out
+    assert "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule" in said
+    assert "stop has '<answer>', which ends 40 of 80 right responses early" in said
 
 
 def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Whether right answers can be read: what a dry run and a run say of stop strings that cut them, and
+of a prompt that asks for answers in another form than the reward reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from g2d_jax.data.template import PLACEHOLDER
+from g2d_jax.records import Problem
+from g2d_jax.rewards.extract import in_form
+from g2d_jax.rewards.forms import Form, asked_for, readers
+from g2d_jax.runtime.terminal import shortened
+from g2d_jax.session.session import Session
+from g2d_jax.session.tokenizers import stop_strings
+
+
+def warn_of_answers(session: Session) -> None:
+    """Warn of each task whose right answers would not be read, or be cut."""
+    for task, settings in session.config.all_tasks.items():
+        problems = problems_of(session, task)
+        if problems and not settings.reward.kind.not_tried and is_read_by_rule(session, task):
+            asked = forms_asked_for(session, problems[0])
+            if asked and not read_by_rule(session, task, asked):
+                _warn_of_form(session, task, asked[0])
+        _warn_of_stops(session, task, problems)
+
+
+def is_read_by_rule(session: Session, task: str) -> bool:
+    """Return whether reward.answers says how a task's answers are read: a function of one's own may
+    read anything."""
+    reward = session.config.all_tasks[task].reward
+    return not reward.kind.is_function or reward.answers != "boxed"
+
+
+def forms_asked_for(session: Session, problem: Problem) -> list[Form]:
+    """List the forms of answers that a problem's prompt asks for."""
+    return list(asked_for(_instruction(session, problem)))
+
+
+def read_by_rule(session: Session, task: str, forms: Sequence[Form]) -> list[Form]:
+    """List the forms that a task's rule reads."""
+    rule = session.config.all_tasks[task].reward.answers
+    return [form for form in forms if form.is_read_by(rule)]
+
+
+def problems_of(session: Session, task: str) -> list[Problem]:
+    """List the problems that a task is tried on: those of train, of test where there are none, else
+    of dev."""
+    for split in ("train", "test", "dev"):
+        problems = [problem for problem in session.problems.by_split[split] if problem.task == task]
+        if problems:
+            return problems
+    return []
+
+
+def _instruction(session: Session, problem: Problem) -> str:
+    """Return what stands around a problem in its prompt, or a conversation's messages: there a form
+    is asked for.
+
+    A problem's own text asks for none: it may hold anything.
+    """
+    settings = session.tokenizer.settings
+    if isinstance(problem.prompt, str):
+        return f"{settings.system or ''}\n{settings.pattern.replace(PLACEHOLDER, '')}"
+    return "\n".join([settings.system or "", *(message["content"] for message in problem.prompt)])
+
+
+def _warn_of_form(session: Session, task: str, asked: Form) -> None:
+    """Warn that the prompt asks for a form of answers that the task's rule does not read."""
+    rule = session.config.all_tasks[task].reward.answers
+    rules = " or ".join(map(repr, readers(asked)))
+    session.tracker.say(
+        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
+        f"{rule!r}, by which that is none: let tokenizer.prompt_template, or the data's prompts, "
+        f"ask for {in_form('x', rule)}, or set reward.answers={rules}"
+    )
+
+
+def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
+    """Warn of stop strings that would end a right response before its answer."""
+    rule = session.config.all_tasks[task].reward.answers
+    answers = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
+    answers += [problem.solution.strip() for problem in problems if problem.solution]
+    examples = worked_examples(
+        session.tokenizer.settings.pattern, session.tokenizer.template.is_chat
+    )
+    of_kind = {"right responses": answers, "worked examples of the template": examples}
+    for setting, string in stop_strings(session.config):
+        where = f"warning: {setting} has {string!r}, which ends"
+        ends_any = False
+        for kind, texts in of_kind.items():
+            ended = [text for text in texts if string in text]
+            if ended:
+                ends_any = True
+                example = shortened(ended[0], 1000)
+                session.say_once(f"{where} {len(ended)} of {len(texts)} {kind} early: {example!r}")
+        if not ends_any and not string.strip(" "):
+            spaces = "space" if string == " " else f"{len(string)} spaces in a row"
+            session.say_once(f"{where} a response at its first {spaces}")
+
+
+def worked_examples(pattern: str, is_chat: bool) -> list[str]:
+    """List the responses of a prompt template's worked examples: what follows their problem as the
+    response follows it.
+
+    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing
+    does. Where nothing follows {problem} an example's problem ends with its line; without a chat
+    template, which ends a message of its own, the response then begins with that line's break.
+    """
+    before, _, after = pattern.partition(PLACEHOLDER)
+    label = before.rpartition("\n")[2]
+    if not label.strip():
+        return []
+    ends_with_problem = not after.strip(" ")
+    separator = "\n" if ends_with_problem else after
+    blocks = f"\n{before}".split(f"\n{label}")[1:-1]
+    responses = [block.partition(separator)[2].strip() for block in blocks]
+    begin = "\n" if ends_with_problem and not is_chat else ""
+    return [begin + response for response in responses if response]
