@@ -39,7 +39,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import answers
+from g2d_jax.session.answers import worked_examples
 from g2d_jax.session.policies import load_policy
 from g2d_jax.workdir import claim
 
@@ -1324,4 +1324,4 @@ fail()
     ],
 )
 def test_worked_examples_of_a_template(pattern: str, is_chat: bool, responses: list[str]) -> None:
-    assert answers.worked_examples(pattern, is_chat) == responses
+    assert worked_examples(pattern, is_chat) == responses
