@@ -244,7 +244,8 @@ def _wrong_type(field: str, given: str, kind: str) -> str:
     """Say what a field takes that a config file gave a value of another type. kind: the type it
     has."""
     if len(given) >= 80 or "\n" in given:
-        given = f"{(given.strip().splitlines() or [''])[0]:.80}…"
+        first, _, _ = given.strip().partition("\n")
+        given = f"{first:.80}…"
     if not kind.endswith("ConfigDict"):
         meanings = {known.__name__: meaning for known, meaning in MEANING.items()}
         return f"{field} must be {meanings.get(kind, 'a value')} ({kind}), got {given!r}"
@@ -423,7 +424,7 @@ def _written_texts(text: str) -> tuple[str, ...] | None:
         return None
     try:
         items = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     if isinstance(items, str):  # one text in brackets
         return (items,)

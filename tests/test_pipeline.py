@@ -334,6 +334,10 @@ def test_a_run_warns_of_answers_that_are_cut_or_not_read(
         said = capsys.readouterr().out
     assert "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule" in said
     assert "stop has '<answer>', which ends 40 of 80 right responses early" in said
+    # A function of one's own may read anything.
+    folder = epath.Path(tmp_path) / "own"
+    with run_stages.open_session(made, order, folder, "", lambda **_: [], {}):
+        assert "warning: the prompt asks" not in capsys.readouterr().out
 
 
 def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:
@@ -374,6 +378,23 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
 def test_settings_that_cannot_work_are_refused_before_any_work(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(resolve(TINY, [override])))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.dpo.probe.every=0", "measures probes, and every is 0"),
+        ("dtype=float32", "compares with float32, and dtype is that"),
+        ("stages.dpo.probe_sampling.temperature=0", "compares whole distributions"),
+        ("stages.dpo.probe_sampling.top_p=0.9", "compares whole distributions"),
+        ("stages.dpo.probe_sampling.top_k=5", "compares whole distributions"),
+    ],
+)
+def test_probes_against_float32_measure_rounding_alone(override: str, message: str) -> None:
+    asked = ["dtype=bfloat16", "stages.dpo.probe.every=2", "stages.dpo.probe.float32=true"]
+    pipeline.check(Config.of(resolve(TINY, asked)))
+    with pytest.raises(ValueError, match=message):
+        pipeline.check(Config.of(resolve(TINY, [*asked, override])))
 
 
 @pytest.mark.slow

@@ -154,17 +154,31 @@ class Config(Section):
         if self.engine.is_server:
             yield from self._engine_conflicts()
         for name, stage in self.stages.items():
-            if self.dtype == "float32" and stage.probes_float32:
-                yield ValueError(
-                    f"stages.{name}.probe.float32 compares with float32, and dtype is that: leave "
-                    "it off, or set dtype to bfloat16"
-                )
+            if stage.probes_float32:
+                yield from self._float32_conflicts(name, stage)
             if self.tasks and stage.filters:
                 yield ValueError(
                     f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
                     "prompts, of whatever task, in place of those they skip, and so change the "
                     "ratio of the tasks of a mixed run: leave them off"
                 )
+
+    def _float32_conflicts(self, name: str, stage: Stage) -> Iterator[ValueError]:
+        """Refuse probes against float32 where the difference would not be that of rounding."""
+        setting = f"stages.{name}.probe.float32"
+        if self.dtype == "float32":
+            yield ValueError(
+                f"{setting} compares with float32, and dtype is that: leave it off, or set dtype "
+                "to bfloat16"
+            )
+        drawn = stage.probe_settings
+        if drawn is not None and (not drawn.temperature or drawn.top_p < 1 or drawn.top_k):
+            yield ValueError(
+                f"{setting} compares whole distributions: sample the stage's probes at a "
+                "temperature above 0, without top_p and top_k"
+            )
+        if self.engine.is_server:
+            yield ValueError(f"{setting} is of the library's own sampler: leave it off")
 
     def _engine_conflicts(self) -> Iterator[ValueError]:
         """Refuse what a server cannot do: to follow a policy update by update, or to hold several

@@ -83,3 +83,8 @@ class Probe(Section):
     num_generations: Positive = 1
     split: Literal["train", "dev", "test"] = "dev"
     float32: bool = False  # also KL to the same parameters in float32
+
+    def conflicts(self) -> Iterator[ValueError]:
+        """Refuse a measurement of probes where there are none."""
+        if self.float32 and not self.every:
+            yield FieldError("float32", "measures probes, and every is 0: set every too")

@@ -246,7 +246,10 @@ def split_by_batch(
             "sampled_tokens": tokens,
             "sampling_seconds": seconds * tokens / total,
         }
-        last = [_as_first(group.pop()) for group in groups] if greedy else []
+        last = []
+        if greedy:
+            last = [_as_first(group[-1]) for group in groups]
+            groups = [group[:-1] for group in groups]
         sampled.append(Sampled(draws, groups, {**part, **usage}, greedy=last))
     return sampled
 

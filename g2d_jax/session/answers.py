@@ -28,6 +28,8 @@ def warn_of_answers(session: Session) -> None:
 def is_read_by_rule(session: Session, task: str) -> bool:
     """Return whether reward.answers says how a task's answers are read: a function of one's own may
     read anything."""
+    if task == "main" and session.reward is not None:
+        return False
     reward = session.config.all_tasks[task].reward
     return not reward.kind.is_function or reward.answers != "boxed"
 
@@ -78,6 +80,9 @@ def _warn_of_form(session: Session, task: str, asked: Form) -> None:
 
 def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Warn of stop strings that would end a right response before its answer."""
+    stops = list(stop_strings(session.config))
+    if not stops:
+        return
     rule = session.config.all_tasks[task].reward.answers
     answers = [in_form(problem.answer, rule) for problem in problems if problem.answer is not None]
     answers += [problem.solution.strip() for problem in problems if problem.solution]
@@ -85,7 +90,7 @@ def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> 
         session.tokenizer.settings.pattern, session.tokenizer.template.is_chat
     )
     of_kind = {"right responses": answers, "worked examples of the template": examples}
-    for setting, string in stop_strings(session.config):
+    for setting, string in stops:
         where = f"warning: {setting} has {string!r}, which ends"
         ends_any = False
         for kind, texts in of_kind.items():

@@ -286,7 +286,7 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
         hint = ""
         if not answered:
             names = ", ".join(FIELDS["answer"])
-            hint = f": none has a field {names}; name theirs by fields={{'answer': NAME}} of the source"
+            hint = f": none was found in {names} or a solution; fields={{'answer': NAME}} names another"
         say(f"{label}: {dropped} problems without a reference answer dropped{hint}")
     return answered
 

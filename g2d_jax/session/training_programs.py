@@ -154,8 +154,9 @@ class Scorer:
         """The program that computes them."""
         compute = self.session.compute
         if self.dtype is not None:
-            # A kernel that was asked for may compute in bfloat16 alone.
-            compute = replace(compute, dtype=self.dtype, attention="auto")
+            compute = replace(compute, dtype=self.dtype)
+            if compute.attention == "cudnn":  # which computes in bfloat16 alone
+                compute = replace(compute, attention="auto")
         return self.session.programs.get_or_make(make_scorer, compute)
 
     def pack(self, groups: Sequence[Group]) -> Packed:

@@ -198,8 +198,8 @@ def test_requests_and_answers(
         assert draw(server, temperature=0.0)[1].logprobs.tolist() == [0.0] * 4
         asked = len(server.completions())
         draw(server, greedy=True)
-        settings = [body["temperature"] for body in server.completions()[asked:]]
-        assert sorted(settings) == [0.0, 1.0, 1.0]
+        asked_with = {body["seed"]: body["temperature"] for body in server.completions()[asked:]}
+        assert [asked_with[seed(sample)] for sample in range(3)] == [1.0, 1.0, 0.0]
     assert server.key == "Bearer sk-secret"
     assert {name: body[name] for name in body if name not in ("seed", "prompt")} == {
         **{

@@ -46,6 +46,11 @@ class Offline(DPOLoss, TrainingStage):
         return self.probe.float32
 
     @property
+    def probe_settings(self) -> Sampling:
+        """The settings by which its probes are sampled."""
+        return self.sampling_of_probes
+
+    @property
     def probes_use_sampler_params(self) -> bool:
         """False: the sampler holds no policy between probes."""
         return False

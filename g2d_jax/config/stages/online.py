@@ -293,6 +293,11 @@ class Online(TrainingStage):
         return self.probe.float32
 
     @property
+    def probe_settings(self) -> Sampling:
+        """The settings by which its probes are sampled."""
+        return self.sampling_of_probes
+
+    @property
     def probes_use_sampler_params(self) -> bool:
         """True if the sampler holds the policy as it is while probes are drawn."""
         return not self.sampling_weights

@@ -109,6 +109,11 @@ class Stage(Section):
         return False
 
     @property
+    def probe_settings(self) -> Sampling | None:
+        """The settings by which its probes are sampled, None without any."""
+        return None
+
+    @property
     def has_fixed_reference(self) -> bool:
         """True if a reference that stays the same lies beside the policy while it samples."""
         return False
