@@ -92,6 +92,8 @@ def case(workdir: Path, what: str, where: str) -> Iterator[None]:
             yield
             subprocess.run(["mount", "-o", "remount,rw", workdir.parent], check=True)
         case "file":
+            # The case before may have come as far as to make it.
+            shutil.rmtree(workdir / where, ignore_errors=True)
             (workdir / where).parent.mkdir(parents=True, exist_ok=True)
             (workdir / where).write_bytes(b"")
             yield
