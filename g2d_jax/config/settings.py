@@ -171,7 +171,7 @@ class Config(Section):
                 f"{setting} compares with float32, and dtype is that: leave it off, or set dtype "
                 "to bfloat16"
             )
-        drawn = stage.probe_settings
+        drawn = stage.sampling_of_probes
         if drawn is not None and (not drawn.temperature or drawn.top_p < 1 or drawn.top_k):
             yield ValueError(
                 f"{setting} compares whole distributions: sample the stage's probes at a "

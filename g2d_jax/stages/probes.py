@@ -73,8 +73,8 @@ def probe(
     Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any
     step: a stage may end early. Call it outside of blocks whose cost is tracked. The random numbers
     are the same at each step. Logged with kind "probe": see `figures`; with a reference "kl" too,
-    and "kl_float32" where stage.probe asks for it. A
-    restart reads back the measurements, and their cost, from the stage's folder probe/.
+    and "kl_float32" where stage.probe asks for it. A restart reads back the measurements, and their
+    cost, from the stage's folder probe/.
     """
     every, step, state = stage.probe.every, trainer.step, trainer.extra_state
     due = every and (step % every == 0 or step == trainer.total or last)

@@ -41,16 +41,6 @@ class Offline(DPOLoss, TrainingStage):
         return True
 
     @property
-    def probes_float32(self) -> bool:
-        """True if its probes compare with the same parameters in float32."""
-        return self.probe.float32
-
-    @property
-    def probe_settings(self) -> Sampling:
-        """The settings by which its probes are sampled."""
-        return self.sampling_of_probes
-
-    @property
     def probes_use_sampler_params(self) -> bool:
         """False: the sampler holds no policy between probes."""
         return False

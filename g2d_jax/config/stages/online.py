@@ -288,16 +288,6 @@ class Online(TrainingStage):
         return self.compares
 
     @property
-    def probes_float32(self) -> bool:
-        """True if its probes compare with the same parameters in float32."""
-        return self.probe.float32
-
-    @property
-    def probe_settings(self) -> Sampling:
-        """The settings by which its probes are sampled."""
-        return self.sampling_of_probes
-
-    @property
     def probes_use_sampler_params(self) -> bool:
         """True if the sampler holds the policy as it is while probes are drawn."""
         return not self.sampling_weights

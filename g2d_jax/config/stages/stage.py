@@ -106,11 +106,12 @@ class Stage(Section):
     @property
     def probes_float32(self) -> bool:
         """True if its probes compare with the same parameters in float32."""
-        return False
+        probe = getattr(self, "probe", None)  # of stages whose policy is sampled while it trains
+        return probe is not None and probe.float32
 
     @property
-    def probe_settings(self) -> Sampling | None:
-        """The settings by which its probes are sampled, None without any."""
+    def sampling_of_probes(self) -> Sampling | None:
+        """The settings by which its probes are sampled, None where it has none."""
         return None
 
     @property
