@@ -56,13 +56,13 @@ _TARGETS = [
 
 
 def parses(gold: str) -> Verdict:
-    """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For
-    worker processes."""
+    """Tell whether math-verify reads a reference answer, in the spelling in which it would be
+    compared: CORRECT if it does, else UNSCORABLE. For worker processes."""
     read = can_be_read(gold)
     if read is None:
         a, _ = paired_up(gold, "")
-        a, _ = _keep_case(units.without_unit(a), "")
-        read = bool(_parse(a))
+        readings = angles.readings(units.without_unit(a), "")
+        read = any(_parse(_spelled(*reading)[0]) for reading in readings)
     return Verdict.CORRECT if read else Verdict.UNSCORABLE
 
 
@@ -190,8 +190,7 @@ def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
 
 def _same_by_parsing(gold: str, answer: str) -> bool:
     """Ask math-verify, with all in its own spelling."""
-    spelled = [angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer)]
-    a, b = _keep_case(*spelled)
+    a, b = _spelled(gold, answer)
     given = _parse(b)
     expected = _parse(a) if given else []
     return any(
@@ -256,6 +255,12 @@ def _combinations(found: re.Match[str]) -> str:
     before = found.string[: found.start()].rstrip()[-1:]
     times = _TIMES * (before.isdigit() or before in ("}", ")"))
     return f"{times}({math.comb(int(found[1]), int(found[2]))})"
+
+
+def _spelled(gold: str, answer: str) -> Pair:
+    """Write two answers as math-verify reads them without loss."""
+    a, b = (angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer))
+    return _keep_case(a, b)
 
 
 def _exactly(text: str) -> str:

@@ -93,3 +93,19 @@ def test_unscorable_is_not_wrong(pool: VerifierPool) -> None:
     scores = pool.score(["see the figure: ^^", None, "", "x^2+"], [r"\boxed{3}"] * 4)
     assert [score.verdict for score in scores] == [Verdict.UNSCORABLE] * 4
     assert [score.reward for score in scores] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"(\pi+\log_2 0.5, \sqrt{1})", r"(\pi-1, 1)"),
+        (r"(3, \log_2 0.5 + \log_3 9)", "(3, 1)"),
+        (r"(\cos 60^\circ + \log_2 0.5, 2)", r"\left(-\frac{1}{2}, 2\right)"),
+    ],
+)
+def test_a_gold_is_read_in_the_spelling_in_which_it_is_compared(
+    pool: VerifierPool, gold: str, answer: str
+) -> None:
+    """math-verify cannot read `\\log_2 0.5` in a tuple; with `\\frac{5}{10}` it can."""
+    (score,) = pool.score([gold], [rf"\boxed{{{answer}}}"])
+    assert score.verdict is Verdict.CORRECT

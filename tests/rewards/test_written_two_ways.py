@@ -145,14 +145,15 @@ def written(draw: st.DrawFn) -> tuple[str, str, str]:
 
 
 def judge(pool: VerifierPool, case: tuple[str, str, str]) -> None:
-    """Fail unless the gold's other spelling is paid, and the other answer is not."""
+    """Fail unless the gold's other spelling is paid, it too as a gold, and the other answer is
+    not."""
     gold, same, other = case
-    is_paid, is_paid_too = (
-        score.verdict is Verdict.CORRECT
-        for score in pool.score([gold, gold], [rf"\boxed{{{same}}}", rf"\boxed{{{other}}}"])
-    )
-    assert is_paid, f"{gold} is also {same}"
-    assert not is_paid_too, f"{gold} is not {other}"
+    golds = [gold, same, gold]
+    answers = [rf"\boxed{{{answer}}}" for answer in (same, gold, other)]
+    verdicts = [score.verdict for score in pool.score(golds, answers)]
+    assert verdicts[0] is Verdict.CORRECT, f"{gold} is also {same}"
+    assert verdicts[1] is Verdict.CORRECT, f"{same} is also {gold}"
+    assert verdicts[2] is not Verdict.CORRECT, f"{gold} is not {other}"
 
 
 # The failing case is printed with what reproduces it, a seed of Hypothesis's own. A shorter one
