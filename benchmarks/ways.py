@@ -327,7 +327,7 @@ def remat(config: ModelConfig, folder: Path) -> bool:
 
 def attention(config: ModelConfig, folder: Path) -> bool:
     """Log-probs and their gradients of packed rows by XLA's attention and by the platform's kernel,
-    and how far apart they are."""
+    in bfloat16: their rates, and how far each is from float32."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -340,22 +340,31 @@ def attention(config: ModelConfig, folder: Path) -> bool:
     model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
     for rows, length in ((2, 128),) if is_tiny(config) else ((5, 3072), (2, 9216)):
         tokens = jax.random.randint(jax.random.key(1), (rows, length), 0, config.vocab_size)
-        found = {}
-        for kernel in kernels:
 
-            def loss(model: Any, kernel: str = kernel, tokens: Any = tokens) -> Any:
-                each = scored(config, model, tokens, jnp.bfloat16, "attention", mesh, kernel)
+        def run(kernel: str, dtype: Any, tokens: Any = tokens) -> Any:
+            def loss(model: Any) -> Any:
+                each = scored(config, model, tokens, dtype, "attention", mesh, kernel)
                 return each.mean(), each
 
-            run = jax.jit(jax.grad(loss, has_aux=True))
-            taken = seconds(lambda run=run: run(model), 3)
-            slope, each = jax.device_get(run(model))
-            found[kernel] = [np.concatenate([x.ravel() for x in jax.tree.leaves(slope)]), each]
-            say("attention", f"{kernel}, {rows} x {length}", f"{rows * length / taken:,.0f} tok/s")
-        (slope, each), (other, there) = (found[kernel] for kernel in kernels)
-        off = np.linalg.norm(slope - other) / np.linalg.norm(slope)
-        apart = f"log-probs max {np.abs(each - there).max():.1e}, gradients {off:.1e} of their norm"
-        say("attention", f"apart, {rows} x {length}", apart)
+            return jax.jit(jax.grad(loss, has_aux=True))
+
+        def result(program: Any) -> Any:
+            slope, each = jax.device_get(program(model))
+            return np.concatenate([x.ravel() for x in jax.tree.leaves(slope)]), each
+
+        with jax.default_matmul_precision("float32"):
+            exact_slope, exact = result(run("xla", jnp.float32))
+        for kernel in kernels:
+            program = run(kernel, jnp.bfloat16)
+            taken = seconds(lambda program=program: program(model), 3)
+            slope, each = result(program)
+            off = np.linalg.norm(slope - exact_slope) / np.linalg.norm(exact_slope)
+            apart = np.abs(each - exact)
+            figure = (
+                f"{rows * length / taken:,.0f} tok/s; from float32: log-probs max "
+                f"{apart.max():.1e}, mean {apart.mean():.1e}, gradients {off:.1e} of their norm"
+            )
+            say("attention", f"{kernel}, {rows} x {length}", figure)
     return True
 
 

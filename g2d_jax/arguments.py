@@ -221,7 +221,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser, "of a run, a point of a study, or a directory of studies")
+    _workdir(parser, "of a run, a point of a study, a directory of studies, or a folder of runs")
     parser.add_argument("--study", help="one study of the directory; default: all of them")
     priced = parser.add_argument_group("cost of a study, where another model had its tokens")
     whose = "price a study's tokens as those of this config, qwen2.5-7b …"
@@ -301,6 +301,9 @@ def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of the run, or of studies")
+    parser.add_argument(
+        "--watch", action="store_true", help="show it again every two seconds while it runs"
+    )
 
 
 _COMMANDS = {

@@ -191,6 +191,7 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the report of a run or of studies; needs neither the model nor a device."""
+    from g2d_jax.report.index import holds_several, write_index
     from g2d_jax.report.read import studies
     from g2d_jax.report.run import write_run
     from g2d_jax.report.study import write_study
@@ -207,7 +208,11 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     rates = _rates(arguments, chosen, screen.say)
     written: list[str] = []
     for name in chosen:
-        written += write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
+        written += write_study(
+            arguments.workdir, name, show=screen.table, say=screen.say, rates=rates.get(name)
+        )
+    if holds_several(arguments.workdir):
+        written.append(write_index(arguments.workdir))
     for path in written or write_run(arguments.workdir):
         _print(path)
 
@@ -258,7 +263,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
             screen.say(part.text)
         elif isinstance(part, page.Table):
             screen.table(*part)
-    for line in (report.headline, *written):
+    for line in filter(None, (report.verdict, report.headline, *written)):
         screen.say(line)
 
 
@@ -322,7 +327,10 @@ def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import status
 
-    status.show(arguments.workdir)
+    if arguments.watch:
+        status.watch(arguments.workdir)
+    else:
+        status.show(arguments.workdir)
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int | None]] = {

@@ -35,6 +35,7 @@ from g2d_jax.workdir import absolute
 
 if TYPE_CHECKING:
     from g2d_jax.report.result import Result
+    from g2d_jax.session.session import Session
 
 
 def run(
@@ -70,13 +71,23 @@ def run(
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(session, names)
         manifests = {}
-        for name in names:
-            manifests[name] = run_stage(session, name, order)
+        with _followed(session):
+            for name in names:
+                manifests[name] = run_stage(session, name, order)
         if until is None:
             processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
         from g2d_jax.report.result import Result  # here: stages run without reports
 
         return Result(session.workdir)
+
+
+def _followed(session: Session) -> contextlib.AbstractContextManager[None]:
+    """Let the leader write a page that follows the run."""
+    if not processes.leader():
+        return contextlib.nullcontext()
+    from g2d_jax.report.live import followed  # here: it loads what draws figures
+
+    return followed(session)
 
 
 @contextlib.contextmanager
@@ -100,11 +111,15 @@ def conclude(
     """Show the final table and write report.html, report.md and report.csv. An error is a
     warning."""
     with only_warned(tracker, workdir):
+        from g2d_jax.report.read import read_run
         from g2d_jax.report.run import write_run  # here: it loads what draws figures
         from g2d_jax.report.tables import summary_table
+        from g2d_jax.report.verdict import run_verdict
 
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
                 tracker.table(*summary_table(manifest, list(manifests.values())))
         page, *_ = write_run(workdir, figures=False)
+        if verdict := run_verdict(read_run(workdir, lenient=True)):
+            tracker.say(verdict)
         tracker.say(f"report: {page}")

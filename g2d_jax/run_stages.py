@@ -233,6 +233,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     memory.give_back()  # of the stage before
     try:
         with memory.measured() as peak:
+            session.peak = peak
             fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
             session.writer.wait()
             held = max(processes.gather(peak.read()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.report.page import SCRIPT, STYLE
+from g2d_jax.report.page import RENEW, SCRIPT, STYLE
 from g2d_jax.runtime.storage import finish, write_json
 from g2d_jax.runtime.tables import write_rollouts
 
@@ -30,7 +30,7 @@ ELEMENTS = """html head meta title style body header nav main section h1 h2 h3 p
 tbody tr th td figure figcaption details summary pre code label input select option button output script
 svg g path text use defs clippath rect tspan"""
 ATTRIBUTES = """lang charset http-equiv content name class id href aria-label role scope tabindex title type value
-autocomplete hidden data-listing data-control data-row data-prompt data-policy data-verdict
+autocomplete hidden data-listing data-control data-row data-prompt data-policy data-verdict data-written data-every
 viewbox d x y width height transform clip-path fill stroke stroke-width stroke-linecap stroke-linejoin stroke-dasharray
 stroke-dashoffset fill-opacity stroke-opacity opacity font-size text-anchor"""
 VERDICTS = {1: Verdict.CORRECT, 0: Verdict.INCORRECT, "t": Verdict.TIMEOUT, "u": Verdict.UNSCORABLE}
@@ -72,7 +72,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if "script" in self.open or "style" in self.open:
-            assert data == {"script": SCRIPT, "style": STYLE}[self.open[-1]]
+            assert data in {"script": (SCRIPT, RENEW), "style": (STYLE,)}[self.open[-1]]
             return
         self.words.append(data)
         if {"caption", "th", "td"} & set(self.open):

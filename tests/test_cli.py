@@ -1,6 +1,7 @@
 """The g2d command as a user types it: from an empty folder, with a shipped or own config, to an
 exported model."""
 
+import contextlib
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
 from matrix import slow
+from reports import Page
 from toys import their_logits_and_ours
 
 from g2d_jax import cli
@@ -169,6 +171,13 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(
         assert f"process {os.getpid()} on " in holder(begun)
         said = g2d("status", begun)
         assert [row[2] for row in cells(said)] == ["done"] * 3 + ["running", "waiting"]
+        told = {"stage": "dpo", "done": 3, "total": 9, "left": "0:00:42 left", "note": "loss 0.5"}
+        storage.write_json(begun / "progress.json", {**told, "peak_memory_bytes": 3 * 2**30})
+        said = g2d("status", begun)
+        assert cells(said)[3][2:] == ["running 3 of 9, 0:00:42 left", "", "", "3.0"]
+        assert "\ndpo: loss 0.5\n" in said
+        storage.write_json(begun / "progress.json", {"done": "<b>", "total": None})  # damaged
+        assert [row[2] for row in cells(g2d("status", begun))][3] == "running"
         assert re.search(
             r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said
         )
@@ -933,12 +942,46 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
         assert g2d("report", folder).split() == [str(folder / name) for name in names]
     for arguments in ([], ["--study", "mine"]):
         printed = g2d("report", study, *arguments)
-        assert printed.split()[-3:] == [
-            str(study / f"mine.{kind}") for kind in ("html", "md", "csv")
-        ]
+        names = ("mine.html", "mine.md", "mine.csv", "index.html")
+        assert printed.split()[-4:] == [str(study / name) for name in names]
+    index = Page((study / "index.html").read_text())
+    assert index.links == ["#pages", "./mine.html"] and "On 16 test problems" in index.text
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
     assert "holds no run" in g2d("report", study / "stages", refused=True)
+
+
+def test_a_folder_of_runs_has_an_index_and_hostile_names_stay_names(
+    work: Path, study: Path, tmp_path: Path, g2d: G2D
+) -> None:
+    names = ("javascript:alert(1)", '" onmouseover="alert(2)', "plain", "studies")
+    for name in names[:3]:
+        shutil.copytree(work, tmp_path / name)
+    shutil.copytree(study, tmp_path / names[3])
+    (tmp_path / "plain" / "report.html").unlink()
+    (tmp_path / "other").mkdir()
+    assert g2d("report", tmp_path).split() == [str(tmp_path / "index.html")]
+    page = Page((tmp_path / "index.html").read_text())
+    hostile = ["./%22%20onmouseover%3D%22alert%282%29/report.html"]
+    hostile.append("./javascript%3Aalert%281%29/report.html")
+    assert page.links[1:3] == hostile  # plain has no page yet, and says how to write it
+    assert f"no page yet: g2d report {tmp_path / 'plain'}" in page.text
+    assert page.text.count("3 online updates and DPO on their rollouts:") == 3
+    assert not any(name == "onmouseover" for name, _ in page.attributes)
+    assert "holds no run" in g2d("report", tmp_path / "other", refused=True)
+
+
+def test_watching_ends_with_the_run_and_needs_a_terminal(work: Path, g2d: G2D) -> None:
+    assert "--watch needs a terminal" in g2d("status", "--watch", work, refused=True)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "g2d_jax", "status", "--watch", str(work)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(ours, 4096):
+                shown += more
+    assert process.returncode == 0 and b"evaluate" in shown
 
 
 def test_compare(

@@ -96,8 +96,10 @@ def comparison_headline(runs: Study) -> str:
     pair = paired.compare(second, best)
     count = len(runs.problems)
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
-    reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
-    reached += f", {second.name} {fmt.percent(second.accuracy.mean)} %"
+    reached = (
+        f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
+        f"{_spent(best)}, {second.name} {fmt.percent(second.accuracy.mean)} %{_spent(second)}"
+    )
     if math.isnan(pair.low):
         return (
             f"{reached}: {fmt.percent(pair.difference)} points apart, too few problems for an "
@@ -108,6 +110,12 @@ def comparison_headline(runs: Study) -> str:
         f"{reached}: these two policies differ on them by {fmt.percent(pair.difference)} points "
         f"{interval} (95 %, over problems; another seed is not in it)."
     )
+
+
+def _spent(row: Row) -> str:
+    """Say what a policy cost, "" where that is not known or nothing."""
+    cost = row.costs["flops"]
+    return f" for {flops(cost)}" if cost > 0 else ""
 
 
 def study_headline(study: Study) -> str:

@@ -1,8 +1,9 @@
 """A report as sections, and the files made of them: a page, Markdown without what only a page can
 show, and figures.
 
-The page is one file without requests, to be opened anywhere and sent to anyone. Its only script
-filters what is on it (filter.js); the Content-Security-Policy allows its bytes and no others.
+The page is one file without requests, to be opened anywhere and sent to anyone. Its scripts filter
+what is on it (filter.js) and load the page of a run under way again (live.js); the
+Content-Security-Policy allows their bytes and no others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import jinja2
 from etils import epath
@@ -32,11 +34,13 @@ from g2d_jax.workdir import absolute
 
 STYLE = Path(__file__).with_name("style.css").read_text("utf-8")
 SCRIPT = Path(__file__).with_name("filter.js").read_text("utf-8")
+RENEW = Path(__file__).with_name("live.js").read_text("utf-8")
 BUDGET = 3_000_000
 """Characters of markup that one list may have: rows that do not fit are left out and counted."""
 
 
 TITLES = {
+    "now": "Now",
     "results": "Result",
     "differences": "Differences",
     "compute": "Compute",
@@ -52,6 +56,7 @@ TITLES = {
     "left-out": "Policies left out",
     "steps": "Steps",
     "settings": "Settings",
+    "pages": "Runs and studies",
 }
 """Anchor of a section -> its title, in the order of any page. Each kind of report has some."""
 
@@ -79,17 +84,51 @@ class Code(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Parts that unfold on a page; Markdown has none of them."""
+    """Parts that unfold on a page. in_text: whether Markdown has their tables too, plainly."""
 
     title: str
-    parts: Sequence[Table | Chart]
+    parts: Sequence[Note | Table | Chart | None]
+    in_text: bool = False
 
     def __bool__(self) -> bool:
         """Whether there is anything to show."""
         return any(self.parts)
 
 
-Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
+class Entry(NamedTuple):
+    """A page that an index leads to. path: where it lies, relative to the index, "" where it is
+    not written. facts: what is short; text: what it says first."""
+
+    name: str
+    path: str
+    facts: str
+    text: str
+
+    @property
+    def link(self) -> str:
+        """The path as a URL, which no name turns into another scheme."""
+        return f"./{quote(self.path)}" if self.path else ""
+
+
+class Entries(NamedTuple):
+    """Pages that an index leads to."""
+
+    entries: Sequence[Entry]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.entries)
+
+
+Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold | Entries
+
+
+class Live(NamedTuple):
+    """When the page of a run under way was written (Unix seconds), and how many seconds after that
+    the next one is due."""
+
+    written: float
+    every: float
 
 
 class Section(NamedTuple):
@@ -103,9 +142,10 @@ class Section(NamedTuple):
 class Report(NamedTuple):
     """All of a report, from which its page, its Markdown, its CSV and its figures are made.
 
-    kind: "report", "study", "comparison" or "autopsy". eyebrow: the line above the name; headline:
-    the sentence below it, of all that is measured. parts: by section, a name in `TITLES`; None
-    among them is left out. columns, figures: the CSV, whose rows are texts and a number.
+    kind: "report", "study", "comparison", "autopsy" or "index". eyebrow: the line above the name;
+    verdict: the sentence below it, where there is one to say; headline: of all that is measured.
+    parts: by section, a name in `TITLES`; None among them is left out. columns, figures: the CSV,
+    whose rows are texts and a number. live: of a run under way, whose page renews itself.
     """
 
     kind: str
@@ -116,6 +156,8 @@ class Report(NamedTuple):
     parts: Mapping[str, Sequence[Part | None]]
     columns: Sequence[str] = ()
     figures: Callable[[], Iterable[Figures]] = tuple
+    live: Live | None = None
+    verdict: str = ""
 
     @property
     def sections(self) -> list[Section]:
@@ -139,7 +181,7 @@ class Report(NamedTuple):
 
 def _kind(part: Part) -> str:
     """Return the name that templates know it by: "note", "table", "chart", "listing", "code",
-    "fold"."""
+    "fold", "entries"."""
     return type(part).__name__.lower()
 
 
@@ -177,15 +219,19 @@ def _fitting(listing: Listing) -> list[Markup]:
 
 
 def html(report: Report) -> str:
-    """Write the page. The script stands on it only where there is a list to filter."""
+    """Write the page. Scripts stand on it only where there is a list to filter, or a run under way
+    to follow."""
+    scripts = []
+    if any(isinstance(part, Listing) for part in report.shown_parts):
+        scripts.append(SCRIPT)
+    if report.live is not None:
+        scripts.append(RENEW)
     policy = (
         f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
-    script = ""
-    if any(isinstance(part, Listing) for part in report.shown_parts):
-        script = SCRIPT
-        policy += f"; script-src {_digest(script)}"
+    if scripts:
+        policy += f"; script-src {' '.join(map(_digest, scripts))}"
     return (
         _environment()
         .get_template("page.html.j2")
@@ -193,7 +239,7 @@ def html(report: Report) -> str:
             report=report,
             sections=report.sections,
             style=Markup(STYLE),
-            script=Markup(script),
+            scripts=list(map(Markup, scripts)),
             policy=Markup(policy),
             levels=LEVELS,
         )
@@ -207,20 +253,35 @@ def _digest(source: str) -> str:
 
 def text(report: Report) -> str:
     """Write the same as Markdown, without figures and what unfolds."""
-    lines = [f"# {one_line(report.name)}", one_line(report.headline)]
+    lines = [f"# {one_line(report.name)}", one_line(report.verdict), one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
     for section in report.sections:
         texts = []
         has_tables = False
-        for part in section.parts:
+        for part in _in_text(section.parts):
             if isinstance(part, Note):
                 texts.append(one_line(part.text))
             elif isinstance(part, Table):
                 texts.append(markdown(part))
                 has_tables = True
+            elif isinstance(part, Entries):
+                for entry in part.entries:
+                    texts.append(f"- {one_line(entry.name)}: {one_line(entry.text)}")
+                has_tables = True
         if has_tables:
             lines += [f"## {one_line(section.title)}", *texts]
     return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def _in_text(parts: Sequence[Part]) -> list[Part | None]:
+    """List the parts that Markdown has, what unfolds in its place."""
+    shown: list[Part | None] = []
+    for part in parts:
+        if isinstance(part, Fold):
+            shown += part.parts if part.in_text else ()
+        else:
+            shown.append(part)
+    return [part for part in shown if part]
 
 
 def output_folder(output: PathLike, files: Sequence[str], what: str) -> epath.Path:

@@ -141,6 +141,14 @@ class Policy:
             costs["hours"] = run.rates.hours(accounting.costs_by_stage(*made))
         return costs
 
+    @property
+    def flops(self) -> float:
+        """The FLOPs of `costs`, NaN where a stage behind it is not finished."""
+        try:
+            return self.costs["flops"]
+        except ValueError:
+            return math.nan
+
     def evaluation(self, split: str | None) -> Stage | None:
         """Return the last stage that evaluated it on a split, None if none did."""
         for stage in reversed(self.run.evaluations):

@@ -53,8 +53,7 @@ class Result(Mapping[str, Manifest]):
 
     @property
     def report(self) -> epath.Path | None:
-        """The page of the whole report, None where it is not written yet: it is once all stages are
-        done."""
+        """The page of the report, which follows a run from its first stage on; None before."""
         page = self.workdir / "report.html"
         if not page.exists():
             return None

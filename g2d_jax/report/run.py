@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +13,16 @@ import numpy as np
 from g2d_jax.accounting import TRAINING
 from g2d_jax.report import figures, tables
 from g2d_jax.report import format as fmt
-from g2d_jax.report.figures import Chart, Lines
+from g2d_jax.report.figures import Chart, Lines, Point
 from g2d_jax.report.format import Written, number, policy_name
 from g2d_jax.report.headlines import run_headline as headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
+from g2d_jax.report.policies import Policy
 from g2d_jax.report.read import read_run
 from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet
 from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Figures, Manifest, leaves, policies, table
+from g2d_jax.report.verdict import run_verdict
 from g2d_jax.runtime.processes import AGAIN
 from g2d_jax.runtime.storage import PathLike
 from g2d_jax.study.stats import t_quantile
@@ -115,7 +118,7 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
 ("": none has), its name there, and its numbers as text."""
 
 
-def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
+def write_run(workdir: PathLike, *, figures: bool = True, ending: str = "") -> list[str]:
     """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a
     work directory holds.
 
@@ -124,19 +127,23 @@ def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
     Raises ValueError as `read_run` does for other files, and if completions or pairs are damaged;
     OSError.
     """
-    run = read_run(workdir, lenient=True)
+    run = dataclasses.replace(read_run(workdir, lenient=True), ending=ending)
     return write(report(run), run.workdir, "report", figures=figures)
 
 
-def summary(run: Run) -> Report:
-    """Put together what a notebook shows of a run: the result and the figures of training."""
+def summary(run: Run, *, every_metric: bool = True) -> Report:
+    """Put together what a notebook shows of a run: the result and the figures of training.
+
+    every_metric: those, too, that fold.
+    """
     return Report(
         kind="report",
         name=run.name,
-        eyebrow=_eyebrow(run),
+        eyebrow=eyebrow(run),
+        verdict=run_verdict(run),
         headline=headline(run.latest),
         warnings=[*filter(None, [state(run)]), *run.warnings],
-        parts={"results": list(_results(run)), "curves": list(_training(run))},
+        parts={"results": list(_results(run)), "curves": list(_training(run, every_metric))},
     )
 
 
@@ -162,7 +169,7 @@ def report(run: Run) -> Report:
     return short._replace(parts=parts, columns=COLUMNS, figures=partial(records, run))
 
 
-def _eyebrow(run: Run) -> str:
+def eyebrow(run: Run) -> str:
     """Say when it was measured, of which config and which seed."""
     measured = fmt.until(float(record["time"]) for record in run.metrics)
     titles = {"name": "config", "seed": "seed"}
@@ -183,9 +190,11 @@ def state(run: Run) -> str:
         return ""
     if run.is_running:
         return f"This is the report of a run under way ({'; '.join(missing)})."
+    how = f" {run.ending}" if run.ending else ""
+    error = f" It stopped with: {run.error}." if run.error and not run.ending else ""
     return (
-        f"This run stopped before its end ({'; '.join(missing)}), and no process works on it: "
-        f"{AGAIN}."
+        f"This run stopped before its end{how} ({'; '.join(missing)}).{error} No process works on "
+        f"it: {AGAIN}."
     )
 
 
@@ -201,14 +210,12 @@ def _results(run: Run) -> Iterator[Part | None]:
     evaluations folded."""
     latest = run.latest
     if latest is not None:
+        yield _accuracies(run, policies(latest))
+        yield _pass_at(policies(latest))
         yield tables.summary_table(latest, run.manifests.values())
         yield Note(ERRORS_NOTE)
         yield tables.tasks_table(latest)
         yield tables.verdicts_table(latest)
-        bars = [(policy_name(policy), *_interval(policy)) for policy in policies(latest)]
-        note = "Bars: 95 %, over problems only; another seed is not in them."
-        yield figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
-        yield _pass_at(policies(latest))
         others = [tables.paired_table(latest), tables.subsets_table(latest)]
         yield Fold("Other comparisons, and subsets", others)
     for manifest in run.manifests.values():
@@ -216,6 +223,29 @@ def _results(run: Run) -> Iterator[Part | None]:
             yield tables.selection_table(manifest)
     for stage in run.evaluations[:-1]:
         yield Fold(f"Earlier evaluation: {stage.name}", [tables.summary_table(stage.manifest, ())])
+
+
+def _accuracies(run: Run, evaluated: Sequence[Manifest]) -> Chart | None:
+    """Draw each policy's accuracy against the FLOPs that made it; without them where one is not
+    known."""
+    note = "Bars: 95 %, over problems only; another seed is not in them."
+    bars = [(policy_name(policy), *_interval(policy)) for policy in evaluated]
+    spent = [Policy(run, str(policy["name"])).flops for policy in evaluated]
+    # Policies of elsewhere cost nothing here: then there is no axis to speak of.
+    if not all(map(math.isfinite, spent)) or not any(spent):
+        return figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
+    points = []
+    for cost, (name, mean, low, high) in zip(spent, bars, strict=True):
+        points.append(Point(cost, mean, low, high, name))
+    return figures.points(
+        "accuracy",
+        "Accuracy (pass@1), %, against FLOPs",
+        {"policies": points},
+        x_title="FLOPs, supervised fine-tuning left out",
+        written=fmt.quantity,
+        joined={"policies"},
+        note=note,
+    )
 
 
 def _interval(policy: Manifest) -> tuple[float, float, float]:
@@ -241,7 +271,7 @@ def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
     return figures.curves("pass-at-k", "pass@k, %", {"": lines}, x_title="k", note=note)
 
 
-def _training(run: Run) -> Iterator[Part | None]:
+def _training(run: Run, every_metric: bool) -> Iterator[Part | None]:
     """Build the counts of training, and metrics over steps, stages side by side."""
     counts = {}
     for name, manifest in run.manifests.items():
@@ -256,6 +286,8 @@ def _training(run: Run) -> Iterator[Part | None]:
     if any(charts):
         yield Note(TRAINING_NOTE)
     yield from charts
+    if not every_metric:
+        return
     drawn = set(itertools.chain.from_iterable(CURVES.values()))
     there = {name for _, name in itertools.chain.from_iterable(logged.values())}
     families: dict[str, list[str]] = {}

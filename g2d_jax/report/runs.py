@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,7 +137,8 @@ class Run:
 
     answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for
     `Policy.costs`.
-    left_out: what is wrong with manifests that were read as if they were not there.
+    left_out: what is wrong with manifests that were read as if they were not there. ending: how it
+    stopped, told by the process that still holds its lock; "" where the lock tells whether one works on it.
     """
 
     workdir: epath.Path
@@ -145,6 +147,7 @@ class Run:
     answers: Callable[[epath.Path], pd.DataFrame]
     rates: Rates | None = None
     left_out: Sequence[str] = ()
+    ending: str = ""
 
     @property
     def name(self) -> str:
@@ -217,8 +220,16 @@ class Run:
     def is_running(self) -> bool:
         """Whether a process works on it now: in its folder, or of a study's point in that of a
         stage."""
+        if self.ending:
+            return False
         unfinished = [stage.folder for stage in self.stages.values() if not stage.manifest]
         return any(map(holder, [self.workdir, *unfinished]))
+
+    @property
+    def error(self) -> str:
+        """The error with which it stopped last, "" where it went on after it or logged none."""
+        last = max(self.metrics, key=itemgetter("time"), default={})
+        return str(last.get("text", "")) if last.get("kind") == "error" else ""
 
     @property
     def warnings(self) -> list[str]:

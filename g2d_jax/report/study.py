@@ -18,13 +18,14 @@ from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written, number
 from g2d_jax.report.headlines import command, flops
 from g2d_jax.report.headlines import study_headline as headline
-from g2d_jax.report.page import Code, Note, Part, Report, write
+from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.read import UNFINISHED, UNTESTED, read_study
 from g2d_jax.report.rows import Group, Row, Study, rows_of, seeds_of
 from g2d_jax.report.run import MEANINGS, MEASURES
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
 from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
+from g2d_jax.report.verdict import study_verdict as verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.frontier import Interval
@@ -90,12 +91,14 @@ def write_study(
     name: str,
     *,
     show: Callable[..., None] | None = None,
+    say: Callable[[str], None] | None = None,
     rates: Rates | None = None,
 ) -> list[str]:
     """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may
     be unfinished.
 
-    show: is given the result table (title, columns, rows), such as to print it. rates: those of a
+    show: is given the result table (title, columns, rows), such as to print it, say: what the study
+    found. rates: those of a
     recipe on a machine, at which the study's tokens are priced too. Returns the paths of the first
     three in this order. The same directory gives the same bytes. Raises ValueError if it holds no
     study of that name or a file is damaged, OSError.
@@ -105,21 +108,37 @@ def write_study(
         show(*results(study))
         if study.rates is not None:
             show(*priced(study, study.rates))
-    return write(report(study), study.workdir, name)
+    page = report(study)
+    if say is not None:
+        say(page.verdict or page.headline)
+    return write(page, study.workdir, name)
 
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
     accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", paired.spectrum(study))
+    answer = verdict(study)
+    first, *others = FRONTIERS
+    more: list[Part | None] = [frontier_chart(study, measure) for measure in others]
+    # What a study without a verdict found stands on top of its page.
+    found = headline(study)
+    best = best_of_arms(study)
+    every = results(study)
+    shown: list[Part | None] = [frontier_chart(study, first), accuracies, best or every]
+    if answer:
+        shown.append(Note(found))
+    if best:
+        shown.append(Fold("Every row", [every], in_text=True))
     return Report(
         kind="study",
         name=study.name,
-        eyebrow=_eyebrow(study),
-        headline=headline(study),
+        eyebrow=eyebrow(study),
+        verdict=answer,
+        headline="" if answer else found,
         warnings=list(filter(None, [state(study)])),
         parts={
-            "results": [Note(caution(study)), results(study), accuracies],
-            "frontier": [*map(partial(frontier_chart, study), FRONTIERS), details(study)],
+            "results": [*shown, Note(caution(study))],
+            "frontier": [*more, details(study)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study), correlations(study)],
             "stopping": [Note(STOP_NOTE), stopping(study)],
@@ -142,7 +161,7 @@ def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
     return figures.intervals("accuracy", title, bars)
 
 
-def _eyebrow(study: Study) -> str:
+def eyebrow(study: Study) -> str:
     """Say how much there is, and until when it was measured."""
     ends = []
     for policy in study.policies:
@@ -277,6 +296,30 @@ def results(study: Study) -> Table:
             line["against GRPO at this budget"] = _versus(study, row)
         lines.append(line)
     return table(f"Accuracy on {fmt.count(len(rows[0].ids) if rows else 0)} test problems", lines)
+
+
+def best_of_arms(study: Study) -> Table:
+    """Show of each arm the row that dev chose; no rows where an arm has none, or one only."""
+    by_arm: dict[str, list[Row]] = {}
+    for group in (*study.offline, *study.baselines):
+        by_arm.setdefault(group.arm, []).extend(group.rows)
+    rows = []
+    for candidates in by_arm.values():
+        row = paired.chosen(candidates)
+        if row is not None and len(candidates) > 1:
+            rows.append(row)
+    lines = []
+    for row in rows:
+        line = {
+            "policy": row.name,
+            "accuracy % [95 %]": fmt.interval(row.accuracy),
+            "gain": _of_seeds(row.gain, row),
+        }
+        if row.group.is_offline:
+            line["against GRPO at this budget"] = _versus(study, row)
+        line["FLOPs"] = fmt.quantity(row.costs["flops"])
+        lines.append(line)
+    return table("The best of each arm, chosen on dev", lines)
 
 
 def details(study: Study) -> Table:

@@ -451,7 +451,12 @@ def _peak_memory(manifests: Iterable[Manifest]) -> str:
     peaks = [number(manifest, "peak_memory_bytes") for manifest in manifests]
     if not peaks or any(map(math.isnan, peaks)):
         return UNKNOWN
-    return f"{max(peaks) / GIB:.1f} GiB"
+    return gibibytes(max(peaks))
+
+
+def gibibytes(size: float) -> str:
+    """Format bytes, "4.6 GiB"."""
+    return UNKNOWN if math.isnan(size) else f"{size / GIB:.1f} GiB"
 
 
 def goodput_table(manifests: Iterable[Manifest]) -> Table:

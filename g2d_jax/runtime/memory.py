@@ -61,8 +61,13 @@ class Peak:
             self.look()
 
     def read(self) -> int:
-        """Return the bytes so far."""
+        """Look at the children, and return the bytes so far."""
         self.look()
+        return self.so_far
+
+    @property
+    def so_far(self) -> int:
+        """The bytes so far, those of children as of the last look at them."""
         # Not getrusage's, which begins with what the program had that started this one.
         own = _status(os.getpid()).get("VmHWM")
         if own is not None:

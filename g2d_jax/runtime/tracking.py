@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, Self, TextIO
+from typing import Any, NamedTuple, Self, TextIO
 
 from etils import epath
 from rich import box
@@ -63,6 +63,18 @@ second."""
 
 MOST_SAID = 200_000
 """Characters of one message on the screen, at most."""
+
+
+class Underway(NamedTuple):
+    """How far what is under way has come. done, total: of its steps. note: its last metrics, or
+    which program compiles. left: the time that the rest will take, "0:12:34 left", "" where it is
+    not known."""
+
+    stage: str
+    done: int
+    total: int
+    note: str
+    left: str
 
 
 class Screen:
@@ -146,6 +158,12 @@ class Screen:
             self._bar.close()
             self._bar = None
 
+    @property
+    def under_way(self) -> Underway | None:
+        """What the open bar shows, None while there is none. For other threads too."""
+        bar = self._bar
+        return None if bar is None else bar.state
+
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """Say of each program that compiles long, while it does: a thread looks, for the caller's
         own waits."""
@@ -173,12 +191,18 @@ def _compiling(program: str, seconds: float) -> str:
     return f"compiling {program.replace('_', ' ')} ({seconds:.0f} s)"
 
 
+def _note(metrics: str) -> str:
+    """Return the metrics of a stage, or which program compiles, if one does for a second or
+    more."""
+    busy = compiling.under_way()
+    return _compiling(*busy) if busy and busy[1] >= 1 else metrics
+
+
 class _Note(bars.ProgressColumn):
     """The metrics beside a bar; while a program compiles, which and for how long."""
 
     def render(self, task: bars.Task) -> Text:
-        busy = compiling.under_way()
-        return Text(clean(_compiling(*busy)) if busy and busy[1] >= 1 else task.fields["note"])
+        return Text(clean(_note(task.fields["note"])))
 
 
 class Progress:
@@ -196,7 +220,8 @@ class Progress:
         self._to_do, self._did = total - start, 0  # by this process
         # where the pace is measured from: steps done, `_working_seconds`
         self._began: tuple[int, float] | None = None
-        self._note = self._line = ""  # the metrics; the line that is not printed yet
+        # the metrics; the line that is not printed yet; the time left
+        self._note = self._line = self._ahead = ""
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
         if screen.interactive:
@@ -215,6 +240,11 @@ class Progress:
             )
             self._live.start()
 
+    @property
+    def state(self) -> Underway:
+        """What the bar shows."""
+        return Underway(self.stage, self.done, self.total, _note(self._note), self._ahead)
+
     def begin(self) -> None:
         """Measure the pace from here on, where steps are under way together and the first one's end
         says little."""
@@ -229,7 +259,7 @@ class Progress:
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
-        left = self._left(done)
+        left = self._ahead = self._left(done)
         if metrics is not None:
             self._note = self._describe(metrics)
         if self._live is not None:
@@ -364,6 +394,14 @@ def run_id(file: epath.Path) -> str:
         return run_id
 
 
+class Samples(NamedTuple):
+    """A table of completions: rows with equal columns, of a stage at a step."""
+
+    stage: str
+    step: int
+    rows: Sequence[Mapping[str, Any]]
+
+
 class Tracker:
     """Log a run. Use it in a with statement, in one thread of one process.
 
@@ -384,6 +422,7 @@ class Tracker:
         screen: Screen | None = None,
     ) -> None:
         """Raise ImportError naming the extra if W&B or trackio is wanted and missing; OSError."""
+        self.last_samples: Samples | None = None
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
@@ -482,6 +521,7 @@ class Tracker:
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer,
         reward, verdict."""
+        self.last_samples = Samples(stage, step, rows)
         self._record(self._samples, stage, step, "samples", rows=rows)
 
     def _record(

@@ -26,6 +26,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import remat_for
 from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.runtime.memory import Peak
 from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
@@ -83,6 +84,7 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
+    peak: Peak | None = None  # of the host memory of the stage under way
     # a user's own, by stage
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)
 

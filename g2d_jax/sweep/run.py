@@ -75,10 +75,12 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
         with pipeline.only_warned(tracker, root):
-            from g2d_jax.report.study import write_study  # here: it loads what draws figures
+            from g2d_jax.report.index import write_index  # here: it loads what draws figures
+            from g2d_jax.report.study import write_study
 
-            page, *_ = write_study(root, config.name, show=tracker.table)
+            page, *_ = write_study(root, config.name, show=tracker.table, say=tracker.say)
             tracker.say(f"report: {page}")
+            write_index(root)
     return failed
 
 

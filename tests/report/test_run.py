@@ -366,8 +366,8 @@ def test_a_run_that_has_only_begun(read, tmp_path):
     page = read(tmp_path)
     assert "No policy has been evaluated yet." in page.text and page.links == ["#settings"]
     assert (
-        "This run stopped before its end (not finished: sft; not begun: dpo), and no process "
-        "works on it" in page.text
+        "This run stopped before its end (not finished: sft; not begun: dpo). No process works on "
+        "it: the same command" in page.text
     )
     assert "script" not in page.tags and "script-src" not in page.source
 

@@ -1,0 +1,168 @@
+"""Follow a run while it lives: progress.json, which `g2d status` reads, and report.html, which the
+browser that shows it renews."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report.markup import shorten
+from g2d_jax.report.page import Live, Note, Part, Report, html
+from g2d_jax.report.progress import PROGRESS, StageState, stage_states
+from g2d_jax.report.read import read_run
+from g2d_jax.report.run import summary, write_run
+from g2d_jax.report.tables import Table, gibibytes, table
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.threads import repeating
+from g2d_jax.runtime.tracking import Samples
+from g2d_jax.session.session import Session
+from g2d_jax.workdir import without_secrets
+
+PAGE = "report.html"
+
+PAUSE = 2.0
+"""Seconds between two writings of progress.json on a local disk."""
+
+PAUSE_ON_STORE = 30.0
+"""The same on an object store, where each is a request that costs."""
+
+SHORTEST = 30.0
+"""Seconds between two pages, at least."""
+
+SHARE = 0.01
+"""The share of the time that making pages may take, of one core."""
+
+RENEWED = (
+    "This page renews itself while the run lives. At its end it is the whole report, as g2d report "
+    "writes it at any time."
+)
+
+
+COLUMNS = {"prompt": 120, "completion": 400, "answer": 60, "reward": 20, "verdict": 20}
+"""Columns of the last completions, and the characters that each shows at most."""
+
+
+@contextlib.contextmanager
+def followed(session: Session) -> Iterator[None]:
+    """Follow a run, whose work directory this process holds, while the block runs.
+
+    A thread writes progress.json and the page; an error in it is a warning, said once. However the
+    block ends, progress.json goes; where stages are left the page says so, and renews itself no
+    more.
+    """
+    follower = _Follower(session)
+    pause = PAUSE if storage.is_local(session.workdir) else PAUSE_ON_STORE
+    ending = "as it was asked to"
+    try:
+        # A page that cannot be written in time holds no end of the run back.
+        with repeating((pause, follower.look), patience=SHORTEST):
+            follower.look()
+            yield
+    except processes.Preempted as stopped:
+        ending = f"by {stopped.cause}"
+        raise
+    except BaseException as error:
+        ending = f"by an error: {without_secrets(str(error) or repr(error))}"
+        raise
+    finally:
+        follower.end(ending)
+
+
+class _Follower:
+    """Writes what there is to see of a run under way, each time that it looks."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._next_page, self._every = 0.0, SHORTEST
+        self._warned: set[str] = set()
+
+    def look(self) -> None:
+        """Write progress.json, and the page where it is due."""
+        with self._only_warned():
+            self._tell()
+        if time.monotonic() < self._next_page:
+            return
+        began = time.thread_time()
+        with self._only_warned():
+            page = html(page_of(self._session, Live(time.time(), self._every)))
+            storage.write_bytes(self._session.workdir / PAGE, page.encode())
+        self._every = max(SHORTEST, (time.thread_time() - began) / SHARE)
+        self._next_page = time.monotonic() + self._every
+
+    def _tell(self) -> None:
+        """Write what the bar shows, and the host memory that the stage took so far."""
+        at = self._session.tracker.screen.under_way
+        if at is None:
+            return
+        told = {"time": time.time(), **at._asdict()}
+        if self._session.peak is not None:
+            told["peak_memory_bytes"] = self._session.peak.so_far
+        storage.write_json(self._session.workdir / PROGRESS, told)
+
+    def end(self, ending: str) -> None:
+        """Write the page of a run that is over, unless all its stages are done: then others write
+        it. ending: how it stopped."""
+        with self._only_warned():
+            (self._session.workdir / PROGRESS).unlink(missing_ok=True)
+            states = stage_states(self._session.workdir, self._session.config, "")
+            if any(state.state != "done" for state in states):
+                write_run(self._session.workdir, figures=False, ending=ending)
+
+    @contextlib.contextmanager
+    def _only_warned(self) -> Iterator[None]:
+        """Run a block that shows what is on disk: an error in it is a warning, said once, for the
+        run goes on."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if text not in self._warned:
+                self._warned.add(text)
+                self._session.tracker.say(f"WARNING: the run is not followed: {text}", "yellow")
+
+
+def page_of(session: Session, live: Live) -> Report:
+    """Put together what there is to see of a run under way: its stages, the last completions, the
+    evaluations and curves so far."""
+    run = read_run(session.workdir, lenient=True)
+    short = summary(run, every_metric=False)
+    states = stage_states(session.workdir, session.config, "this process")
+    now: list[Part | None] = [
+        stages_table(states),
+        Note(RENEWED),
+        samples_table(session.tracker.last_samples),
+    ]
+    return short._replace(parts={"now": now, **short.parts}, live=live)
+
+
+def stages_table(states: Sequence[StageState]) -> Table:
+    """Show how far each stage is."""
+    rows = []
+    for stage in states:
+        rows.append(
+            {
+                "stage": stage.name,
+                "kind": stage.kind,
+                "state": stage.state,
+                "now": stage.note or fmt.UNKNOWN,
+                "time": fmt.duration(stage.seconds),
+                "host memory": gibibytes(stage.peak_bytes),
+            }
+        )
+    return table("Stages", rows)
+
+
+def samples_table(last: Samples | None) -> Table:
+    """Show the completions that the run kept last."""
+    if last is None:
+        return table("", [])
+    rows = []
+    for sample in last.rows:
+        cells = {}
+        for name, limit in COLUMNS.items():
+            if name in sample:
+                cells[name] = shorten(str(sample[name]).strip(), limit)
+        rows.append(cells)
+    return table(f"Last completions: {last.stage}, step {last.step}", rows)

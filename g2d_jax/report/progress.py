@@ -1,0 +1,119 @@
+"""How far the stages of a work directory are, from its files: what `g2d status` and the page of a
+run under way show."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from g2d_jax.config import Config
+from g2d_jax.config.graph import plan
+from g2d_jax.report.format import number
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.lock import holder
+from g2d_jax.workdir import LINKS, stage_folders
+
+PROGRESS = "progress.json"
+"""File of a work directory in which a run tells what it is at: what its progress bar shows, and
+its memory in bytes. It goes when the run ends; where it is left by one that was killed, no process
+holds the work directory."""
+
+
+class StageState(NamedTuple):
+    """A stage of a run. state: "done", "waiting", "damaged", or "running" or "stopped" and how far.
+
+    steps: of a training stage, else "". seconds, peak_bytes (host memory): NaN where not known.
+    note: the last metrics of a running stage, or which program compiles. remark: on damage, or the
+    error that is the last of its log; "" for none.
+    """
+
+    name: str
+    kind: str
+    state: str
+    steps: str
+    seconds: float
+    peak_bytes: float
+    note: str
+    remark: str
+
+
+def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageState]:
+    """Describe each stage of a run, or of a study's point, in order.
+
+    owner: the process that works on the run, "" for none.
+    """
+    # A study's point: its stages lie elsewhere, each with its own metrics and its own process.
+    is_point = (workdir / LINKS).exists()
+    folders = stage_folders(workdir) if is_point else plan(config).folders(workdir)
+    told = told_by(workdir) if owner else {}
+    # A run does its stages one after the other: its process is at the first that is not finished.
+    is_next = True
+    states = []
+    for name, folder in folders.items():
+        manifest = storage.read_finished(folder)[0] or {}
+        logged, running = workdir, bool(owner) and is_next and not manifest
+        if is_point:
+            logged, running = folder, bool(holder(folder))
+        is_next = is_next and bool(manifest)
+        state, remark = describe(name, folder, logged, running)
+        stage = config.stages[name]
+        # Manifests of earlier versions have no peak.
+        seconds, peak, note = number(manifest, "seconds"), number(manifest, "peak_memory_bytes"), ""
+        if running and told:
+            state = f"running {_reached(told, name)}"
+            peak, note = number(told, "peak_memory_bytes"), str(told.get("note", ""))
+        steps = str(getattr(stage, "steps", ""))
+        states.append(StageState(name, stage.kind, state, steps, seconds, peak, note, remark))
+    return states
+
+
+def told_by(workdir: epath.Path) -> dict[str, Any]:
+    """Read what a run tells of itself, {} where that is nothing, or damaged: it only informs."""
+    told, _ = storage.read_informing(workdir / PROGRESS)
+    if math.isnan(number(told, "done")) or math.isnan(number(told, "total")):
+        return {}
+    return told
+
+
+def _reached(told: dict[str, Any], stage: str) -> str:
+    """Say how far the bar is: that of the stage, or of what it has begun with."""
+    done, total = number(told, "done"), number(told, "total")
+    what = str(told.get("stage", ""))
+    named = "" if what == stage else f"{what} "
+    left = str(told.get("left", ""))
+    return f"{named}{done:.0f} of {total:.0f}{', ' * bool(left)}{left}"
+
+
+def describe(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> tuple[str, str]:
+    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps
+    logged in `logged` or by the rollouts written. With a remark: on the damage, or the error that
+    is the last of its log; "" for none.
+
+    running: whether a process is at it.
+    """
+    manifest, damage = storage.read_finished(folder)
+    if damage:
+        return "damaged", f"has a damaged manifest: {damage}"
+    if manifest:
+        return "done", ""
+    ignored: list[str] = []
+    records = [
+        record
+        for record in storage.read_segments(logged / "metrics", ignored.append)
+        if record.get("stage") == name and isinstance(record.get("step"), int)
+    ]
+    error = ""
+    if records and records[-1].get("kind") == "error":
+        error = f"last stopped with: {str(records[-1].get('text', '')).removeprefix(f'{name}: ')}"
+    step = max((record["step"] for record in records), default=0)
+    files = len(list((folder / "rollouts").glob("*.parquet")))
+    far = f"with {files} files of rollouts" if files else ""
+    if step:
+        far = f"at step {step}"
+    if running:
+        return f"running {far}".rstrip(), error
+    if not far and not folder.exists():
+        return "waiting", error
+    return f"stopped {far or 'before its first step'}", error

@@ -1,0 +1,226 @@
+"""Answer in a sentence how much online RL was enough, and what it cost: of a run, of a study.
+
+The sentence stands on top of a page, above the numbers that headlines.py tells. It says no more
+than the 95 % intervals do: what has 0 in it is not called a gain, and where a study cannot tell it
+says so and what to run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report import paired_differences as paired
+from g2d_jax.report.format import number
+from g2d_jax.report.headlines import command, flops
+from g2d_jax.report.policies import Policy
+from g2d_jax.report.rows import Row, Study, rows_of
+from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run
+from g2d_jax.report.tables import Manifest, has_accuracy, policies, problems
+from g2d_jax.report.tables import paired as paired_policies
+from g2d_jax.study.frontier import Interval
+from g2d_jax.study.stats import t_quantile
+
+MARGIN = 0.02
+"""A policy is as good as the best where the 95 % interval of its difference lies above minus this
+much accuracy."""
+
+SHARES = {
+    0.1: "a tenth",
+    0.25: "a quarter",
+    1 / 3: "a third",
+    0.5: "half",
+    2 / 3: "two thirds",
+    0.75: "three quarters",
+    0.9: "nine tenths",
+    1.0: "all",
+}
+"""A share -> its name in words, for the nearest one."""
+
+
+def run_verdict(run: Run) -> str:
+    """Say what the last policy evaluated was made by, what it reaches and costs, and how much of
+    its gain came from the last training. "" without an evaluation that has right answers.
+
+    The gain is over the first policy evaluated, on these problems; a change whose 95 % interval
+    over problems has 0 in it is none.
+    """
+    evaluation = run.latest
+    ordered = policies(evaluation)
+    if not evaluation or not ordered or not has_accuracy(evaluation):
+        return ""
+    last = Policy(run, str(ordered[-1]["name"]))
+    reached = f"{fmt.percent(number(ordered[-1], 'mean'))} % of {problems(evaluation, 'problems')}"
+    text = f"{_made_by(last)}: {reached}"
+    if last.flops > 0:
+        text += f" for {flops(last.flops)}"
+    gained = _gained(evaluation, ordered, last)
+    return f"{text}; {gained}." if gained else f"{text}."
+
+
+def _made_by(policy: Policy) -> str:
+    """Name the training behind a policy: "10 online updates and DPO on their rollouts"."""
+    steps = policy.steps
+    updates = f"{fmt.count(steps)} online update{'s' * (steps != 1)}"
+    if policy.kind == ONLINE:
+        return updates
+    if policy.kind != OFFLINE:
+        return f"The policy {policy.name}, without online updates or DPO"
+    start = policy.parent
+    pairs = policy.run.sections.get(str(policy.section.get("preferences", "")), {})
+    on = "on pairs of others"
+    if start is not None and pairs.get("kind") == COLLECT and pairs.get("policy") == start.name:
+        on = "on their rollouts" if steps else "on its rollouts"
+    if steps:
+        return f"{updates} and DPO {on}"
+    return f"DPO {on}, without an online update"
+
+
+def _gained(evaluation: Manifest, ordered: Sequence[Manifest], last: Policy) -> str:
+    """Say what came from where: of the gain over the first policy evaluated, DPO's share."""
+    first = str(ordered[0]["name"])
+    if first == last.name or first not in last.chain:
+        return ""
+    whole, certain = _change(evaluation, first, last.name)
+    if math.isnan(whole):
+        return ""
+    size = f"{100 * abs(whole):.1f} points"
+    before = fmt.policy_name(ordered[0])
+    if not certain:
+        return f"that it differs from {before} cannot be told ({100 * whole:+.1f} points)"
+    if whole < 0:
+        return f"it lost {size} against {before}"
+    if last.kind != OFFLINE or last.parent is None or last.parent.name == first:
+        return f"it gained {size} on {before}"
+    added, is_certain = _change(evaluation, last.parent.name, last.name)
+    if math.isnan(added):
+        return f"it gained {size} on {before}"
+    if not is_certain:
+        return (
+            f"it gained {size} on {before}, and that any of it came from DPO cannot be told "
+            f"({100 * added:+.1f})"
+        )
+    if added < 0:
+        return f"it gained {size} on {before}, and more before DPO took {-100 * added:.1f}"
+    share = added / whole
+    nearest = min(SHARES, key=lambda named: abs(named - share))
+    return f"{SHARES[nearest]} of the gain came from DPO"
+
+
+def _change(evaluation: Manifest, before: str, after: str) -> tuple[float, bool]:
+    """Return the paired difference of two policies, NaN where they were not compared, and whether
+    its 95 % interval over problems leaves 0 out."""
+    pair = paired_policies(evaluation).get((before, after), {})
+    difference = number(pair, "difference")
+    half = t_quantile(number(pair, "problems")) * number(pair, "sem")
+    return difference, abs(difference) > half
+
+
+class _Prices(NamedTuple):
+    """Rows beside the best GRPO. apart: each row's difference from it. measure: the cost in which
+    they are priced."""
+
+    best: Row
+    apart: Mapping[Row, Interval]
+    measure: str
+
+    def of(self, row: Row) -> float:
+        """Return what a row costs."""
+        return row.costs[self.measure]
+
+    @property
+    def written(self) -> str:
+        """What the best GRPO costs, for readers."""
+        spent = self.of(self.best)
+        return flops(spent) if self.measure == "flops" else fmt.duration(3600 * spent)
+
+    def share(self, row: Row) -> str:
+        """Write what a row costs, in percent of the best GRPO's cost."""
+        return f"{100 * self.of(row) / self.of(self.best):.0f} %"
+
+    def cheapest_near(self, rows: Iterable[Row]) -> Row | None:
+        """Return the cheapest of the rows whose interval lies above -MARGIN."""
+        near = [row for row in rows if self.apart[row].low >= -MARGIN]
+        return min(near, key=self.of, default=None)
+
+
+def study_verdict(study: Study) -> str:
+    """Say which policy comes within a point or two of the best GRPO for the least, or that it
+    cannot be told and what to run. "" of a study that does not have both GRPO and K.
+
+    GRPO's best, and each K's setting, are those that dev chose; within: the 95 % interval of the
+    difference lies above -`MARGIN`.
+    """
+    grpo = paired.comparable(rows_of(study.baselines))
+    best = paired.chosen(grpo)
+    by_k: dict[float, list[Row]] = {}
+    for row in rows_of(study.offline):
+        if not row.group.stops:
+            by_k.setdefault(row.steps, []).append(row)
+    if best is None or len(grpo) < 2 or len(by_k) < 2 or paired.spectrum(study):
+        return ""
+    settings = [row for row in map(paired.chosen, by_k.values()) if row is not None]
+    apart = {}
+    for row in (*grpo, *settings):
+        difference = paired.difference(row, best)
+        if difference is not None:
+            apart[row] = difference
+    prices = _Prices(best, apart, "flops" if study.rates is None else "hours")
+    cheaper = [row for row in settings if row in apart and prices.of(row) < prices.of(best)]
+    where = f"On these {fmt.count(len(best.ids))} problems"
+    grpo_name = f"the best GRPO ({_reached(best)}, {prices.written})"
+    enough = prices.cheapest_near(cheaper)
+    if enough is None:
+        return f"{where} {_not_enough(study, prices, cheaper, grpo_name)}"
+    # the best itself is near
+    alone = prices.cheapest_near(row for row in grpo if row in apart) or best
+    unit = {"flops": "FLOPs", "hours": "time"}[prices.measure]
+    if prices.of(alone) < prices.of(enough):
+        return (
+            f"{where} GRPO alone ({_reached(alone)}) comes within {_points(apart[alone])} of "
+            f"{grpo_name} for {prices.share(alone)} of its {unit}; the cheapest K that does with "
+            f"DPO, {_steps(enough)}, takes {prices.share(enough)}."
+        )
+    return (
+        f"{where} {_steps(enough)} and DPO ({fmt.percent(enough.accuracy.mean)} %) come within "
+        f"{_points(apart[enough])} of {grpo_name} for {prices.share(enough)} of its {unit}; GRPO "
+        f"alone takes {prices.share(alone)} for as much."
+    )
+
+
+def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name: str) -> str:
+    """Say that no K comes near the best GRPO for less, or that it cannot be told."""
+    if not cheaper:
+        return f"every K tried with DPO costs more than {grpo_name}."
+    nearest = max(cheaper, key=lambda row: prices.apart[row].mean)
+    difference = fmt.interval(prices.apart[nearest], "+")
+    margin = f"{100 * MARGIN:.0f} points"
+    if all(prices.apart[row].high < -MARGIN for row in cheaper):
+        return (
+            f"no K tried comes within {margin} of {grpo_name} for less: the nearest, "
+            f"{_steps(nearest)} and DPO, differs by {difference}."
+        )
+    seeds = len(nearest.seeds)
+    return (
+        f"it cannot be told whether any K with DPO comes within {margin} of {grpo_name} for less: "
+        f"the nearest, {_steps(nearest)}, differs by {difference} over {seeds} "
+        f"seed{'s' * (seeds != 1)}. More seeds (--seeds) can tell; run: {command(study)}"
+    )
+
+
+def _steps(row: Row) -> str:
+    """Name a K: "20 online steps"."""
+    return f"{fmt.count(row.steps)} online step{'s' * (row.steps != 1)}"
+
+
+def _reached(row: Row) -> str:
+    """Name a row of GRPO and what it reaches."""
+    return f"{row.name}: {fmt.percent(row.accuracy.mean)} %"
+
+
+def _points(apart: Interval) -> str:
+    """Say within how many points of the best a row certainly is: at least 1."""
+    points = max(1, math.ceil(-100 * apart.low))
+    return f"{points} point{'s' * (points != 1)}"

@@ -1,0 +1,126 @@
+"""A run that can be watched: the page and progress.json while it lives, and what is left of them
+when it ends, well or badly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from forks import Forks
+from reports import Page
+
+from g2d_jax.report.live import samples_table, stages_table
+from g2d_jax.report.page import Live, Report, html
+from g2d_jax.report.progress import PROGRESS, StageState
+from g2d_jax.runtime.tracking import Samples
+
+TINY = Path(__file__).parents[1] / "tiny.py"
+
+WATCH = '''
+import shutil
+import time
+from pathlib import Path
+
+def look(completions, **columns):
+    """Keep what there is to see once the warm-up is under way: a reward is asked for in it."""
+    work, seen = Path("{work}"), Path("{work}").with_name("seen")
+    limit = time.monotonic() + 60
+    while not seen.exists() and time.monotonic() < limit:
+        if "warmup" in (work / "progress.json").read_text():
+            seen.mkdir()
+            for name in ("progress.json", "report.html"):
+                shutil.copy(work / name, seen / name)
+        time.sleep(0.1)
+    return [float(len(text) % 2 == 0) for text in completions]
+
+def fails(completions, **columns):
+    raise RuntimeError("the judge is <b>out</b>")
+'''
+
+
+def run(forks: Forks, folder: Path, reward: str, *more: str):
+    (folder / "watch.py").write_text(WATCH.format(work=folder / "work"))
+    config = shutil.copy(TINY, folder)
+    settings = [f"--config.reward.function=watch:{reward}", *more]
+    return forks.run("run", "--config", config, "--workdir", "work", *settings, cwd=folder)
+
+
+def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
+    forks: Forks, tmp_path: Path
+) -> None:
+    done = run(forks, tmp_path, "look")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "seen" / PROGRESS).read_text())
+    assert told["stage"] == "warmup" and told["total"] == 3 and told["done"] < 3
+    assert told["peak_memory_bytes"] > 1e8
+    page = (tmp_path / "seen" / "report.html").read_text()
+    assert "data-written=" in page and "location.reload()" in page
+    stages = Page(page).table("Stages")
+    assert [row["stage"] for row in stages] == ["sft", "warmup", "collect", "dpo", "evaluate"]
+    assert "This is the report of a run under way" in page
+    end = (tmp_path / "work" / "report.html").read_text()
+    assert "data-written" not in end and "location.reload()" not in end
+    assert "under way" not in end and not (tmp_path / "work" / PROGRESS).exists()
+    # a warm-up of random numbers teaches nothing that can be told
+    assert re.search(r"3 online updates and DPO on their rollouts: \d+\.\d % of 16", done.stdout)
+
+
+def test_a_run_that_fails_says_so_on_its_page_and_renews_it_no_more(
+    forks: Forks, tmp_path: Path
+) -> None:
+    failed = run(forks, tmp_path, "fails")
+    assert failed.returncode != 0
+    page = (tmp_path / "work" / "report.html").read_text()
+    assert "This run stopped before its end by an error: stages.warmup" in page
+    assert "the judge is &lt;b&gt;out" in page and "No process works on it" in page
+    assert "data-written" not in page and not (tmp_path / "work" / PROGRESS).exists()
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_written_is_a_warning(forks: Forks, tmp_path: Path) -> None:
+    begun = run(forks, tmp_path, "look", "--until=sft")
+    assert begun.returncode == 0, begun.stderr
+    page = tmp_path / "work" / "report.html"
+    assert "stopped before its end as it was asked to (not begun: collect" in page.read_text()
+    page.unlink()
+    page.mkdir()
+    (tmp_path / "seen").mkdir()
+    done = run(forks, tmp_path, "look")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("WARNING: the run is not followed: IsADirectoryError") == 1
+    assert (tmp_path / "work" / "05-evaluate" / "manifest.json").exists()
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_a_page_under_way_shows_text_as_text_and_allows_its_scripts_alone() -> None:
+    stage = StageState("warmup", "online", "running 3 of 10", "10", 4.0, 2**30, HOSTILE, "")
+    waiting = StageState("dpo", "offline", "waiting", "", float("nan"), float("nan"), "", "")
+    rows = [{"prompt": HOSTILE, "completion": "x" * 1000, "verdict": "correct"}]
+    now = [stages_table([stage, waiting]), samples_table(Samples("warmup", 3, rows))]
+    report = Report("report", "mine", "", "", [], {"now": now}, live=Live(1e9, 30.0))
+    page = html(report)
+    assert HOSTILE not in page and page.count("&lt;script&gt;alert") == 2
+    assert 'data-written="1000000000.0" data-every="30.0"' in page
+    shown = Page(page)
+    assert [row["host memory"] for row in shown.table("Stages")] == ["1.0 GiB", "–"]
+    (sample,) = shown.table("Last completions: warmup, step 3")
+    assert "600 characters left out" in sample["completion"]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
+@pytest.mark.parametrize(("written", "stale"), [(1e9, True), (1e11, False)])
+def test_a_page_that_was_due_long_ago_says_so(tmp_path: Path, written: float, stale: bool) -> None:
+    """A browser runs the script under the page's own policy."""
+    import subprocess
+
+    report = Report("report", "mine", "", "", ["a warning"], {}, live=Live(written, 30.0))
+    (tmp_path / "page.html").write_text(html(report))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command = ["chromium", *options, f"file://{tmp_path}/page.html"]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert ('data-control="stale" hidden' not in dom) == stale
