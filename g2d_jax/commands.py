@@ -525,9 +525,8 @@ def _show_as_table(
     """Show the answers to a problem, and their rewards, as a Markdown table below it."""
     rows = []
     for rollout, text, reward in answers:
-        rows.append(
-            [text, problem.answer or "", reward, rollout.stop_reason, _mean_logprob(rollout)]
-        )
+        cells = [text, problem.answer or "", reward, rollout.stop_reason, _mean_logprob(rollout)]
+        rows.append([cell.replace("|", r"\|") for cell in cells])
     tracker.say("")
     tracker.say(f"problem: {clean(conversation(problem.prompt), newlines=False)}")
     tracker.table("", ["response", "answer", "reward", "stop", "mean log-prob"], rows)

@@ -16,6 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
@@ -27,9 +28,10 @@ from g2d_jax.report.rows import Study
 from g2d_jax.report.runs import COLLECT, Run, Stage, read_parquet
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
-PROBLEMS, CHANGED, SAMPLES, MOST_DIFFERENT = 60, 30, 4, 40
-"""The problems of a list, those among them that are there for their change, the first samples of
-each policy (pairs of each problem), the problems of a comparison."""
+PROBLEMS, CHANGED, EXTREMES, SAMPLES, MOST_DIFFERENT = 60, 30, 5, 4, 40
+"""The problems of a list, those among them that are there for their change, for a short and for a
+long answer, the first samples of each policy (pairs of each problem), the problems of a
+comparison."""
 
 LENGTH = 4000
 """Characters of a text without colours."""
@@ -61,6 +63,7 @@ _PAIRS = (
 
 Answer = Mapping[str, Any]
 """A row of rollouts, columns `_ROLLOUT`."""
+
 
 class Sample(NamedTuple):
     """One completion. verdict: a Verdict's value; facts: what else is known of it; tokens: its
@@ -210,10 +213,12 @@ def anchor(*names: str) -> str:
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
-    """Return a prompt, or a completion, as text: chat messages below each other with their
-    roles."""
+    """Return a prompt, or a completion, as text: chat messages below each other with their roles,
+    but for what a user alone says."""
     if isinstance(prompt, str):
         return prompt
+    if [message["role"] for message in prompt] == ["user"]:
+        return prompt[0]["content"]
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
@@ -249,12 +254,28 @@ def _rows(
     return by_problem
 
 
-def _scores(file: epath.Path) -> dict[str, float]:
-    """Average each problem's accuracy over all of its samples, or its reward where that alone is
-    scored; NaN without either."""
+class Outline(NamedTuple):
+    """What a policy's answers are like, by problem.
+
+    scores: mean accuracies over all samples, or rewards where these alone are scored; NaN without
+    either. lengths: tokens of the samples that a list shows.
+    """
+
+    scores: Mapping[str, float]
+    lengths: Mapping[str, Sequence[int]]
+
+
+def _outline(file: epath.Path) -> Outline:
+    """Read what all answers in a file are like, without their texts."""
+    table = read_parquet(file, ["problem_id", "sample", "verdict", "reward", "token_ids"])
+    tokens = pc.list_value_length(table["token_ids"]).to_pylist()
     values: dict[str, list[float]] = {}
-    for row in read_parquet(file, ["problem_id", "verdict", "reward"]).to_pylist():
-        of_problem = values.setdefault(str(row["problem_id"]), [])
+    lengths: dict[str, list[int]] = {}
+    for row, length in zip(table.drop_columns("token_ids").to_pylist(), tokens, strict=True):
+        problem = str(row["problem_id"])
+        if row["sample"] < SAMPLES:
+            lengths.setdefault(problem, []).append(length)
+        of_problem = values.setdefault(problem, [])
         verdict = Verdict(row["verdict"])
         value = row["reward"] if verdict is Verdict.SCORED else verdict.accuracy
         if value is not None and not math.isnan(value):
@@ -262,7 +283,7 @@ def _scores(file: epath.Path) -> dict[str, float]:
     scores = {}
     for problem, of_problem in values.items():
         scores[problem] = float(np.mean(of_problem)) if of_problem else math.nan
-    return scores
+    return Outline(scores, lengths)
 
 
 def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
@@ -279,6 +300,22 @@ def _most_changed(changes: Mapping[str, float]) -> list[str]:
     """Order the problems that changed, the largest change first, either way, equal ones by id."""
     changed = [problem for problem in sorted(changes) if changes[problem]]
     return sorted(changed, key=lambda problem: -abs(changes[problem]))
+
+
+def _extremes(outlines: Sequence[Outline]) -> list[str]:
+    """Return the problems with the shortest and with the longest of all answers shown, equal ones by
+    id."""
+    shortest: dict[str, int] = {}
+    longest: dict[str, int] = {}
+    for outline in outlines:
+        for problem, lengths in outline.lengths.items():
+            shortest[problem] = min(*lengths, shortest.get(problem, lengths[0]))
+            longest[problem] = max(*lengths, longest.get(problem, lengths[0]))
+    by_id = sorted(shortest)
+    return [
+        *sorted(by_id, key=lambda problem: shortest[problem])[:EXTREMES],
+        *sorted(by_id, key=lambda problem: -longest[problem])[:EXTREMES],
+    ]
 
 
 class Column(NamedTuple):
@@ -343,23 +380,24 @@ def _outcome(rows: Sequence[Answer]) -> str:
 
 
 def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
-    """List every policy's answers to the same problems: half of them for their change."""
+    """List every policy's answers to the same problems: half of them for their change, some for the
+    length of an answer."""
     names: list[str] = []
     files: list[epath.Path] = []
-    scores: list[dict[str, float]] = []
+    outlines: list[Outline] = []
     for name, entry in stage.policies.items():
         file = stage.rollouts_file(name)
         if file.exists():
             names.append(fmt.policy_name(entry))
             files.append(file)
-            scores.append(_scores(file))
-    there = sorted(set[str]().union(*scores))
+            outlines.append(_outline(file))
+    there = sorted(set[str]().union(*map(attrgetter("scores"), outlines)))
     changes: dict[str, float] = {}
     if len(files) > 1:
-        changes = _changes(scores[0], scores[-1])
+        changes = _changes(outlines[0].scores, outlines[-1].scores)
     first = _most_changed(changes)[:CHANGED]
-    # A dict keeps the order: those for their change, then the first of the others by id.
-    ranked = list(dict.fromkeys([*first, *there]))[:PROBLEMS]
+    # A dict keeps the order: for their change, for a length, then the first of the others by id.
+    ranked = list(dict.fromkeys([*first, *_extremes(outlines), *there]))[:PROBLEMS]
     ranks = {problem: rank for rank, problem in enumerate(ranked)}
     columns = []
     for name, file in zip(names, files, strict=True):
@@ -369,14 +407,14 @@ def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
         entry = stage.problems.get(problem, {})
         row = _row(problem, entry, columns, stage.name, changes.get(problem, math.nan))
         rows.append(row._replace(rank=ranks[problem]))
-    chosen = ""
-    if first and len(ranked) < len(there):
+    chosen = f"the {EXTREMES} with the shortest and the {EXTREMES} with the longest answer, and "
+    if first:
         chosen = (
             f"the {len(first):,} whose mean over all samples changed most from {names[0]} to "
-            f"{names[-1]}, either way, and "
+            f"{names[-1]}, either way, {chosen}"
         )
     rule = _rule(len(ranked), len(there), "problems", chosen)
-    if changes and not chosen:
+    if changes and not (first and len(ranked) < len(there)):
         rule += f" Before and after: {names[0]} and {names[-1]}."
     return Listing(f"Held-out problems, {stage.name}", rule, names, rows, note)
 
@@ -500,8 +538,8 @@ def _rule(listed: int, total: int, things: str, chosen: str = "") -> str:
     come before the first by id."""
     rule = f"{listed:,} of {total:,} {things}"
     if listed < total:
-        rule += f", {chosen}the first by problem id, which is a hash"
-        rule += f"; {total - listed:,} are left out"
+        rule += f": {chosen}" if chosen else ", "
+        rule += f"the first by problem id, which is a hash; {total - listed:,} are left out"
     rule += f". Of each the first {SAMPLES} samples."
     if things == "problems":
         rule += " Beside the prompt: right answers among all samples, or their mean reward."
