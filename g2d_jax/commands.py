@@ -514,7 +514,7 @@ def _say_template(session: Session, problem: Problem) -> None:
     """Say once what the policy reads around each problem, if anything."""
     if not isinstance(problem.prompt, str):
         return
-    template = session.tokenizer.render(problem).replace(problem.prompt, "{problem}", 1)
+    template = "{problem}".join(session.tokenizer.template.frame())
     if template != "{problem}":
         session.say_once(f"prompt of each problem: {clean(template, newlines=False)}")
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reports import HOSTILE, Page, evaluation
+from toys import QWEN, make_tokenizer
 
+from g2d_jax.data.template import TemplateSettings
+from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Score, Verdict
 from g2d_jax.report import page as pages
 from g2d_jax.report.read import read_run
@@ -21,6 +24,7 @@ from g2d_jax.report.samples import (
     PROBLEMS,
     Cell,
     Listing,
+    Painter,
     Row,
     Sample,
     anchor,
@@ -178,6 +182,23 @@ def test_a_collected_problem_without_a_pair_is_shown_too(own_run: Path) -> None:
     listing = browser(read_run(own_run))[1]
     assert {row.prompt for row in listing.rows} == prompts
     assert all(re.fullmatch(r"[\d+*-]+=\?", prompt) for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"system": "Be brief."}, {"prompt_template": "paper"}, {"chat": False}],
+)
+def test_a_problem_is_read_from_the_tokens_of_its_prompt(tmp_path: Path, settings: dict) -> None:
+    make_tokenizer(QWEN).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path), TemplateSettings(**settings))
+    paint = Painter(tokenizer)
+    for problem in ("What is\n{1+1}?  ", "<b>&", "é\u202e"):
+        assert paint.prompt(tokenizer.encode_prompt(problem).tolist()) == problem
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    if settings.get("chat") is not False:  # not one problem: all of it
+        ids = tokenizer.encode_prompt((*turns, {"role": "user", "content": "c"})).tolist()
+        assert re.search("a.*b.*c", paint.prompt(ids), re.DOTALL)
+    assert paint.prompt([-1, 5]) == paint.prompt([]) == Painter(None).prompt([5]) == ""
 
 
 def test_a_page_that_is_full_keeps_what_changed_most() -> None:
