@@ -997,7 +997,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("width", [80, *slow(100)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [80, 100])
 def test_on_a_terminal_answers_stand_below_their_problem(
     width: int, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
