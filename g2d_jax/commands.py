@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from rich.padding import Padding
+from rich.text import Text
 
 from g2d_jax import config as settings
 from g2d_jax import run_stages
@@ -39,11 +41,13 @@ from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Problem, Request, SamplingParams, Verdict, pick
+from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, pick
+from g2d_jax.report.samples import conversation
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, gguf_file, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
@@ -436,7 +440,8 @@ def sample(
     problems.
 
     prompts: may be an iterator that waits for what is typed: each is answered before the next is
-    asked for. Answers to test problems are shown with their reward.
+    asked for. Answers to test problems are shown with their reward. Each problem is shown once,
+    above its answers: in a file these are a Markdown table, a row an answer.
     """
     policy = policy and places.decided(policy, "policy", places.here())
     needs = ["model", "tokenizer"]
@@ -494,14 +499,61 @@ def _answers(
     repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
     texts = [cut(session.tokenizer.decode(rollout.token_ids), params.stop) for rollout in rollouts]
     rewards = _rewards(session, repeated, texts, [rollout.token_ids for rollout in rollouts])
-    rows = []
-    for problem, rollout, text, reward in zip(repeated, rollouts, texts, rewards, strict=True):
-        logprob = f"{float(np.mean(rollout.logprobs)):.2f}"
-        prompt = session.tokenizer.render(problem)
-        rows.append([prompt, text, problem.answer or "", reward, rollout.stop_reason, logprob])
-    names = ["prompt", "response", "answer", "reward", "stop", "mean log-prob"]
-    session.tracker.table(f"policy {policy}", names, rows)
+    shown: dict[str, list[tuple[Rollout, str, str]]] = {}
+    for rollout, text, reward in zip(rollouts, texts, rewards, strict=True):
+        shown.setdefault(rollout.problem_id, []).append((rollout, text, reward))
+    session.say_once(f"policy {policy}")
+    for problem in problems:
+        _say_template(session, problem)
+        show = _show_on_terminal if session.tracker.screen.interactive else _show_as_table
+        show(session.tracker, problem, shown[problem.id])
     return texts
+
+
+def _say_template(session: Session, problem: Problem) -> None:
+    """Say once what the policy reads around each problem, if anything."""
+    if not isinstance(problem.prompt, str):
+        return
+    template = "{problem}".join(session.tokenizer.template.frame())
+    if template != "{problem}":
+        session.say_once(f"prompt of each problem: {clean(template, newlines=False)}")
+
+
+def _show_as_table(
+    tracker: Tracker, problem: Problem, answers: Sequence[tuple[Rollout, str, str]]
+) -> None:
+    """Show the answers to a problem, and their rewards, as a Markdown table below it."""
+    rows = []
+    for rollout, text, reward in answers:
+        cells = [text, problem.answer or "", reward, rollout.stop_reason, _mean_logprob(rollout)]
+        rows.append([cell.replace("|", r"\|") for cell in cells])
+    tracker.say("")
+    tracker.say(f"problem: {clean(conversation(problem.prompt), newlines=False)}")
+    tracker.table("", ["response", "answer", "reward", "stop", "mean log-prob"], rows)
+
+
+def _show_on_terminal(
+    tracker: Tracker, problem: Problem, answers: Sequence[tuple[Rollout, str, str]]
+) -> None:
+    """Show the answers to a problem, and their rewards, each over the terminal's whole width."""
+    tracker.say("")
+    tracker.screen.console.print(Text(clean(conversation(problem.prompt)), "bold"))
+    if problem.answer is not None:
+        tracker.say(f"reference answer: {problem.answer}")
+    for rollout, text, reward in answers:
+        facts = [reward] if reward else []
+        facts.append(f"{len(rollout.token_ids):,} tokens")
+        if rollout.stop_reason == "length":
+            facts.append("cut at the limit")
+        facts.append(f"mean log-prob {_mean_logprob(rollout)}")
+        tracker.say("")
+        tracker.say(" · ".join(facts), "dim")
+        # Lines of an answer stay apart from lines about it, also where they are wrapped.
+        tracker.screen.console.print(Padding(Text(clean(text)), (0, 0, 0, 2)))
+
+
+def _mean_logprob(rollout: Rollout) -> str:
+    return f"{float(np.mean(rollout.logprobs)):.2f}"
 
 
 def _rewards(

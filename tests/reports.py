@@ -30,29 +30,35 @@ ELEMENTS = """html head meta title style body header nav main section h1 h2 h3 p
 tbody tr th td figure figcaption details summary pre code label input select option button output script
 svg g path text use defs clippath rect tspan"""
 ATTRIBUTES = """lang charset http-equiv content name class id href aria-label role scope tabindex title type value
-autocomplete hidden data-listing data-control data-row data-prompt data-policy data-verdict data-written data-every
+autocomplete hidden data-listing data-control data-row data-rows data-prompt data-policy data-verdict data-change
+data-tokens data-written data-every
 viewbox d x y width height transform clip-path fill stroke stroke-width stroke-linecap stroke-linejoin stroke-dasharray
 stroke-dashoffset fill-opacity stroke-opacity opacity font-size text-anchor"""
 VERDICTS = {1: Verdict.CORRECT, 0: Verdict.INCORRECT, "t": Verdict.TIMEOUT, "u": Verdict.UNSCORABLE}
 
 
 class Page(HTMLParser):
-    """Checks nesting and names while reading. text: all of it; tables: caption -> rows, each head
-    -> cell."""
+    """Checks nesting, names and where links lead while reading. text: all of it; links: those
+    outside lists of problems; tables: caption -> rows, each head -> cell."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
         self.source, self.open, self.tags, self.links, self.attributes = source, [], [], [], []
         self.words, self.tables, self._cells = [], {}, []
+        self.anchors = []
         self.feed(source)
         self.close()
         assert not self.open, f"not closed: {self.open}"
+        ids = [value for name, value in self.attributes if name == "id"]
+        for link in (*self.links, *self.anchors):
+            assert not link.startswith("#") or ids.count(link[1:]) == 1, link
         self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag, attrs):
         assert tag in ELEMENTS.split(), tag
         assert {name for name, _ in attrs} <= set(ATTRIBUTES.split()), (tag, attrs)
-        self.links += [value for name, value in attrs if name == "href" and tag == "a"]
+        links = self.anchors if "summary" in self.open else self.links
+        links += [value for name, value in attrs if name == "href" and tag == "a"]
         self.tags.append(tag)
         self.attributes += attrs
         if tag not in VOID:

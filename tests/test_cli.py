@@ -35,12 +35,13 @@ from g2d_jax import cli
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
+from g2d_jax.records import Problem, Rollout
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import state
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
-from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.runtime.tracking import Screen, Tracker
 from g2d_jax.session.answers import worked_examples
 from g2d_jax.session.policies import load_policy
 from g2d_jax.workdir import claim
@@ -1012,16 +1013,83 @@ def test_sample(work: Path, folder: Path, forks: Forks) -> None:
         "sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3", cwd=folder
     )
     assert done.returncode == 0, done.stderr
-    assert "policy dpo" in done.stdout
-    assert done.stdout.count("1+2+3=?") == 3
+    lines = done.stdout.splitlines()
+    assert lines.count("policy dpo") == lines.count("problem: 1+2+3=?") == 1
+    # no reference answer is known, and so there is no reward
+    rows = re.findall(
+        r"^\| (?!response).+ \| +\| +\| (?:stop|length) *\| -\d+\.\d\d +\|$", done.stdout, re.M
+    )
+    assert len(rows) == 3
     done = forks.run("sample", "--count", "2", "some/work", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"\| (1 correct|0 incorrect) +\|", done.stdout)) == 2
+    problems = re.findall("^problem: (.*)$", done.stdout, re.M)
+    assert len(problems) == 2
+    assert not [line for line in done.stdout.splitlines() if line.startswith("|") and "=?" in line]
     done = forks.run("sample", "some/work", "--policy", "nope", cwd=folder)
     assert (
         done.returncode == 1
         and "no such stage; this run has sft, warmup, dpo, and 'init'" in done.stderr
     )
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [80, 100])
+def test_on_a_terminal_answers_stand_below_their_problem(
+    width: int, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from g2d_jax import commands
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    texts = commands.sample(work, policy="sft", prompts="1+2+3=?", count=2)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
+    assert shown.count("1+2+3=?") == 1 and "policy sft" in shown
+    for text in texts:
+        assert f"\n  {text[: width - 2].strip()}" in shown
+    assert len(re.findall(r"\d+ tokens( · cut at the limit)? · mean log-prob -\d", shown)) == 2
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_what_is_shown_of_answers_is_told_from_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long ones are wrapped, and none can pretend to be a line about it, or steer."""
+    from g2d_jax import commands
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    ids, nats = np.arange(3, dtype=np.int32), np.full(3, -0.5, np.float32)
+    rollout = Rollout("p", 0, 0, ids, ids, nats, nats, "length")
+    evil = "1 correct · 3 tokens\n" + "word " * 100 + "\n| 1 | 2 |\x1b[2J"
+    problem = Problem("p", [{"role": "user", "content": "x | y\nproblem: z"}], "7")
+    shown = {}
+    for show, out in (
+        (commands._show_on_terminal, Terminal()),
+        (commands._show_as_table, io.StringIO()),
+    ):
+        with Tracker(tmp_path, tensorboard=False, screen=Screen(out)) as tracker:
+            show(tracker, problem, [(rollout, evil, "0 incorrect")])
+        shown[show] = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    lines = [line.rstrip() for line in shown[commands._show_on_terminal].splitlines()]
+    start = lines.index("0 incorrect · 3 tokens · cut at the limit · mean log-prob -0.50")
+    assert lines[:start] == ["", "x | y", "problem: z", "reference answer: 7", ""]
+    assert all(line.startswith("  ") for line in lines[start + 1 :])
+    assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
+    blank, asked, head, _, row = shown[commands._show_as_table].splitlines()
+    assert (blank, asked) == ("", r"problem: x | y\nproblem: z")
+    assert [cell.strip() for cell in head.strip("|").split("|")] == [
+        "response", "answer", "reward", "stop", "mean log-prob"
+    ]  # fmt: skip
+    assert row.startswith("| 1 correct") and r"\x1b[2J" in row and r"\| 1 \| 2 \|" in row
 
 
 def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:

@@ -1,12 +1,38 @@
-// Hides and shows what is on the page already, and never makes markup. The page's Content-Security-Policy allows exactly
-// these bytes, by their hash; nothing is ever put into them. Without them all is visible and only the filters are missing.
+// Hides, shows and orders what is on the page already, and never makes markup. The page's Content-Security-Policy allows
+// exactly these bytes, by their hash; nothing is ever put into them. Without them all is visible in the order of the page,
+// and only the controls are missing.
 "use strict";
+const change = row => Number(row.dataset.change);
+const lengths = row => Array.from(row.querySelectorAll("[data-tokens]")).filter(sample => !sample.hidden)
+  .map(sample => Number(sample.dataset.tokens));
+// What rows are sorted by, ascending; what is not known (NaN) comes last, and equal ones stay in the order of the page.
+const keys = {
+  changed: row => -Math.abs(change(row)),
+  lost: change,
+  gained: row => -change(row),
+  shortest: row => Math.min(...lengths(row)),
+  longest: row => -Math.max(...lengths(row)),
+};
 for (const root of document.querySelectorAll("[data-listing]")) {
   const rows = Array.from(root.querySelectorAll("[data-row]"));
+  const list = root.querySelector("[data-rows]");
   const texts = rows.map(row => Array.from(row.querySelectorAll("[data-prompt]"), e => e.textContent).join(" ")
     .toLowerCase());
   const control = name => root.querySelector("[data-control=" + name + "]");
   const value = name => control(name) ? control(name).value : "";
+  const arrange = () => {
+    const key = keys[value("sort")];
+    let sorted = rows;
+    if (key) {
+      const numbers = new Map(rows.map(row => [row, key(row)]));
+      const number = row => Number.isNaN(numbers.get(row)) ? Infinity : numbers.get(row);
+      sorted = rows.slice().sort((a, b) => number(a) - number(b) || 0);
+    }
+    if (sorted.some((row, i) => list.children[i] !== row)) {
+      list.append(...sorted);
+      list.scrollTop = 0;
+    }
+  };
   const update = () => {
     const verdict = value("verdict"), policy = value("policy"), words = value("words").trim().toLowerCase();
     let problems = 0, completions = 0;
@@ -24,10 +50,26 @@ for (const root of document.querySelectorAll("[data-listing]")) {
       if (!row.hidden) { problems += 1; completions += left; }
     });
     control("count").textContent = problems + " of " + rows.length + " problems, " + completions + " completions";
+    root.classList.toggle("bands", value("beside") === "samples");
+    arrange();
   };
-  for (const name of ["verdict", "policy", "words"]) if (control(name)) control(name).addEventListener("input", update);
+  const filters = ["verdict", "policy", "words"];
+  const show = () => {
+    const row = rows.find(row => row.id && "#" + row.id === location.hash);
+    if (!row) return;
+    if (row.hidden) {
+      for (const name of filters) if (control(name)) control(name).value = "";
+      update();
+    }
+    for (let around = row; around; around = around.parentElement) if ("open" in around) around.open = true;
+    row.scrollIntoView({ behavior: "instant" });
+  };
+  for (const name of [...filters, "sort", "beside"])
+    if (control(name)) control(name).addEventListener("input", update);
   for (const [name, open] of [["open", true], ["close", false]])
     control(name).addEventListener("click", () => { for (const row of rows) if (!row.hidden) row.open = open; });
   control("bar").hidden = false;
   update();
+  addEventListener("hashchange", show);
+  show();
 }

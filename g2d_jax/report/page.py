@@ -208,14 +208,16 @@ def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
 
 
 def _fitting(listing: Listing) -> list[Markup]:
-    """Render the rows of a list as markup, in their order as long as they fit the page."""
+    """Render the rows of a list as markup, in their order: those of low rank as long as they fit the
+    page."""
     render = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
-    rows, size = [], 0
-    for row in map(render, listing.rows):
-        if size + len(row) <= BUDGET:
-            rows.append(row)
-            size += len(row)
-    return rows
+    rows = [render(row) for row in listing.rows]
+    fitting, size = set[int](), 0
+    for i in sorted(range(len(rows)), key=lambda i: listing.rows[i].rank):
+        if size + len(rows[i]) <= BUDGET:
+            fitting.add(i)
+            size += len(rows[i])
+    return [row for i, row in enumerate(rows) if i in fitting]
 
 
 def html(report: Report) -> str:

@@ -1,5 +1,5 @@
 """List completions to look through: rollouts of evaluations and collections, and pairs, to be
-filtered and read.
+sorted, filtered and read.
 
     Listing ─ Row (one problem) ─ Cell (what one policy answered) ─ Sample
 
@@ -8,15 +8,20 @@ What the script compares stands in attributes as numbers and verdicts; model tex
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
+from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Prompt, Verdict, pick
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
@@ -24,9 +29,10 @@ from g2d_jax.report.rows import Study
 from g2d_jax.report.runs import COLLECT, Run, Stage, read_parquet
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
-PROBLEMS, SAMPLES, MOST_DIFFERENT = 60, 4, 40
-"""The first problems by id, the first samples of each policy (pairs of each problem), the problems
-of a comparison."""
+PROBLEMS, CHANGED, EXTREMES, SAMPLES, MOST_DIFFERENT = 60, 30, 5, 4, 40
+"""The problems of a list, those among them that are there for their change, for a short and for a
+long answer, the first samples of each policy (pairs of each problem), the problems of a
+comparison."""
 
 LENGTH = 4000
 """Characters of a text without colours."""
@@ -36,6 +42,7 @@ _ROLLOUT = (
     "visit",
     "sample",
     "policy",
+    "prompt_ids",
     "token_ids",
     "text",
     "logprobs",
@@ -58,16 +65,15 @@ _PAIRS = (
 Answer = Mapping[str, Any]
 """A row of rollouts, columns `_ROLLOUT`."""
 
-Painter = Callable[[str, np.ndarray, np.ndarray | None], Sequence[Span]]
-"""Text, token ids [T] and log-probs [T] (None: unknown) of a completion -> what is shown of it."""
-
 
 class Sample(NamedTuple):
-    """One completion. verdict: a Verdict's value; facts: what else is known of it."""
+    """One completion. verdict: a Verdict's value; facts: what else is known of it; tokens: its
+    length."""
 
     verdict: str
     facts: str
     spans: Sequence[Span]
+    tokens: int = 0
 
 
 class Cell(NamedTuple):
@@ -79,19 +85,30 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One problem. answer: None if no reference is known."""
+    """One problem. answer: None if no reference is known.
+
+    anchor: its id on the page, "" for none. change: by how much it is answered better by the last
+    policy than by the first, NaN if that is not known. rank: its place where not all rows fit.
+    """
 
     prompt: str
     facts: str
     answer: str | None
     cells: Sequence[Cell]
+    anchor: str = ""
+    change: float = math.nan
+    rank: int = 0
+
+    @property
+    def has_change(self) -> bool:
+        """Whether its change is known."""
+        return not math.isnan(self.change)
 
 
 class Listing(NamedTuple):
-    """A list of problems. rule: which these are. verdicts: those that occur. note: about the
-    colours, "" if there are.
+    """A list of problems. rule: which these are. note: about the colours, "" if there are.
 
-    is_coloured: whether its texts have colours.
+    order: what its rows are sorted by.
     """
 
     title: str
@@ -99,6 +116,7 @@ class Listing(NamedTuple):
     names: Sequence[str]
     rows: Sequence[Row]
     note: str
+    order: str = "problem id"
 
     def __bool__(self) -> bool:
         """Whether there is anything to show."""
@@ -113,6 +131,18 @@ class Listing(NamedTuple):
                 there.update(map(attrgetter("verdict"), cell.samples))
         return [verdict.value for verdict in Verdict if verdict.value in there]
 
+    @property
+    def orders(self) -> dict[str, str]:
+        """How the script can sort it, "" for the order it has -> how readers know that."""
+        orders = {"": self.order}
+        if any(map(attrgetter("has_change"), self.rows)):
+            orders["changed"] = "most changed"
+            orders["lost"] = "right before, wrong after"
+            orders["gained"] = "wrong before, right after"
+        orders["shortest"] = "shortest answer"
+        orders["longest"] = "longest answer"
+        return orders
+
 
 def browser(run: Run) -> list[Listing]:
     """List the completions of each evaluation, those of each collection and its pairs."""
@@ -124,31 +154,63 @@ def browser(run: Run) -> list[Listing]:
     return listings
 
 
+class Painter:
+    """Shows the completions and prompts of a run. tokenizer: None if it is not to be had."""
+
+    def __init__(self, tokenizer: PromptTokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._around: list[str] = []
+        if tokenizer is not None:
+            with contextlib.suppress(ValueError):  # of a template that fails; prompts stay whole
+                self._around = tokenizer.template.frame()
+
+    def __call__(self, text: str, ids: np.ndarray, logprobs: np.ndarray | None) -> Sequence[Span]:
+        """Return what is shown of a completion: its text, token ids [T], log-probs [T] or None."""
+        spans = None
+        if self._tokenizer is not None and logprobs is not None:
+            spans = coloured(self._tokenizer, text, ids, logprobs)
+        return [Span(shorten(text, LENGTH))] if spans is None else spans
+
+    def prompt(self, ids: Sequence[int]) -> str:
+        """Return the problem in the tokens of a prompt, all of their text where the template cannot
+        be told from it, "" without a tokenizer and for what are no tokens."""
+        if self._tokenizer is None or min(ids, default=0) < 0:
+            return ""
+        # A chat template writes special tokens, and a BOS before a plain prompt is none of its own.
+        for text in (self._tokenizer.decode_raw(ids), self._tokenizer.decode(ids)):
+            if len(self._around) != 2:
+                continue
+            before, after = self._around
+            if text.startswith(before) and text.endswith(after):
+                return text[len(before) : len(text) - len(after)]
+        return self._tokenizer.decode(ids)
+
+
 def painter(run: Run) -> tuple[Painter, str]:
     """Return what shows completions of this run, and why there are no colours, "" if there are."""
     try:
-        tokenizer, note = run_tokenizer(run.config, run.workdir), ""
+        return Painter(run_tokenizer(run.config, run.workdir)), ""
     except ValueError as error:
-        tokenizer = None
         note = (
             "Completions are shown without colours: the run's tokenizer is not to be had here. "
             f"{error}"
         )
+        return Painter(None), note
 
-    def paint(text: str, ids: np.ndarray, logprobs: np.ndarray | None) -> Sequence[Span]:
-        spans = None
-        if tokenizer is not None and logprobs is not None:
-            spans = coloured(tokenizer, text, ids, logprobs)
-        return [Span(shorten(text, LENGTH))] if spans is None else spans
 
-    return paint, note
+def anchor(*names: str) -> str:
+    """Return the id on a page of a problem that these names tell from all others: a hash, which has
+    nothing of them."""
+    return f"p-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]}"
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
-    """Return a prompt, or a completion, as text: chat messages below each other with their
-    roles."""
+    """Return a prompt, or a completion, as text: chat messages below each other with their roles,
+    but for what a user alone says."""
     if isinstance(prompt, str):
         return prompt
+    if [message["role"] for message in prompt] == ["user"]:
+        return str(prompt[0]["content"])
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
@@ -166,7 +228,13 @@ def read_samples(
     there: set[str] = set()
     for file in files:
         there.update(map(str, read_parquet(file, ["problem_id"])["problem_id"].to_pylist()))
-    wanted = {*sorted(there)[:first], *also}
+    return _rows({*sorted(there)[:first], *also}, files, columns), len(there)
+
+
+def _rows(
+    wanted: Collection[str], files: Sequence[epath.Path], columns: Sequence[str]
+) -> dict[str, list[Answer]]:
+    """Read the rows of these problems, by problem, ids ascending."""
     rows: list[Answer] = []
     for file in files:
         rows += read_parquet(file, columns, wanted).to_pylist()
@@ -175,7 +243,74 @@ def read_samples(
         rows, key=lambda row: (row["problem_id"], row.get("visit", 0), row.get("sample", 0))
     ):
         by_problem.setdefault(row["problem_id"], []).append(row)
-    return by_problem, len(there)
+    return by_problem
+
+
+class Outline(NamedTuple):
+    """What a policy's answers are like, by problem.
+
+    scores: mean accuracies over all samples, or rewards where these alone are scored; NaN without
+    either. lengths: tokens of the samples that a list shows.
+    """
+
+    scores: Mapping[str, float]
+    lengths: Mapping[str, Sequence[int]]
+
+
+def _outline(file: epath.Path) -> Outline:
+    """Read what all answers in a file are like, without their texts."""
+    table = read_parquet(file, ["problem_id", "sample", "verdict", "reward", "token_ids"])
+    tokens = pc.list_value_length(table["token_ids"]).to_pylist()
+    accuracies = {verdict.value: verdict.accuracy for verdict in Verdict}
+    values: dict[str, list[float]] = {}
+    lengths: dict[str, list[int]] = {}
+    for row, length in zip(table.drop_columns("token_ids").to_pylist(), tokens, strict=True):
+        problem = str(row["problem_id"])
+        if row["sample"] < SAMPLES:
+            lengths.setdefault(problem, []).append(length)
+        of_problem = values.setdefault(problem, [])
+        value = accuracies.get(row["verdict"])
+        if row["verdict"] == Verdict.SCORED.value:
+            value = row["reward"]
+        if value is not None and not math.isnan(value):
+            of_problem.append(value)
+    scores = {}
+    for problem, of_problem in values.items():
+        scores[problem] = float(np.mean(of_problem)) if of_problem else math.nan
+    return Outline(scores, lengths)
+
+
+def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Subtract scores, of problems that have both, problem ids ascending; equal ones are equal also
+    where rounding tells 2/3 - 1/3 from 1 - 2/3."""
+    changes = {}
+    for problem in sorted(before.keys() & after.keys()):
+        change = round(after[problem] - before[problem], 9)
+        if not math.isnan(change):
+            changes[problem] = change
+    return changes
+
+
+def _most_changed(changes: Mapping[str, float]) -> list[str]:
+    """Order the problems that changed, the largest change first, either way, equal ones by id."""
+    changed = [problem for problem in sorted(changes) if changes[problem]]
+    return sorted(changed, key=lambda problem: -abs(changes[problem]))
+
+
+def _extremes(outlines: Sequence[Outline]) -> list[str]:
+    """Return the problems with the shortest and with the longest of all answers shown, equal ones by
+    id."""
+    shortest: dict[str, int] = {}
+    longest: dict[str, int] = {}
+    for outline in outlines:
+        for problem, lengths in outline.lengths.items():
+            shortest[problem] = min(*lengths, shortest.get(problem, lengths[0]))
+            longest[problem] = max(*lengths, longest.get(problem, lengths[0]))
+    by_id = sorted(shortest)
+    return [
+        *sorted(by_id, key=lambda problem: shortest[problem])[:EXTREMES],
+        *sorted(by_id, key=lambda problem: -longest[problem])[:EXTREMES],
+    ]
 
 
 class Column(NamedTuple):
@@ -187,29 +322,30 @@ class Column(NamedTuple):
     paint: Painter
 
 
-def _listing(
-    title: str,
-    rule: str,
-    problems: Mapping[str, Mapping[str, Any]],
-    columns: Sequence[Column],
-    note: str,
-) -> Listing:
-    """Put policies' answers beside each other. problems: those listed, with their entries of
-    problems.json, or {}."""
-    rows = []
-    for problem, entry in problems.items():
-        cells = []
-        facts = []
-        for i, column in enumerate(columns):
-            answers = column.answers.get(problem, ())
-            if answers:
-                samples = [_sample(answer, column.paint) for answer in answers[:SAMPLES]]
-                cells.append(Cell(i, column.name, samples))
-                facts.append(f"{column.name} {_outcome(answers)}")
-        prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
-        reference = None if entry.get("answer") is None else str(entry["answer"])
-        rows.append(Row(prompt, " · ".join(facts), reference, cells))
-    return Listing(title, rule, [column.name for column in columns], rows, note)
+def _row(
+    problem: str, entry: Mapping[str, Any], columns: Sequence[Column], place: str, change: float
+) -> Row:
+    """Put policies' answers to a problem beside each other. entry: of problems.json, or {}; place:
+    of the list."""
+    cells = []
+    facts = []
+    prompt = conversation(entry.get("prompt", ""))
+    for i, column in enumerate(columns):
+        answers = column.answers.get(problem, ())
+        if answers:
+            samples = [_sample(answer, column.paint) for answer in answers[:SAMPLES]]
+            cells.append(Cell(i, column.name, samples))
+            facts.append(f"{column.name} {_outcome(answers)}")
+            prompt = prompt or column.paint.prompt(answers[0]["prompt_ids"])
+    reference = None if entry.get("answer") is None else str(entry["answer"])
+    return Row(
+        prompt or f"problem {problem}",
+        " · ".join(facts),
+        reference,
+        cells,
+        anchor(place, problem),
+        change,
+    )
 
 
 def _sample(row: Answer, paint: Painter) -> Sample:
@@ -225,7 +361,7 @@ def _sample(row: Answer, paint: Painter) -> Sample:
         facts.append(f"answer {on_one_line(row['answer'], 60)}")
     if row["stop_reason"] == "length":
         facts.append("cut at the limit")
-    return Sample(row["verdict"], ", ".join(facts), paint(row["text"], ids, nats))
+    return Sample(row["verdict"], ", ".join(facts), paint(row["text"], ids, nats), len(ids))
 
 
 def _outcome(rows: Sequence[Answer]) -> str:
@@ -239,21 +375,43 @@ def _outcome(rows: Sequence[Answer]) -> str:
 
 
 def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
-    """List every policy's answers to the same problems."""
-    columns: list[Column] = []
-    there = set[str]()
-    total = 0
+    """List every policy's answers to the same problems: half of them for their change, some for the
+    length of an answer."""
+    names: list[str] = []
+    files: list[epath.Path] = []
+    outlines: list[Outline] = []
     for name, entry in stage.policies.items():
         file = stage.rollouts_file(name)
         if file.exists():
-            answers, count = read_samples([file], _ROLLOUT)
-            columns.append(Column(fmt.policy_name(entry), answers, paint))
-            there.update(answers)
-            total = max(total, count)
-    first = sorted(there)[:PROBLEMS]
-    rule = _rule(len(first), total, "problems")
-    problems = {problem: stage.problems.get(problem, {}) for problem in first}
-    return _listing(f"Held-out problems, {stage.name}", rule, problems, columns, note)
+            names.append(fmt.policy_name(entry))
+            files.append(file)
+            outlines.append(_outline(file))
+    there = sorted(set[str]().union(*map(attrgetter("scores"), outlines)))
+    changes: dict[str, float] = {}
+    if len(files) > 1:
+        changes = _changes(outlines[0].scores, outlines[-1].scores)
+    first = _most_changed(changes)[:CHANGED]
+    # A dict keeps the order: for their change, for a length, then the first of the others by id.
+    ranked = list(dict.fromkeys([*first, *_extremes(outlines), *there]))[:PROBLEMS]
+    ranks = {problem: rank for rank, problem in enumerate(ranked)}
+    columns = []
+    for name, file in zip(names, files, strict=True):
+        columns.append(Column(name, _rows(ranked, [file], _ROLLOUT), paint))
+    rows = []
+    for problem in sorted(ranked):
+        entry = stage.problems.get(problem, {})
+        row = _row(problem, entry, columns, stage.name, changes.get(problem, math.nan))
+        rows.append(row._replace(rank=ranks[problem]))
+    chosen = f"the {EXTREMES} with the shortest and the {EXTREMES} with the longest answer, and "
+    if first:
+        chosen = (
+            f"the {len(first):,} whose mean over all samples changed most from {names[0]} to "
+            f"{names[-1]}, either way, {chosen}"
+        )
+    rule = _rule(len(ranked), len(there), "problems", chosen)
+    if changes and not (first and len(ranked) < len(there)):
+        rule += f" Before and after: {names[0]} and {names[-1]}."
+    return Listing(f"Held-out problems, {stage.name}", rule, names, rows, note)
 
 
 def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listing]:
@@ -272,8 +430,15 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
     columns = []
     for name in sorted(by_policy):
         columns.append(Column(fmt.policy_name({"name": name}), by_policy[name], paint))
-    rollouts = _listing(
-        f"Rollouts, {stage.name}", _rule(len(problems), total, "problems"), problems, columns, note
+    listed = []
+    for problem, entry in problems.items():
+        listed.append(_row(problem, entry, columns, stage.name, math.nan))
+    rollouts = Listing(
+        f"Rollouts, {stage.name}",
+        _rule(len(problems), total, "problems"),
+        [column.name for column in columns],
+        listed,
+        note,
     )
     couples = []
     for problem, rows in pairs.items():
@@ -284,7 +449,8 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
             rejected.append(_side(row, "rejected", "incorrect", nats, paint))
         cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
         facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
-        couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells))
+        place = anchor(stage.name, "pairs", problem)
+        couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells, place))
     rule = _rule(len(couples), paired, "problems with pairs")
     return [
         rollouts,
@@ -312,7 +478,8 @@ def _side(
         np.asarray(ids, np.int32),
         None if logprobs is None else np.asarray(logprobs, np.float32),
     )
-    return Sample(verdict, f"{len(ids):,} tokens, reward {fmt.value(row[f'{side}_reward'])}", spans)
+    facts = f"{len(ids):,} tokens, reward {fmt.value(row[f'{side}_reward'])}"
+    return Sample(verdict, facts, spans, len(ids))
 
 
 def furthest_apart(study: Study) -> list[str]:
@@ -347,18 +514,27 @@ def most_different(study: Study) -> list[Listing]:
         f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the "
         "accuracies of the runs' last policies are furthest apart, equal ones by problem id, which "
         f"is a hash. Of each policy the first {SAMPLES} samples; beside the prompt, right answers "
-        "among all samples."
+        f"among all samples. Before and after: {study.last[0].name} and {study.last[-1].name}."
     )
     note = " ".join(dict.fromkeys(note for _, note in painters.values() if note))
-    problems = {problem: entries.get(problem, {}) for problem in wanted}
-    return [_listing("Where the runs differ most", rule, problems, columns, note)]
+    changes = study.last[-1].accuracies[0] - study.last[0].accuracies[0]
+    of_problem = dict(zip(study.problems, changes.tolist(), strict=True))
+    rows = []
+    for rank, problem in enumerate(wanted):
+        listed = _row(problem, entries.get(problem, {}), columns, "problems", of_problem[problem])
+        rows.append(listed._replace(rank=rank))
+    names = [column.name for column in columns]
+    title = "Where the runs differ most"
+    return [Listing(title, rule, names, rows, note, "largest difference")]
 
 
-def _rule(listed: int, total: int, things: str) -> str:
-    """Say which problems are listed, and how many samples, or pairs, of each."""
+def _rule(listed: int, total: int, things: str, chosen: str = "") -> str:
+    """Say which problems are listed, and how many samples, or pairs, of each. chosen: those that
+    come before the first by id."""
     rule = f"{listed:,} of {total:,} {things}"
     if listed < total:
-        rule += f", the first by problem id, which is a hash; {total - listed:,} are left out"
+        rule += f": {chosen}" if chosen else ", "
+        rule += f"the first by problem id, which is a hash; {total - listed:,} are left out"
     rule += f". Of each the first {SAMPLES} samples."
     if things == "problems":
         rule += " Beside the prompt: right answers among all samples, or their mean reward."

@@ -334,7 +334,7 @@ def test_problems_where_runs_differ_most(tmp_path):
     assert page.links == ["#results", "#differences", "#frontier", "#problems"]
     assert (
         "2 of 5 common problems: those on which" in page.text
-        and page.source.count("<details data-row>") == 2
+        and page.source.count("<details data-row") == 2
     )
     assert page.text.index("d = ?") < page.text.index("b = ?")
 
