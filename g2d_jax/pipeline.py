@@ -67,7 +67,7 @@ def run(
     require_packages(settings)
     places.require(to_dict(settings))
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
-        names = order.order[: order.order.index(until) + 1 if until else None]
+        names = order.until(until)
         compile_ahead(session, names)
         manifests = {}
         for name in names:
@@ -101,10 +101,11 @@ def conclude(
     warning."""
     with only_warned(tracker, workdir):
         from g2d_jax.report.run import write_run  # here: it loads what draws figures
-        from g2d_jax.report.tables import summary_table
+        from g2d_jax.report.tables import FIRST, summary_table
 
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
-                tracker.table(*summary_table(manifest, list(manifests.values())))
+                result = summary_table(manifest, list(manifests.values()))
+                tracker.table(*result, first=FIRST, rest="report.html")
         page, *_ = write_run(workdir, figures=False)
         tracker.say(f"report: {page}")

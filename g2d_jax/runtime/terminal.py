@@ -2,18 +2,21 @@
 end.
 
 All that a command prints goes through here: its lines (`processes.say`, `cli`), what a run says and
-its tables (`tracking.Screen`), and the tracebacks of errors that nobody expected
-(`clean_tracebacks`).
+its tables (`tracking.Screen`, laid out by `table_layout`), and the tracebacks of errors that nobody
+expected (`clean_tracebacks`).
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 import traceback
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import TextIO
 
 MOST = 10_000
 """Characters of a message, at most."""
@@ -47,6 +50,78 @@ def shortened(text: str, most: int = MOST) -> str:
 def shown(text: str, most: int = MOST) -> str:
     """Clean a text and shorten it to about so many characters."""
     return shortened(clean(shortened(text, most)), most)
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Return the columns of the terminal that a stream writes to, None where it writes to none, or
+    to one that does not tell."""
+    if not stream.isatty():
+        return None
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and len(chosen) < 6:
+        return int(chosen) or None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Break lines that are wider than a terminal at spaces; what goes on is indented by two more.
+
+    What has no spaces, such as a path, stays whole, and can be copied.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
+        lines += _packed(re.findall(" *[^ ]+", line), columns, indent) or [line]
+    return "\n".join(lines)
+
+
+def folded(text: str, columns: int) -> list[str]:
+    """Break a text into lines of at most so many cells, two or more: at spaces, words that are
+    longer also behind punctuation or anywhere."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        parts: list[str] = []
+        for word in re.findall(" *[^ ]+", line):
+            parts += _parts(word, columns)
+        lines += _packed(parts, columns, "") or [""]
+    return lines
+
+
+def _parts(word: str, columns: int) -> Iterator[str]:
+    """Yield a word, with the spaces before it, in parts of at most so many cells."""
+    from rich.cells import cell_len, chop_cells
+
+    bare = word.lstrip(" ")
+    if cell_len(bare) <= columns:
+        yield word
+        return
+    before = word[: len(word) - len(bare)]
+    for part in re.findall(r"[^,;:/=_|-]*[,;:/=_|-]+|[^,;:/=_|-]+", bare):
+        for chopped in chop_cells(part, columns):
+            yield before + chopped
+            before = ""
+
+
+def _packed(words: list[str], columns: int, indent: str) -> list[str]:
+    """Put words, each with the spaces before it, on as few lines as they take."""
+    # Here, as in `_parts`: most that reads this module prints to no terminal.
+    from rich.cells import cell_len
+
+    lines: list[str] = []
+    line, used = "", 0
+    for word in words:
+        size = cell_len(word)
+        if line.strip() and used + size > columns:
+            lines.append(line)
+            line, used = indent, len(indent)
+            word = word.lstrip(" ")
+            size = cell_len(word)
+        line += word
+        used += size
+    return [*lines, line] if line else lines
 
 
 def clean_tracebacks() -> Callable[[], None]:

@@ -20,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -76,8 +77,10 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
             tracker.say(f"{name} failed: {reason}")
         with pipeline.only_warned(tracker, root):
             from g2d_jax.report.study import write_study  # here: it loads what draws figures
+            from g2d_jax.report.tables import FIRST
 
-            page, *_ = write_study(root, config.name, show=tracker.table)
+            table = partial(tracker.table, first=FIRST, rest=f"{config.name}.html")
+            page, *_ = write_study(root, config.name, show=table)
             tracker.say(f"report: {page}")
     return failed
 
