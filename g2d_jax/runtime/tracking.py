@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import math
 import os
 import secrets
@@ -255,6 +256,23 @@ class _Note(bars.ProgressColumn):
         return _Metrics(task.fields["note"])
 
 
+@contextlib.contextmanager
+def _logs_moved(before: TextIO, now: TextIO) -> Iterator[None]:
+    """Have logs that go to one stream go to another: what a handler was opened with is not what a
+    live bar has put into its place, and a line written past the bar tears it."""
+    moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        # A name that no logger has yet has no handlers.
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                moved.append((handler, handler.setStream(now)))
+    try:
+        yield
+    finally:
+        for handler, stream in moved:
+            handler.setStream(stream)
+
+
 class Progress:
     """The progress of one stage; made by `Screen.progress`.
 
@@ -288,7 +306,10 @@ class Progress:
             self._task = self._live.add_task(
                 clean(stage), total=total, completed=start, note=[], left="-:--:--"
             )
+            self._logs = contextlib.ExitStack()
+            before = sys.stderr
             self._live.start()
+            self._logs.enter_context(_logs_moved(before, sys.stderr))
 
     def begin(self) -> None:
         """Measure the pace from here on, where steps are under way together and the first one's end
@@ -352,6 +373,7 @@ class Progress:
     def close(self) -> None:
         """Stop drawing, the last state shown."""
         if self._live is not None:
+            self._logs.close()
             self._live.stop()
         elif self._line:
             self._screen.say(self._line)
