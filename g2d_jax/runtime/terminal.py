@@ -27,6 +27,10 @@ MOST_TRACED = 50_000
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
 
 
+_BREAKS = ",;:/=_|-"
+"""Characters behind which a word that is too long for its cell is broken."""
+
+
 def clean(text: str, *, newlines: bool = True) -> str:
     r"""Show every character that could steer a terminal as its escape, such as \x1b."""
     keep = "\n" if newlines else ""
@@ -73,8 +77,9 @@ def wrapped(text: str, columns: int) -> str:
     """
     lines: list[str] = []
     for line in text.split("\n"):
-        indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
-        lines += _packed(re.findall(" *[^ ]+", line), columns, indent) or [line]
+        bare = line.lstrip(" ")
+        start = line[: len(line) - len(bare)]
+        lines += _packed(re.findall(" *[^ ]+", bare), columns, start, f"{start}  ")
     return "\n".join(lines)
 
 
@@ -86,42 +91,64 @@ def folded(text: str, columns: int) -> list[str]:
         parts: list[str] = []
         for word in re.findall(" *[^ ]+", line):
             parts += _parts(word, columns)
-        lines += _packed(parts, columns, "") or [""]
+        lines += _packed(parts, columns)
     return lines
 
 
 def _parts(word: str, columns: int) -> Iterator[str]:
     """Yield a word, with the spaces before it, in parts of at most so many cells."""
-    from rich.cells import cell_len, chop_cells
+    from rich.cells import cell_len
 
     bare = word.lstrip(" ")
     if cell_len(bare) <= columns:
         yield word
         return
-    before = word[: len(word) - len(bare)]
-    for part in re.findall(r"[^,;:/=_|-]*[,;:/=_|-]+|[^,;:/=_|-]+", bare):
-        for chopped in chop_cells(part, columns):
-            yield before + chopped
-            before = ""
+    part, used = word[: len(word) - len(bare)], 0
+    for char in _with_marks(bare):
+        size = cell_len(char)
+        if used + size > columns:
+            yield part
+            part, used = "", 0
+        part += char
+        used += size
+        if char[0] in _BREAKS:
+            yield part
+            part, used = "", 0
+    yield part
 
 
-def _packed(words: list[str], columns: int, indent: str) -> list[str]:
-    """Put words, each with the spaces before it, on as few lines as they take."""
+def _with_marks(text: str) -> list[str]:
+    """Split a text into characters, each with the marks that are drawn over it."""
+    chars: list[str] = []
+    for char in text:
+        if chars and unicodedata.category(char).startswith("M"):
+            chars[-1] += char
+        else:
+            chars.append(char)
+    return chars
+
+
+def _packed(words: list[str], columns: int, start: str = "", indent: str = "") -> list[str]:
+    """Put words, each with the spaces before it, on as few lines as they take; at least one.
+
+    start, indent: the spaces before the first line, and before the others.
+    """
     # Here, as in `_parts`: most that reads this module prints to no terminal.
     from rich.cells import cell_len
 
     lines: list[str] = []
-    line, used = "", 0
+    line, used = start, len(start)
     for word in words:
         size = cell_len(word)
-        if line.strip() and used + size > columns:
-            lines.append(line)
-            line, used = indent, len(indent)
+        if used + size > columns:
+            if line.strip():
+                lines.append(line)
+                line, used = indent, len(indent)
             word = word.lstrip(" ")
             size = cell_len(word)
         line += word
         used += size
-    return [*lines, line] if line else lines
+    return [*lines, line]
 
 
 def clean_tracebacks() -> Callable[[], None]:
