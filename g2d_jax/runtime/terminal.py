@@ -56,17 +56,17 @@ def shown(text: str, most: int = MOST) -> str:
     return shortened(clean(shortened(text, most)), most)
 
 
-def columns_of(stream: TextIO) -> int | None:
+def columns_of(stream: TextIO | None) -> int | None:
     """Return the columns of the terminal that a stream writes to, None where it writes to none, or
     to one that does not tell."""
-    if not stream.isatty():
-        return None
     chosen = os.environ.get("COLUMNS", "")
-    if chosen.isdecimal() and len(chosen) < 6:
-        return int(chosen) or None
     try:
+        if stream is None or not stream.isatty():
+            return None
+        if chosen.isdecimal() and len(chosen) < 6:
+            return int(chosen) or None
         return os.get_terminal_size(stream.fileno()).columns or None
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # closed, or no file of the system's
         return None
 
 
