@@ -234,12 +234,10 @@ class _Metrics:
         return Measurement(0, min(cell_len(self._line(())), options.max_width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        count = 0
-        while cell_len(self._line(LEAST_SHOWN[:count])) > options.max_width:
-            count += 1
-            if count > len(LEAST_SHOWN):
-                break
-        line = self._line(LEAST_SHOWN[:count])
+        line = self._line(())
+        for count in range(1, len(LEAST_SHOWN) + 1):
+            if cell_len(line) > options.max_width:
+                line = self._line(LEAST_SHOWN[:count])
         yield Text(line, no_wrap=True, overflow="ellipsis")
 
     def _line(self, without: Sequence[str]) -> str:
