@@ -12,7 +12,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax.arguments import parse
@@ -84,7 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print(line: object) -> None:
     """Print a line to standard output, as `terminal.shown`."""
-    print(terminal.shown(str(line)), flush=True)
+    text = terminal.shown(str(line))
+    if columns := terminal.columns_of(sys.stdout):
+        text = terminal.wrapped(text, columns)
+    print(text, flush=True)
 
 
 def _exited(error: SystemExit) -> str:
@@ -195,6 +200,7 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.report.read import studies
     from g2d_jax.report.run import write_run
     from g2d_jax.report.study import write_study
+    from g2d_jax.report.tables import FIRST
     from g2d_jax.runtime.tracking import Screen
 
     names = studies(arguments.workdir)
@@ -208,8 +214,9 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     rates = _rates(arguments, chosen, screen.say)
     written: list[str] = []
     for name in chosen:
+        show = partial(screen.table, first=FIRST, rest=f"{name}.html")
         written += write_study(
-            arguments.workdir, name, show=screen.table, say=screen.say, rates=rates.get(name)
+            arguments.workdir, name, show=show, say=screen.say, rates=rates.get(name)
         )
     if holds_several(arguments.workdir):
         written.append(write_index(arguments.workdir))
@@ -253,16 +260,18 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
 def _show(report: Report, written: Sequence[str]) -> None:
     """Print a report's warnings, notes and tables, its headline, and the paths of its files."""
     from g2d_jax.report import page
+    from g2d_jax.report.tables import FIRST
     from g2d_jax.runtime.tracking import Screen
 
     screen = Screen()
+    page_name = PurePath(written[0]).name  # which has the tables whole
     for line in report.warnings:
         screen.say(line)
     for part in report.shown_parts:
         if isinstance(part, page.Note):
             screen.say(part.text)
         elif isinstance(part, page.Table):
-            screen.table(*part)
+            screen.table(*part, first=FIRST, rest=page_name)
     for line in filter(None, (report.verdict, report.headline, *written)):
         screen.say(line)
 

@@ -43,7 +43,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, pick
 from g2d_jax.report.samples import conversation
-from g2d_jax.report.tables import summary_table
+from g2d_jax.report.tables import FIRST, summary_table
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, gguf_file, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
@@ -240,7 +240,7 @@ def evaluate(
                 place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results}
             )
         manifest = storage.finished(place) or {}
-        session.tracker.table(*summary_table(manifest, []))
+        session.tracker.table(*summary_table(manifest, []), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
 

@@ -88,6 +88,8 @@ def show(
                     _show_problem(session, problem)
                 _try_reward(session, task, problems)
             warn_of_answers(session)
+            chosen = [f"over {what}: {kernel}" for what, kernel in session.kernels.items()]
+            tracker.say("\n  ".join(["kernels of attention:", *chosen]))
 
 
 def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> None:

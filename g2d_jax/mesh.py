@@ -128,6 +128,15 @@ def _named(sizes: Sequence[int]) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
 
 
+def describe(mesh: Mesh) -> str:
+    """Say what the mesh is of, such as "8 devices (NVIDIA H100 80GB HBM3) of 2 processes"."""
+    device = mesh.devices.flat[0]
+    kind = "CPU" if device.platform == "cpu" else device.device_kind
+    devices = "one device" if mesh.size == 1 else f"{mesh.size:,} devices"
+    joined = processes(mesh)
+    return f"{devices} ({kind})" + (f" of {joined} processes" if joined > 1 else "")
+
+
 def spec(
     mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES
 ) -> PartitionSpec:

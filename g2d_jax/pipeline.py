@@ -68,7 +68,7 @@ def run(
     require_packages(settings)
     places.require(to_dict(settings))
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
-        names = order.order[: order.order.index(until) + 1 if until else None]
+        names = order.until(until)
         compile_ahead(session, names)
         manifests = {}
         with _followed(session):
@@ -85,8 +85,9 @@ def _followed(session: Session) -> contextlib.AbstractContextManager[None]:
     """Let the leader write a page that follows the run."""
     if not processes.leader():
         return contextlib.nullcontext()
-    from g2d_jax.report.live import followed  # here: it loads what draws figures
+    from g2d_jax.report.live import PAGE, followed  # here: it loads what draws figures
 
+    session.tracker.say(f"to watch it: {session.workdir / PAGE}, or g2d status --watch")
     return followed(session)
 
 
@@ -113,12 +114,13 @@ def conclude(
     with only_warned(tracker, workdir):
         from g2d_jax.report.read import read_run
         from g2d_jax.report.run import write_run  # here: it loads what draws figures
-        from g2d_jax.report.tables import summary_table
+        from g2d_jax.report.tables import FIRST, summary_table
         from g2d_jax.report.verdict import run_verdict
 
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
-                tracker.table(*summary_table(manifest, list(manifests.values())))
+                result = summary_table(manifest, list(manifests.values()))
+                tracker.table(*result, first=FIRST, rest="report.html")
         page, *_ = write_run(workdir, figures=False)
         if verdict := run_verdict(read_run(workdir, lenient=True)):
             tracker.say(verdict)

@@ -14,13 +14,15 @@ from typing import Any
 import jax
 from etils import epath
 
+from g2d_jax import mesh as meshes
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, places, prefix_of, setting_of
+from g2d_jax.config import Config, Sft, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan, valid_plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
+from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.runtime import flags, memory, processes, program_cache, storage
@@ -31,7 +33,7 @@ from g2d_jax.runtime.tracking import Tracker, require_services
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.answers import warn_of_answers
 from g2d_jax.session.policies import require_elsewhere
-from g2d_jax.session.problems import table
+from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session
 from g2d_jax.training.objectives import Compute, Objective
@@ -140,12 +142,39 @@ def open_session(
                 # Raises for an impossible mesh, before any work.
                 _ = session.sampling.devices.for_sampling
                 compiling.take_programs()  # those of an earlier run in this process
-                for task, split, source, count in table(config, session.problems.by_split):
-                    tracker.say(f"{task}, {split}: {count} problems; source: {source}")
+                _introduce(session, order, until)
                 warn_of_answers(session)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
+
+
+def _introduce(session: Session, order: Plan, until: str) -> None:
+    """Tell what is run, with which model on which devices, and on which problems."""
+    config, say = session.config, session.tracker.say
+    stages: list[str] = []
+    for name in order.until(until):
+        stage = config.stages[name]
+        about = [stage.kind] if stage.kind != name else []
+        steps = getattr(stage, "steps", 0)
+        if steps:
+            about.append(f"{steps:,} steps")
+        stages.append(f"{name} ({', '.join(about)})" if about else name)
+    say(f"{config.name}: {', '.join(stages)}")
+
+    total, trained = count_params(session.model_config), count_trained(session.model_config)
+    parts = [config.model.path or "new, with random weights", f"{total:,} parameters"]
+    if trained < total:
+        parts.append(f"{trained:,} of them trained")
+    say(f"model: {', '.join(parts)}; {meshes.describe(session.mesh)}, in {config.dtype}")
+
+    several = len(config.all_tasks) > 1
+    for task, split, source, count in table(config, session.problems.by_split):
+        of_task = f"{task}, " if several else ""
+        problems = "no problems" if source == "none" else f"{count:,} problems from {source}"
+        say(f"{of_task}{split}: {problems}")
+    for name, stage in config.stages_of(Sft).items():
+        say(f"{name}: examples from {described(stage.data)}")
 
 
 def check_models(session: Session) -> None:
@@ -257,6 +286,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         "started": started,
         "programs": compiling.take_programs(),
         "peak_memory_bytes": held,
+        "attention": dict(session.kernels),
         **({"unreadable": session.problems.unreadable} if session.problems.unreadable else {}),
         **fields,
     }

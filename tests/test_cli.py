@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import unicodedata
 from collections.abc import Callable
@@ -156,6 +157,12 @@ def test_dry_run_tries_the_form_that_the_prompt_shows(
     assert len(re.findall(paid, shown)) == 2, shown
     assert ("warning" in shown) == (warned is not None)
     assert warned is None or warned in shown
+
+
+def test_manifests_tell_the_kernels_of_attention(work: Path) -> None:
+    """Which nobody is told of as a run begins."""
+    manifest = storage.read_json(epath.Path(work / "02-warmup" / "manifest.json"))
+    assert manifest["attention"] == {"prompts": "xla", "packed rows of 64 tokens": "xla"}
 
 
 def test_status_and_report_tell_a_run_at_work_from_one_that_died(
@@ -383,6 +390,24 @@ def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(tmp_pat
     assert (tmp_path / "saved").read_text() == "SIGHUP"
 
 
+def test_a_message_on_a_terminal_is_broken_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 40))
+    path = "/a/folder/of/more/columns/than/the/terminal/has"
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        processes.say(f"there is no run in {path}: give the work directory that g2d run printed")
+        lines = os.read(ours, 1000).decode().splitlines()
+    os.close(ours)
+    assert lines == [
+        "g2d: there is no run in",
+        f"  {path}:",  # whole, to be copied
+        "  give the work directory that g2d run",
+        "  printed",
+    ]
+
+
 def test_sighup_is_heard_unless_it_is_ignored_as_under_nohup(tmp_path: Path) -> None:
     for ignored, steps in (("", 3000), ("trap '' HUP; ", 50)):
         command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), str(steps)]
@@ -506,6 +531,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         in shown
     )
     assert "| warmup   | online" in shown and "parameters; devices: " in shown
+    assert re.search(r"kernels of attention:\n(  over .*: xla\n)*  over prompts: xla\n", shown)
     answers = re.findall(
         r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown
     )

@@ -1,6 +1,7 @@
 """The graph of stages and the work directory: everything that is refused before any work. Runs: see
 tests/stages."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.row_shapes import choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.training import objectives
 from g2d_jax.workdir import claim
@@ -338,6 +340,31 @@ def test_a_run_warns_of_answers_that_are_cut_or_not_read(
     folder = epath.Path(tmp_path) / "own"
     with run_stages.open_session(made, order, folder, "", lambda **_: [], {}):
         assert "warning: the prompt asks" not in capsys.readouterr().out
+
+
+def test_a_run_begins_with_what_it_is_in_plain_words(
+    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.data.train.limit = 2000
+    config.lora.rank = 2
+    made = Config.of(config)
+    order = graph.plan(made)
+    with run_stages.open_session(made, order, epath.Path(tmp_path), "warmup", None, {}) as session:
+        choose_row_length(session, 64)
+        assert session.sampling.sampler.kernel == session.kernels["prompts"]
+        said = capsys.readouterr().out.splitlines()
+    assert said[0] == "tiny: sft (6 steps), warmup (online, 3 steps)"
+    assert re.fullmatch(
+        r"model: new, with random weights, [\d,]+ parameters, [\d,]+ of them trained; "
+        r"\d devices \(CPU\), in float32",
+        said[1],
+    )
+    assert said[2:] == [
+        "train: 2,000 problems from procedural:chains, its train part, the first 2,000",
+        "dev: 8 problems from procedural:chains, its dev part, the first 8",
+        "test: 16 problems from procedural:chains, its test part, the first 16",
+        "sft: examples from procedural:chains, the first 48",
+    ]  # and nothing of kernels, which manifests have
 
 
 def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -20,10 +21,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from g2d_jax import config_load, dryrun, pipeline
-from g2d_jax.runtime import storage
-from g2d_jax.runtime.terminal import clean
+from g2d_jax.report.tables import FIRST
+from g2d_jax.runtime import storage, table_layout
+from g2d_jax.runtime.terminal import clean, folded, wrapped
 from g2d_jax.runtime.tracking import Screen, Tracker, read_metrics, require_services
 
 
@@ -286,10 +289,13 @@ def test_clean_text_shows_what_it_hides():
 def test_messages_are_neither_markup_nor_control_codes(file):
     screen = Screen(out := file())
     screen.say("[red]sum[/red] [/] :smile: \x1b]0;title\x07 [link=http://x]y" + " word" * 100)
-    assert (
-        out.getvalue()
-        == "[red]sum[/red] [/] :smile: \\x1b]0;title\\x07 [link=http://x]y" + " word" * 100 + "\n"
-    )
+    shown = "[red]sum[/red] [/] :smile: \\x1b]0;title\\x07 [link=http://x]y" + " word" * 100 + "\n"
+    if file is Terminal:  # lines are broken at spaces
+        lines = out.getvalue().splitlines()
+        assert len(lines) > 2 and max(map(len, lines)) <= 200
+        assert " ".join(out.getvalue().split()) == shown.strip()
+    else:
+        assert out.getvalue() == shown
 
 
 def test_a_narrow_encoding_is_escaped():
@@ -376,17 +382,143 @@ def test_progress_on_a_terminal_is_a_bar_with_messages_above():
     )
 
 
-def test_a_narrow_terminal_still_shows_everything(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+@pytest.mark.parametrize(
+    ("columns", "metrics"),
+    [
+        (100, "loss 0.1  reward 0.500  entropy 1.000  length 33.3"),
+        (84, "loss 0.1  reward 0.500  length 33.3"),
+        (80, "loss 0.1  reward 0.500"),
+        (56, "loss 0.1"),
+    ],
+)
+def test_a_bar_keeps_to_one_line(monkeypatch, columns, metrics):
+    """Of two it would leave torn ones where the terminal gets narrower, or a message comes."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     screen = Screen(out := Terminal())
-    with screen.progress("warmup", total=20) as bar:
-        bar.update(
-            20, {"reward": 0.5, "entropy": 1.0, "completions/mean_length": 33.3, "loss": 0.1}
-        )
-    text = " ".join(drawn(out).splitlines()[-2:])
-    assert all(
-        part in text for part in ("20/20", "0:00:00", "loss 0.1", "entropy 1.000", "length 33.3")
-    )
+    values = {"reward": 0.5, "entropy": 1.0, "completions/mean_length": 33.3, "loss": 0.1}
+    with screen.progress("warmup of a policy", total=20) as bar:
+        bar.update(20, values)
+    last = drawn(out).splitlines()[-1]
+    assert len(last.rstrip()) <= columns
+    assert re.fullmatch(r"warmup of a policy ━+ 20/20 0:00:00 " + re.escape(metrics), last.strip())
+
+
+def test_logs_of_libraries_come_above_the_bar(monkeypatch):
+    """Their handlers were opened before the bar: what they write past it would tear it."""
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    logger = logging.getLogger("g2d_jax.of_a_library")
+    handler = logging.StreamHandler()
+    logger.addHandler(handler)
+    screen = Screen(out)
+    try:
+        with screen.progress("sft", total=20) as bar:
+            bar.update(7)
+            logger.warning("a log line")
+            bar.update(8)
+        assert handler.stream is out
+    finally:
+        logger.removeHandler(handler)
+    lines = [line.strip() for line in re.split("[\r\n]", drawn(out))]
+    assert "a log line" in lines
+    assert lines[-2].startswith("sft ━") or lines[-1].startswith("sft ━")
+
+
+# Tables that fit a terminal. Wide characters take two columns, combining ones none.
+TEXTS = st.text(st.sampled_from("ab1 ,=/-[]你好é\u0301😀─"), max_size=60)
+
+
+def on_terminal(columns, *table, **options):
+    """The lines of a table on a terminal of so many columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        Screen(out := Terminal()).table(*table, **options)
+    return drawn(out).splitlines()
+
+
+@st.composite
+def tables(draw):
+    heads = draw(st.lists(TEXTS, min_size=1, max_size=12, unique=True))
+    row = st.lists(TEXTS, min_size=len(heads), max_size=len(heads))
+    return heads, draw(st.lists(row, max_size=4))
+
+
+@given(tables(), st.integers(table_layout.NARROWEST, 130), st.data())
+def test_a_table_is_never_wider_than_the_terminal(table, columns, data):
+    heads, rows = table
+    first = data.draw(st.lists(st.sampled_from(heads), unique=True))
+    lines = on_terminal(columns, "title " * 20, heads, rows, first)
+    assert max(map(cell_len, lines)) <= columns
+    # The frame is whole: every line between its edges is as wide as they are.
+    framed = [line for line in lines if line[:1] in "╭│├╰" and line]
+    assert len({cell_len(line) for line in framed}) == 1
+    shown = list(table_layout.fit(heads, rows, columns, first))
+    assert shown == sorted(shown) and shown[0] == 0
+    # No column is left out for one that matters less.
+    order = sorted(range(1, len(heads)), key=lambda i: heads[i] not in first)
+    order.sort(key=lambda i: first.index(heads[i]) if heads[i] in first else len(first))
+    assert {*order[: len(shown) - 1]} == {*shown[1:]}
+    # What is shown is shown whole, broken into lines.
+    inside = [line.strip("│").split("│") for line in framed if line[0] == "│"]
+    for place, i in enumerate(shown):
+        text = "".join(cells[place] for cells in inside)
+        expected = heads[i] + "".join(row[i] for row in rows)
+        assert text.replace(" ", "") == expected.replace(" ", "")
+
+
+@given(TEXTS, st.integers(2, 40))
+def test_a_cell_is_broken_into_lines_and_loses_nothing(text, columns):
+    lines = folded(text, columns)
+    assert max(map(cell_len, lines)) <= columns
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+@given(st.lists(TEXTS, max_size=4), st.integers(10, 90))
+def test_a_message_is_broken_at_spaces_alone(texts, columns):
+    text = "\n".join(texts)
+    broken = wrapped(text, columns)
+    assert broken.split() == text.split()  # no word is cut
+    for line in broken.split("\n"):
+        assert cell_len(line) <= columns or len(line.split()) <= 1
+
+
+RESULT = [
+    *("policy", "pass@1 %", "pass@4 %", "greedy %", "change", "greedy change", "made by"),
+    *("generated", "trained", "FLOPs", "time"),
+]
+ROW = [
+    *("warm-up (warmup)", "39.3 ± 2.1", "69.5", "59.0", "+17.6 ± 1.5", "+30.1 ± 2.9", "warmup"),
+    *("364 k", "297 k", "454 G", "24 s"),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "left_out"),
+    [
+        (60, [*RESULT[2:4], *RESULT[5:9], "time"]),
+        (80, ["greedy change", "made by", "generated", "trained"]),
+        (100, ["made by", "generated", "trained"]),
+        (140, []),
+    ],
+)
+def test_a_result_shows_what_came_out_and_its_cost(columns, left_out):
+    lines = on_terminal(columns, "Result", RESULT, [ROW], FIRST, rest="report.html")
+    assert max(map(len, lines)) <= columns
+    [row] = [line for line in lines if "warm-up (warmup)" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == [cell for head, cell in zip(RESULT, ROW, strict=True) if head not in left_out]
+    note = " ".join(lines[lines.index(next(line for line in lines if line[:1] == "╰")) + 1 :])
+    named = f"left out to fit: {'; '.join(left_out)} (report.html shows them)"
+    assert note == (named if left_out else "")
+
+
+def test_a_file_has_the_whole_table_whatever_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    Screen(out := io.StringIO()).table("Result", RESULT, [ROW], FIRST, rest="report.html")
+    title, head, _, row = out.getvalue().splitlines()
+    assert title == "Result"
+    assert [cell.strip() for cell in head.strip("|").split("|")] == RESULT
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ROW
 
 
 def compile_for(seconds, name="train_step"):

@@ -28,6 +28,10 @@ class Plan:
         """Return each stage's folder, numbered in order."""
         return {name: workdir / f"{i:02d}-{name}" for i, name in enumerate(self.order, start=1)}
 
+    def until(self, last: str | None) -> tuple[str, ...]:
+        """Return the stages up to this one, with it; None or "": all."""
+        return self.order[: self.order.index(last) + 1] if last else self.order
+
 
 def plan(config: Config) -> Plan:
     """Order the stages by what they read. Raises ValueError for an unknown input, and for a

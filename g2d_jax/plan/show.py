@@ -44,7 +44,8 @@ def show(
     screen.say(verdict(plan, price))
     columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "cost"]
     rows = [stage_row(plan, name, price) for name in [*plan.stages, "all"]]
-    screen.table(f"the run on {plan.topology.name}", columns, rows)
+    first = ("GiB", "of", "fits", "hours", "cost")
+    screen.table(f"the run on {plan.topology.name}", columns, rows, first)
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
         f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} "

@@ -22,6 +22,15 @@ from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.terminal import clean
 
 Manifest = Mapping[str, Any]
+FIRST = (
+    *("K", "pass@1 %", "accuracy % [95 %]", "accuracy %", "reward"),
+    *("difference", "95 % interval", "change", "gain"),
+    *("FLOPs", "time", "price", "greedy %", "seed std"),
+    *("better", "worse", "equal"),
+    *("folder", "seed", "problems", "answers each"),
+)
+"""Heads of what a terminal shows first of a table: what came out, by how much, and its cost."""
+
 COSTS: Mapping[str, tuple[str, Written]] = {
     **{name: (name, fmt.quantity) for name in TOKENS},
     "tokens": ("tokens of all kinds", fmt.quantity),

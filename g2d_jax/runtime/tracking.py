@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import math
 import os
 import secrets
@@ -27,16 +28,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Self, TextIO
+from typing import Any, Literal, NamedTuple, Self, TextIO, TypeAlias
 
 from etils import epath
 from rich import box
 from rich import progress as bars
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from g2d_jax.runtime import failures
+from g2d_jax.runtime import failures, table_layout
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import (
     Appender,
@@ -47,7 +50,7 @@ from g2d_jax.runtime.storage import (
     read_segments,
     write_json,
 )
-from g2d_jax.runtime.terminal import clean, shortened
+from g2d_jax.runtime.terminal import clean, folded, shortened, wrapped
 from g2d_jax.runtime.threads import repeating
 
 SHOWN = {
@@ -60,6 +63,12 @@ SHOWN = {
 }
 """Metrics beside a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a
 second."""
+
+LEAST_SHOWN = ("margin", "entropy", "length", "tok/s", "accuracy", "reward")
+"""Labels of what a narrow terminal leaves out beside a bar, in this order; the files have all."""
+
+_Parts: TypeAlias = Sequence[tuple[str, str]]
+"""Metrics beside a bar: label and text of each."""
 
 MOST_SAID = 200_000
 """Characters of one message on the screen, at most."""
@@ -95,6 +104,7 @@ class Screen:
             file = open(os.devnull, "w")  # noqa: SIM115 (a process without standard output)
         terminal = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self.console = Console(file=file, force_terminal=terminal, highlight=False)
+        self.terminal = terminal
         # A notebook's live bar is a widget; without ipywidgets there are lines, as in a file.
         self.interactive = terminal or (
             self.console.is_jupyter and find_spec("ipywidgets") is not None
@@ -107,41 +117,57 @@ class Screen:
         """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a
         terminal alone.
 
-        Of a message of more than MOST_SAID characters the middle is left out.
+        On a terminal lines are broken at spaces. Of a message of more than MOST_SAID characters the
+        middle is left out.
         """
         self._print(shortened(text, MOST_SAID), style)
 
     def _print(self, text: str, style: str = "") -> None:
         encoding = getattr(self.console.file, "encoding", None) or "utf-8"
         shown = clean(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self.terminal:
+            shown = wrapped(shown, self.console.width)
         self.console.print(Text(shown, style), soft_wrap=True)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        first: Sequence[str] = (),
+        *,
+        rest: str = "a wider terminal",
+    ) -> None:
         """Print a table. Cells are text or numbers; None is an empty cell; columns without text are
-        right-aligned."""
-        table = Table(
-            title=Text(clean(title)), box=box.ROUNDED if self.interactive else box.MARKDOWN
-        )
-        for i, column in enumerate(columns):
-            is_text = not rows or any(isinstance(row[i], str) for row in rows)
-            table.add_column(
-                Text(clean(column)),
-                justify="left" if is_text else "right",
-                no_wrap=not self.interactive,
-            )
+        right-aligned.
+
+        On a terminal it is as wide as that at most: the columns that matter least are left out, and
+        a line says which. first: heads of those that matter most, in this order; the others follow
+        as they stand. rest: what shows them all. Elsewhere a table is whole.
+        """
+        heads = list(map(clean, columns))
+        cells: list[list[str]] = []
         for row in rows:
-            cells = [
-                "" if cell is None else clean(str(cell), newlines=self.interactive) for cell in row
-            ]
-            table.add_row(*map(Text, cells))
-        if self.interactive:
-            self.console.print(table)
-        else:  # as wide as it is: a file has no width to wrap to
+            cells.append([_cell(cell, newlines=self.interactive) for cell in row])
+        is_number: list[bool] = []
+        for i in range(len(heads)):
+            is_number.append(bool(rows) and not any(isinstance(row[i], str) for row in rows))
+        if not self.interactive:  # as wide as it is: a file has no width to wrap to
+            table = _table(heads, cells, is_number, {i: None for i in range(len(heads))}, False)
             text = io.StringIO()
             Console(file=text, width=1_000_000, force_terminal=False).print(table)
-            self._print(
-                "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
-            )
+            lines = [clean(title), *filter(str.strip, text.getvalue().splitlines())]
+            self._print("\n".join(map(str.rstrip, lines)))
+            return
+        width = max(self.console.width, table_layout.NARROWEST)
+        shown = table_layout.fit(heads, cells, width, list(map(clean, first)))
+        parts: list[Any] = [Text("\n".join(folded(clean(title), width)), "bold")]
+        parts.append(_table(heads, cells, is_number, shown, True))
+        left_out = [head for i, head in enumerate(heads) if i not in shown]
+        if left_out:
+            note = f"left out to fit: {'; '.join(left_out)} ({rest} shows them)"
+            parts.append(Text("\n".join(folded(note, width)), "dim"))
+        self.console.print(Group(*parts))
 
     @contextlib.contextmanager
     def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:
@@ -182,6 +208,32 @@ class Screen:
             self._said = program, began
 
 
+def _cell(value: Any, *, newlines: bool) -> str:
+    return "" if value is None else clean(str(value), newlines=newlines)
+
+
+def _table(
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    is_number: Sequence[bool],
+    widths: Mapping[int, int | None],
+    framed: bool,
+) -> Table:
+    """Build rich's table of some columns: each broken into lines of its width, or None for as wide
+    as it is."""
+    table = Table(box=box.ROUNDED if framed else box.MARKDOWN)
+
+    def laid(text: str, width: int | None) -> Text:
+        return Text(text if width is None else "\n".join(folded(text, width)))
+
+    for i, width in widths.items():
+        justify: Literal["left", "right"] = "right" if is_number[i] else "left"
+        table.add_column(laid(heads[i], width), justify=justify, width=width, no_wrap=True)
+    for row in cells:
+        table.add_row(*[laid(row[i], width) for i, width in widths.items()])
+    return table
+
+
 def _working_seconds() -> float:
     """Return the clock without the seconds that this thread compiled."""
     return time.monotonic() - compiling.seconds()
@@ -191,18 +243,59 @@ def _compiling(program: str, seconds: float) -> str:
     return f"compiling {program.replace('_', ' ')} ({seconds:.0f} s)"
 
 
-def _note(metrics: str) -> str:
-    """Return the metrics of a stage, or which program compiles, if one does for a second or
-    more."""
+def _beside(metrics: _Parts) -> _Parts:
+    """Return what stands beside a bar: its metrics, or which program compiles, if one does for a
+    second or more."""
     busy = compiling.under_way()
-    return _compiling(*busy) if busy and busy[1] >= 1 else metrics
+    if busy and busy[1] >= 1:
+        return [("", clean(_compiling(*busy)))]
+    return metrics
+
+
+class _Metrics:
+    """The metrics beside a bar, on one line: those of LEAST_SHOWN are left out first where they do
+    not all fit."""
+
+    def __init__(self, parts: _Parts) -> None:
+        """parts: label and text of each."""
+        self._parts = parts
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(0, min(cell_len(self._line(())), options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = self._line(())
+        for count in range(1, len(LEAST_SHOWN) + 1):
+            if cell_len(line) > options.max_width:
+                line = self._line(LEAST_SHOWN[:count])
+        yield Text(line, no_wrap=True, overflow="ellipsis")
+
+    def _line(self, without: Sequence[str]) -> str:
+        return "  ".join(text for label, text in self._parts if label not in without)
 
 
 class _Note(bars.ProgressColumn):
     """The metrics beside a bar; while a program compiles, which and for how long."""
 
-    def render(self, task: bars.Task) -> Text:
-        return Text(clean(_note(task.fields["note"])))
+    def render(self, task: bars.Task) -> Any:
+        return _Metrics(_beside(task.fields["note"]))
+
+
+@contextlib.contextmanager
+def _logs_moved(before: TextIO, now: TextIO) -> Iterator[None]:
+    """Have logs that go to one stream go to another: what a handler was opened with is not what a
+    live bar has put into its place, and a line written past the bar tears it."""
+    moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        # A name that no logger has yet has no handlers.
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                moved.append((handler, handler.setStream(now)))
+    try:
+        yield
+    finally:
+        for handler, stream in moved:
+            handler.setStream(stream)
 
 
 class Progress:
@@ -220,8 +313,8 @@ class Progress:
         self._to_do, self._did = total - start, 0  # by this process
         # where the pace is measured from: steps done, `_working_seconds`
         self._began: tuple[int, float] | None = None
-        # the metrics; the line that is not printed yet; the time left
-        self._note = self._line = self._ahead = ""
+        self._note: _Parts = []
+        self._line = self._ahead = ""  # that is not printed yet; the time left
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
         if screen.interactive:
@@ -232,18 +325,22 @@ class Progress:
                 bars.TextColumn(
                     "{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)
                 ),
-                _Note(table_column=Column()),  # wraps in a narrow window
+                _Note(table_column=Column()),  # the one that a narrow window makes narrower
                 console=screen.console,
             )
             self._task = self._live.add_task(
-                clean(stage), total=total, completed=start, note="", left="-:--:--"
+                clean(stage), total=total, completed=start, note=[], left="-:--:--"
             )
+            self._logs = contextlib.ExitStack()
+            before = sys.stderr
             self._live.start()
+            self._logs.enter_context(_logs_moved(before, sys.stderr))
 
     @property
     def state(self) -> Underway:
         """What the bar shows."""
-        return Underway(self.stage, self.done, self.total, _note(self._note), self._ahead)
+        note = "  ".join(text for _, text in _beside(self._note))
+        return Underway(self.stage, self.done, self.total, note, self._ahead)
 
     def begin(self) -> None:
         """Measure the pace from here on, where steps are under way together and the first one's end
@@ -266,9 +363,8 @@ class Progress:
             ahead = left.removesuffix(" left") or ("-:--:--" if done < self.total else "0:00:00")
             self._live.update(self._task, completed=done, note=self._note, left=ahead)
             return
-        self._line = "  ".join(
-            filter(None, [f"{self.stage} {done}/{self.total}", self._note, left])
-        )
+        texts = [text for _, text in self._note]
+        self._line = "  ".join(filter(None, [f"{self.stage} {done}/{self.total}", *texts, left]))
         if time.monotonic() - self._printed_at >= self._screen.every:
             self._screen.say(self._line)
             self._printed_at, self._line = time.monotonic(), ""
@@ -289,22 +385,26 @@ class Progress:
         seconds = (self.total - done) * (now - began) / paced
         return f"{timedelta(seconds=round(seconds))} left"
 
-    def _describe(self, metrics: Mapping[str, float]) -> str:
-        shown = [(*look, float(metrics[name])) for name, look in SHOWN.items() if name in metrics]
-        parts = [
-            f"{label} {'–' if math.isnan(value) else format(value, spec)}"
-            for label, spec, value in shown
-        ]
+    def _describe(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        """List the metrics of `SHOWN` that are there, and tokens a second: label and text."""
+        parts: list[tuple[str, str]] = []
+        for name, (label, spec) in SHOWN.items():
+            if name in metrics:
+                value = float(metrics[name])
+                shown = "–" if math.isnan(value) else format(value, spec)
+                parts.append((label, f"{label} {shown}"))
         if "num_tokens" in metrics:
             now, tokens = time.monotonic(), float(metrics["num_tokens"])
             self._tokens = self._tokens or (tokens, now)
             if now > self._tokens[1]:
-                parts.append(f"{(tokens - self._tokens[0]) / (now - self._tokens[1]):,.0f} tok/s")
-        return "  ".join(parts)
+                rate = (tokens - self._tokens[0]) / (now - self._tokens[1])
+                parts.append(("tok/s", f"{rate:,.0f} tok/s"))
+        return parts
 
     def close(self) -> None:
         """Stop drawing, the last state shown."""
         if self._live is not None:
+            self._logs.close()
             self._live.stop()
         elif self._line:
             self._screen.say(self._line)

@@ -308,13 +308,13 @@ def table(config: Config, loaded: Splits) -> list[list[str | int]]:
     rows: list[list[str | int]] = []
     for (name, task), split in itertools.product(config.all_tasks.items(), SPLITS):
         rows.append(
-            [name, split, _described(getattr(task, split)), len(by_task[split].get(name, ()))]
+            [name, split, described(getattr(task, split)), len(by_task[split].get(name, ()))]
         )
     return rows
 
 
-def _described(source: Source) -> str:
-    """Describe a source in a line."""
+def described(source: Source) -> str:
+    """Describe a source in a line, "none" for one without a path."""
     if not source.path:
         return "none"
     parts = [source.path]

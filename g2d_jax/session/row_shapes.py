@@ -62,7 +62,7 @@ def choose_row_length(
         )
 
     length = chosen or min(range(shortest, most + 1, step), key=columns)
-    session.say_once(f"attention over packed rows of {length} tokens: {_kernel(session, length)}")
+    session.kernels[f"packed rows of {length} tokens"] = _kernel(session, length)
     return length
 
 

@@ -38,6 +38,7 @@ class RunSampling:
 
     workdir: with the folder of a server's files. tokenizer, prompt_lengths: functions, since they
     are read when they are needed; the latter gives the tokens of the prompt of every problem.
+    kernels: the session's, which the sampler's is added to.
     """
 
     devices: Devices
@@ -46,7 +47,7 @@ class RunSampling:
     tokenizer: Callable[[], PromptTokenizer]
     prompt_lengths: Callable[[], Sequence[int]]
     say: Say
-    say_once: Say
+    kernels: dict[str, str]
 
     @property
     def config(self) -> Config:
@@ -102,7 +103,7 @@ class RunSampling:
             programs=self.programs,
             decode=self.decode,
         )
-        self.say_once(f"attention over prompts: {sampler.kernel}")
+        self.kernels["prompts"] = sampler.kernel
         return sampler
 
     @cached_property

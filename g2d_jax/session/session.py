@@ -73,6 +73,8 @@ class Session:
     # the frozen part of policies, by `init_params.base_policy`
     bases: dict[str, Decoder] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)  # messages that are logged once
+    # what attention is over -> its kernel: in manifests and the dry run, since few users ask for it
+    kernels: dict[str, str] = field(default_factory=dict)
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +180,7 @@ class Session:
             tokenizer=lambda: self.tokenizer,
             prompt_lengths=lambda: self.problems.prompt_lengths,
             say=self.tracker.say,
-            say_once=self.say_once,
+            kernels=self.kernels,
         )
 
     @contextmanager

@@ -20,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -77,8 +78,10 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         with pipeline.only_warned(tracker, root):
             from g2d_jax.report.index import write_index  # here: it loads what draws figures
             from g2d_jax.report.study import write_study
+            from g2d_jax.report.tables import FIRST
 
-            page, *_ = write_study(root, config.name, show=tracker.table, say=tracker.say)
+            table = partial(tracker.table, first=FIRST, rest=f"{config.name}.html")
+            page, *_ = write_study(root, config.name, show=table, say=tracker.say)
             tracker.say(f"report: {page}")
             write_index(root)
     return failed

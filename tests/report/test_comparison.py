@@ -109,7 +109,8 @@ def test_known_figures_over_common_problems_only(two):
     )
     assert headline(comparison) == (
         "B: G2D (dpo) answers 75.0 % of 4 common problems correctly for 21 FLOPs, A: G2D (dpo) "
-        "62.5 % for 21 FLOPs: these two policies differ on them by 12.5 points [-63.7, 88.7] (95 %, over problems; another seed is not in it)."
+        "62.5 % for 21 FLOPs: these two policies differ on them by 12.5 points [-63.7, 88.7] (95 "
+        "%, over problems; another seed is not in it)."
     )
     cells = lines(comparison)[0]
     assert cells.pop("accuracy % [95 %]").startswith("62.5 [")

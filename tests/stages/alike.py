@@ -18,7 +18,11 @@ from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
-CLOCKED = ("started", "share", "tokens_per_second", "programs", "checksum", "peak_memory_bytes")
+# "attention" is what the process has chosen kernels for so far: a resumed one for less.
+CLOCKED = (
+    *("started", "share", "tokens_per_second", "programs", "checksum", "peak_memory_bytes"),
+    "attention",
+)
 
 
 def differences(one: Path, other: Path) -> list[str]:

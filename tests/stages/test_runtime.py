@@ -31,14 +31,14 @@ from g2d_jax.session.training_programs import Scorer
 from g2d_jax.stages import sft
 
 
-def test_kernels_of_attention_are_said_once(config, tmp_path, opened, capsys):
+def test_kernels_of_attention_are_noted_and_not_said(config, tmp_path, opened, capsys):
     config.compute.row_length = 0
     session = opened(config, tmp_path)
     assert [choose_row_length(session, longest) for longest in (100, 110, 600)] == [112, 112, 608]
     assert session.sampling.sampler is session.sampling.sampler
-    said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
-    rows = [f"attention over packed rows of {length} tokens: xla" for length in (112, 608)]
-    assert said == [*rows, "attention over prompts: xla"]
+    rows = {f"packed rows of {length} tokens": "xla" for length in (112, 608)}
+    assert session.kernels == {**rows, "prompts": "xla"}
+    assert "xla" not in capsys.readouterr().out
 
 
 def group(prompt: int, *responses: int) -> Group:
