@@ -17,13 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from g2d_jax.report.rows import Row
+    from g2d_jax.report.policies import Policy
+    from g2d_jax.report.rows import Row, Study
     from g2d_jax.study.frontier import Interval
 
 STEPS = "stages.warmup.steps"
@@ -183,11 +186,30 @@ def verdict(interval: Interval | None) -> str:
     return "cannot be told"
 
 
-def answers(study: Path, name: str) -> list[str]:
-    """Write the tables of a finished part=judge, and the verdicts of the page's rules."""
+def read_priced(study: Path, name: str, recipe: str, topology: str, response: int) -> Study:
+    """Read a study, with its tokens at the rates of a larger model's plan where a recipe is named.
+
+    response: tokens to take its responses for, 0 for what they have. The recipe is compiled, for
+    which the extra plan is needed.
+    """
     from g2d_jax.report.read import read_study
 
     read = read_study(study, name)
+    if not recipe:
+        return read
+    from g2d_jax.config_load import resolve
+    from g2d_jax.plan import rates
+
+    def say(message: str) -> None:
+        print(message, file=sys.stderr)
+
+    per_token = rates(resolve(recipe), topology, say, response or None)
+    scale = response / read.mean_length if response else 1.0
+    return read_study(study, name, replace(per_token, scale=scale))
+
+
+def answers(read: Study) -> list[str]:
+    """Write the tables of a finished part=judge, and the verdicts of the page's rules."""
     rows: dict[str, list[Row]] = {"g2d": [], "grpo": []}
     for row in read.rows:
         rows[arm_of(row.group.arm)].append(row)
@@ -202,25 +224,79 @@ def answers(study: Path, name: str) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for row in grpo:
-        lines.append(_line(row, [], short=True))
+        lines.append(_line(row, []))
+    measures = ["generated"] if read.rates is None else ["generated", "hours"]
     heads = ["K", "after DPO", "FLOPs", "generated", "settings", "what DPO added"]
-    heads += ["against GRPO, equal FLOPs", f"at {wide:.1%}", "verdict", "equal generated tokens"]
+    heads += ["against GRPO, equal FLOPs", f"at {wide:.1%}", "verdict"]
+    heads += [f"equal {measure}" for measure in measures]
     lines += ["", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     verdicts = {}
     for row in chosen:
         at_flops = advantage(row, grpo, "flops", wide)
         verdicts[row.steps] = verdict(at_flops), at_flops
         cells = [_text(row.gain), _text(advantage(row, grpo, "flops", 0.95)), _text(at_flops)]
-        cells += [verdicts[row.steps][0], _text(advantage(row, grpo, "generated", 0.95))]
+        cells.append(verdicts[row.steps][0])
+        for measure in measures:
+            cells.append(_text(advantage(row, grpo, measure, 0.95)))
         lines.append(_line(row, cells))
-    lines += ["", f"Is G2D better than GRPO at equal FLOPs, tuned alike? {_worth(verdicts)}"]
+    lines += ["", f"1. Is G2D better than GRPO at equal FLOPs, tuned alike? {_worth(verdicts)}"]
     last = chosen[-1]
-    for title, of in (("accuracy after DPO", _accuracies), ("what DPO adds", _gains)):
-        lines += ["", f"{title}, at each K less at K = {last.steps:g} ({wide:.1%}):"]
+    questions = ("2. Is some K in the middle best?", "3. Does what DPO adds fall with K?")
+    measured = (("accuracy after DPO", _accuracies), ("what DPO adds", _gains))
+    for question, (title, of) in zip(questions, measured, strict=True):
+        lines += ["", f"{title}, at each K less at K = {last.steps:g} ({wide:.1%}):", ""]
+        words = []
         for row in chosen[:-1]:
             apart = _apart(row, last, of, wide)
-            lines.append(f"K = {row.steps:g}: {_text(apart)}, {verdict(apart)}")
-    return lines
+            words.append(verdict(apart))
+            lines.append(f"- K = {row.steps:g}: {_text(apart)}, {words[-1]}")
+        answer = _best(words) if of is _accuracies else _falls(words[0])
+        lines += ["", f"{question} {answer}"]
+    return [*lines, "", *_rollouts(chosen)]
+
+
+def _best(words: Sequence[str]) -> str:
+    """Answer from the verdicts on accuracy at each smaller K, less that at the largest."""
+    if "better" in words:
+        return "yes."
+    return "no." if set(words) == {"worse"} else "it cannot be told."
+
+
+def _falls(word: str) -> str:
+    """Answer from the verdict on what DPO adds at the least K, less that at the largest."""
+    answered = {"better": "yes.", "worse": "no.", "level": "no."}
+    return answered.get(word, "it cannot be told.")
+
+
+TAUGHT = ("entropy", "distinct_answers", "frac_mixed", "pass_rate")
+"""What rollouts can teach: measures of them, the first two of which decide."""
+
+
+def _rollouts(chosen: Sequence[Row]) -> list[str]:
+    """Write what the rollouts behind the pairs were like, and whether they teach less with K."""
+    names = [name.replace("_", " ") for name in TAUGHT]
+    lines = [f"| K | {' | '.join(names)} | pairs |", f"|---|{'---|' * (len(names) + 1)}"]
+    for row in chosen:
+        cells = [f"{row.steps:g}"]
+        for name in TAUGHT:
+            values = [_taught(policy, name) for policy in row.policies]
+            cells.append(f"{sum(values) / len(values):.3f}")
+        pairs = [policy.pairs_manifest["counts"]["pairs"] for policy in row.policies]
+        cells.append(f"{sum(pairs) / len(pairs):,.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    first = {policy.run.seed: policy for policy in chosen[0].policies}
+    lower = []
+    for policy in chosen[-1].policies:
+        if policy.run.seed in first:
+            for name in TAUGHT[:2]:
+                before = _taught(first[policy.run.seed], name)
+                lower.append((before > _taught(policy, name)) - (before < _taught(policy, name)))
+    answer = {1: "yes.", -1: "no."}.get(lower[0] if len(set(lower)) == 1 else 0)
+    return [*lines, "", f"4. Do rollouts teach less as K grows? {answer or 'it cannot be told.'}"]
+
+
+def _taught(policy: Policy, name: str) -> float:
+    return float(policy.pairs_manifest["result"]["informativeness"][name])
 
 
 def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
@@ -260,7 +336,7 @@ def _apart(
     return frontier.mean_interval(np.stack(apart), level=level, limits=(-1, 1))
 
 
-def _line(row: Row, more: Sequence[str], *, short: bool = False) -> str:
+def _line(row: Row, more: Sequence[str]) -> str:
     accuracy = row.accuracy
     mean = f"{100 * accuracy.mean:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]"
     cells = [f"{row.steps:g}", mean, f"{row.costs['flops'] / 1e9:,.0f} G"]
@@ -285,9 +361,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the directory of `g2d sweep`")
     parser.add_argument("study", help="the study's name in it")
     parser.add_argument("file", type=Path, nargs="?", help="where to write what was chosen")
+    parser.add_argument(
+        "--as", dest="recipe", default="", help="answers: a recipe whose prices to take"
+    )
+    parser.add_argument("--topology", default="v5e-16", help="the machine of --as")
+    parser.add_argument("--response", type=int, default=0, help="tokens to take responses for")
     arguments = parser.parse_args()
     if arguments.action == "answers":
-        print("\n".join(answers(arguments.folder, arguments.study)))
+        priced = (arguments.recipe, arguments.topology, arguments.response)
+        print("\n".join(answers(read_priced(arguments.folder, arguments.study, *priced))))
         return
     if arguments.file is None:
         parser.error("choose writes a file: name it")

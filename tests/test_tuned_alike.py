@@ -202,4 +202,10 @@ def test_a_study_from_its_tuning_to_its_verdicts(tmp_path, one_device):
         env={**os.environ, **one_device},
     ).stdout
     assert told.startswith("2 seeds: 10, 11")
-    assert "Is G2D better than GRPO at equal FLOPs, tuned alike? it cannot be told." in told
+    for question in (
+        "1. Is G2D better",
+        "2. Is some K",
+        "3. Does what DPO",
+        "4. Do rollouts teach",
+    ):
+        assert question in told
