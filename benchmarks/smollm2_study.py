@@ -40,16 +40,19 @@ Problem: What is 3 times 5?
 
 Problem: {problem}"""
 GRIDS = {
-    # K, GRPO's updates, its rates, those of a warm-up with those of DPO after it, those of DPO alone
+    # K; GRPO's rates; those of a warm-up, and of DPO after it; those of DPO alone
     "full": (
         "5,20,60",
-        "20,40,60,80,100",
         "5e-6,1e-5,2e-5",
         ("1e-5,1e-5,2e-5", "5e-6,1e-5,5e-6"),
         "5e-6,1e-5,2e-5",
     ),
-    "smoke": ("2", "2,3", "1e-5,2e-5", ("1e-5,1e-5", "5e-6,1e-5"), "5e-6,1e-5"),
+    "smoke": ("2", "1e-5,2e-5", ("1e-5,1e-5", "5e-6,1e-5"), "5e-6,1e-5"),
 }
+
+
+# GRPO's updates: drawing pairs and DPO cost less of arithmetic, whose responses are shorter.
+UPDATES = {"stories": "20,40,60,80,100", "arithmetic": "10,20,40,70,100"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -74,7 +77,8 @@ def get_config(arg: str = "") -> ConfigDict:
     stages = ("sft", "warmup") if cold == "sft" else ("warmup",)
     if chosen.part == "tune":
         del config.stages["evaluate"]
-        config.sweep = _tune(GRIDS[chosen.preset], (*stages, "dev"))
+        updates = "2,3" if smoke else UPDATES[chosen.task]
+        config.sweep = _tune(GRIDS[chosen.preset], updates, (*stages, "dev"))
         return config
     del config.stages["dev"]
     if chosen.part == "spectrum":
@@ -130,8 +134,8 @@ def _arithmetic(config: ConfigDict, smoke: bool) -> None:
             evaluate.update(num_generations=8, pass_at=(1, 4, 8))
 
 
-def _tune(grid: tuple, alone: tuple[str, ...]) -> ConfigDict:
-    warmups, longest, rates, (warmup_rates, dpo), dpo_alone = grid
+def _tune(grid: tuple, updates: str, alone: tuple[str, ...]) -> ConfigDict:
+    warmups, rates, (warmup_rates, dpo), dpo_alone = grid
     on_dev = "stages.dev.policies=dpo"
     return settings.sweep(
         seeds=(0,),
@@ -155,7 +159,7 @@ def _tune(grid: tuple, alone: tuple[str, ...]) -> ConfigDict:
             "grpo": settings.arm(
                 product=(
                     f"stages.warmup.optimizer.learning_rate={rates}",
-                    f"stages.warmup.steps={longest}",
+                    f"stages.warmup.steps={updates}",
                 ),
                 stages=alone,
                 fixed=("stages.dev.policies=warmup",),
