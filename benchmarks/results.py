@@ -2,6 +2,7 @@
 report or to go on.
 
     python benchmarks/results.py pack runs/study benchmarks/results/study-demo.tar.xz --seeds 0,1,2
+    python benchmarks/results.py pack runs/study cut.tar.xz --finished      # of each plan the seeds that are done
     python benchmarks/results.py unpack benchmarks/results/study-demo.tar.xz runs/study
 
 Packed are the plans, the points, and of each of their finished stages the manifest, its settings,
@@ -19,6 +20,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -26,12 +28,34 @@ FILES = ("manifest.json", "stage.json", "problems.json")
 COLUMNS = ["problem_id", "verdict"]
 
 
-def packed(study: Path, seeds: set[int] | None) -> Iterator[tuple[str, bytes]]:
-    """Give name and content of each file to pack. seeds: of the points, None for all."""
+def finished(study: Path, points: list[dict[str, Any]]) -> set[int]:
+    """Return the seeds of which every stage of every point is done."""
+    seeds = {point["seed"] for point in points}
+    for point in points:
+        for stage in point["stages"].values():
+            if not (study / "stages" / stage / "manifest.json").exists():
+                seeds.discard(point["seed"])
+    return seeds
+
+
+def packed(
+    study: Path, seeds: set[int] | None, *, only_finished: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """Give name and content of each file to pack. seeds: of the points, None for all.
+
+    only_finished: leave out, of each plan, the seeds that are not; says which.
+    """
     stages: set[str] = set()
     for plan in sorted((study / "sweeps").glob("*.json")):
         content = json.loads(plan.read_text())
         points = [point for point in content["points"] if seeds is None or point["seed"] in seeds]
+        if only_finished:
+            done = finished(study, points)
+            left_out = sorted({point["seed"] for point in points} - done)
+            print(f"{plan.stem}: seeds {sorted(done)} are packed, {left_out} are not finished")
+            points = [point for point in points if point["seed"] in done]
+        if not points:
+            continue
         yield f"sweeps/{plan.name}", json.dumps({**content, "points": points}, indent=1).encode()
         for point in points:
             folder = study / "points" / plan.stem / point["label"]
@@ -57,10 +81,14 @@ def _stage(study: Path, folder: Path) -> Iterator[tuple[str, bytes]]:
             yield str(file.relative_to(study.resolve())), buffer.getvalue()
 
 
-def pack(study: Path, archive: Path, seeds: set[int] | None) -> None:
-    """Write the archive; the same study gives the same bytes."""
+def pack(
+    study: Path, archive: Path, seeds: set[int] | None, *, only_finished: bool = False
+) -> None:
+    """Write the archive; the same study gives the same bytes. Arguments: see `packed`."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    files = dict(packed(study, seeds))
+    files = dict(packed(study, seeds, only_finished=only_finished))
+    if not files:
+        raise SystemExit(f"{study} has nothing to pack: no plan, or no seed that was asked for")
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for name in sorted(files):
             entry = tarfile.TarInfo(name)
@@ -84,12 +112,15 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--seeds", help="seeds to pack; all without")
+    parser.add_argument(
+        "--finished", action="store_true", help="of each plan leave out seeds that are not finished"
+    )
     arguments = parser.parse_args()
     if arguments.action == "unpack":
         unpack(arguments.source, arguments.target)
     else:
         seeds = {int(seed) for seed in arguments.seeds.split(",")} if arguments.seeds else None
-        pack(arguments.source, arguments.target, seeds)
+        pack(arguments.source, arguments.target, seeds, only_finished=arguments.finished)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,107 @@
-"""How many online steps K are enough for SmolLM2-135M on procedural:stories, tried on one GPU: K in
-0, 20 and 60, against GRPO that goes on to 100 steps, each with two rates tried.
+"""How many online steps K are enough for SmolLM2-135M, on procedural:stories and on arithmetic that
+nobody chose, tried on one GPU.
 
-    g2d sweep --config benchmarks/smollm2_study.py --workdir DIR --seeds 0      # then 1 and 2; processes may share DIR
+    g2d sweep --config benchmarks/smollm2_study.py:part=tune,task=stories --workdir DIR        # processes may share DIR
+    python benchmarks/tuned_alike.py choose DIR smollm2-stories-tune benchmarks/results/smollm2-stories.json
+    g2d sweep --config benchmarks/smollm2_study.py:part=judge,task=stories --workdir DIR
+    python benchmarks/tuned_alike.py answers DIR smollm2-stories-judge
 
-docs/benchmarks/2026-11-26-gpu.md has what was asked beforehand and what came out.
+and the same with task=arithmetic. part=tune tries three settings of G2D and of GRPO at each budget
+on seed 0, part=judge runs the chosen ones on five others, part=spectrum goes from offline to
+online at one seed. docs/benchmarks/2026-11-26-studies.md has what is asked of these. part=first is
+the study before them, whose questions and results are in docs/benchmarks/2026-11-26-gpu.md.
+
+arithmetic: all a + b and a - b of 2 to 20 and a x b of 2 to 12, 672 problems, in a fixed random
+order; three worked examples stand before each. The cold policy is the published model.
 """
+
+import runpy
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax.config_load import choices, resolve
 
+FOLDER = Path(__file__).parent
+WORKED = """Solve the last problem in the same form.
+
+Problem: What is 8 plus 6?
+8 + 6 = 14
+#### 14
+
+Problem: What is 30 minus 12?
+30 - 12 = 18
+#### 18
+
+Problem: What is 3 times 5?
+3 * 5 = 15
+#### 15
+
+Problem: {problem}"""
+GRIDS = {
+    # K; GRPO's rates; those of a warm-up, and of DPO after it; those of DPO alone
+    "full": (
+        "5,20,60",
+        "5e-6,1e-5,2e-5",
+        ("1e-5,1e-5,2e-5", "5e-6,1e-5,5e-6"),
+        "5e-6,1e-5,2e-5",
+    ),
+    "smoke": ("2", "1e-5,2e-5", ("1e-5,1e-5", "5e-6,1e-5"), "5e-6,1e-5"),
+}
+
+
+# GRPO's updates: drawing pairs and DPO cost less of arithmetic, whose responses are shorter.
+UPDATES = {"stories": "20,40,60,80,100", "arithmetic": "10,20,40,70,100"}
+
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Give the study. arg: path=FOLDER_OR_FILE of the model, preset=full|smoke."""
-    chosen = choices(arg, path="", preset=("full", "smoke"))
-    named = f",path={chosen.path}" if chosen.path else ""
+    """Give a part of the study. arg: part=first|tune|judge|spectrum, task=stories|arithmetic,
+    path=FOLDER_OR_FILE of the model, preset=full|smoke, choice=FILE for judge."""
+    chosen = choices(
+        arg,
+        part=("first", "tune", "judge", "spectrum"),
+        task=("stories", "arithmetic"),
+        path="",
+        preset=("full", "smoke"),
+        choice="",
+    )
     smoke = chosen.preset == "smoke"
-    config = resolve(f"smollm2:preset={chosen.preset}{named}")
+    config = _base(chosen.path, chosen.preset)
+    if chosen.part == "first":
+        return _first(config, smoke)
+    if chosen.task == "arithmetic":
+        _arithmetic(config, smoke)
+    config.name = f"smollm2-{chosen.task}{'-smoke' if smoke else ''}-{chosen.part}"
+    cold = config.stages.warmup.policy
+    stages = ("sft", "warmup") if cold == "sft" else ("warmup",)
+    if chosen.part == "tune":
+        del config.stages["evaluate"]
+        updates = "2,3" if smoke else UPDATES[chosen.task]
+        config.sweep = _tune(GRIDS[chosen.preset], updates, (*stages, "dev"))
+        return config
+    del config.stages["dev"]
+    if chosen.part == "spectrum":
+        _spectrum(config, cold, smoke)
+    else:
+        file = FOLDER / "results" / f"smollm2-{chosen.task}.json"
+        if chosen.choice:
+            file = Path(chosen.choice)
+        config.sweep = _judge(file, (1, 2) if smoke else (1, 2, 3, 4, 5), (*stages, "evaluate"))
+    return config
+
+
+def _base(path: str, preset: str) -> ConfigDict:
+    """Give the run that all parts vary."""
+    named = f",path={path}" if path else ""
+    config = resolve(f"smollm2:preset={preset}{named}")
     config.unlock()
     config.name = "smollm2-study"
     config.dtype = "bfloat16"
     stages = config.stages
     stages.warmup.keep = ()
     stages.evaluate.greedy = False
-    if not smoke:
+    if preset == "full":
         config.data.dev.limit, config.data.test.limit = 256, 512
         config.compute.max_num_seqs = 1024
         # About what 25 steps of GRPO cost: a GPU has them as soon as a laptop 96 pairs.
@@ -32,6 +109,98 @@ def get_config(arg: str = "") -> ConfigDict:
         stages.dpo.batch_size = 16
     stages.dev = stages.evaluate.copy_and_resolve_references()
     stages.dev.split = "dev"
+    return config
+
+
+def _arithmetic(config: ConfigDict, smoke: bool) -> None:
+    """Put arithmetic in place of stories: no SFT, another prompt."""
+    file = str(FOLDER / "arithmetic.jsonl")
+    # dev goes without the problems of test, train without those of both
+    config.data.test = settings.source(file, limit=8 if smoke else 224)
+    config.data.dev = settings.source(file, limit=16 if smoke else 320)
+    config.data.train = settings.source(file)
+    config.data.max_prompt_length = 128
+    config.tokenizer.prompt_template = WORKED
+    stages = config.stages
+    del stages["sft"]
+    stages.warmup.policy = "init"
+    if not smoke:
+        stages.collect.prompts = 352
+    stages.evaluate.policies = ("init", "warmup", "dpo")
+    for stage in (stages.warmup, stages.collect, stages.evaluate, stages.dev):
+        stage.sampling.max_new_tokens = 24
+    if not smoke:
+        for evaluate in (stages.evaluate, stages.dev):
+            evaluate.update(num_generations=8, pass_at=(1, 4, 8))
+
+
+def _tune(grid: tuple, updates: str, alone: tuple[str, ...]) -> ConfigDict:
+    warmups, rates, (warmup_rates, dpo), dpo_alone = grid
+    on_dev = "stages.dev.policies=dpo"
+    return settings.sweep(
+        seeds=(0,),
+        arms={
+            "g2d": settings.arm(
+                product=(f"stages.warmup.steps={warmups}",),
+                zip=(
+                    f"stages.warmup.optimizer.learning_rate={warmup_rates}",
+                    f"stages.dpo.optimizer.learning_rate={dpo}",
+                ),
+                fixed=(on_dev,),
+            ),
+            # K = 0 has no warm-up's rate to try: as many settings are tried of DPO's.
+            "offline": settings.arm(
+                product=(
+                    "stages.warmup.steps=0",
+                    f"stages.dpo.optimizer.learning_rate={dpo_alone}",
+                ),
+                fixed=(on_dev,),
+            ),
+            "grpo": settings.arm(
+                product=(
+                    f"stages.warmup.optimizer.learning_rate={rates}",
+                    f"stages.warmup.steps={updates}",
+                ),
+                stages=alone,
+                fixed=("stages.dev.policies=warmup",),
+            ),
+        },
+    )
+
+
+def _judge(file: Path, seeds: tuple[int, ...], alone: tuple[str, ...]) -> ConfigDict:
+    entries = runpy.run_path(str(FOLDER / "tuned_alike.py"))["arms"](file)
+    return settings.sweep(
+        seeds=seeds,
+        arms={
+            "g2d": settings.arm(zip=entries["g2d"], fixed=("stages.evaluate.policies=warmup,dpo",)),
+            "grpo": settings.arm(
+                zip=entries["grpo"],
+                stages=alone,
+                fixed=("stages.evaluate.policies=warmup",),
+            ),
+        },
+    )
+
+
+def _spectrum(config: ConfigDict, cold: str, smoke: bool) -> None:
+    """Put online training at one rate in place of all: DPO synchronised never, every ten updates
+    and always, and GRPO, which part=tune has."""
+    stages = config.stages
+    del stages["collect"], stages["dpo"]
+    stages.warmup.steps = 3 if smoke else 100
+    stages.evaluate.policies = (cold, "warmup")
+    arms = {"grpo": settings.arm()}
+    for name, every in {"offline": 0, "s10": 10, "s1": 1}.items():
+        if smoke and every == 10:
+            continue
+        overrides = ("loss=dpo", f"sync_every={every}", f"reference_sync={str(every > 0).lower()}")
+        arms[name] = settings.arm(fixed=tuple(f"stages.warmup.{entry}" for entry in overrides))
+    config.sweep = settings.sweep(seeds=(0,), arms=arms)
+
+
+def _first(config: ConfigDict, smoke: bool) -> ConfigDict:
+    """K in 0, 20 and 60 against GRPO that goes on to 100 steps, each with two rates tried."""
     steps, longest = ("0,2", "0,2,3") if smoke else ("0,20,60", "0,20,40,60,80,100")
     config.sweep = settings.sweep(
         seeds=(0,) if smoke else (0, 1, 2),

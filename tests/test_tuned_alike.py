@@ -1,0 +1,211 @@
+"""Studies whose arms are tuned alike: the rule of choice, the parts that it joins, the verdicts."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from g2d_jax.config_load import resolve
+from g2d_jax.study.frontier import Interval
+from g2d_jax.sweep.points import points
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+TUNED = runpy.run_path(str(BENCHMARKS / "tuned_alike.py"))
+RESULTS = runpy.run_path(str(BENCHMARKS / "results.py"))
+STEPS, RATE = "stages.warmup.steps", "stages.dpo.optimizer.learning_rate"
+ONLINE = "stages.warmup.optimizer.learning_rate"
+DEV = {
+    ("g2d", "1e-4", 0): 0.3,
+    ("g2d", "1e-4", 1): 0.5,
+    ("g2d", "2e-4", 0): 0.6,
+    ("g2d", "2e-4", 1): 0.3,
+    ("grpo", "1e-3", 0): 0.7,
+    ("grpo", "1e-3", 1): 0.7,
+    ("grpo", "2e-3", 0): 0.7,
+    ("grpo", "2e-3", 1): 0.7,
+}
+
+
+def write_study(folder, dev):
+    """A part=tune as far as the rule reads it. dev: (arm, rate, seed) -> mean, None: not there."""
+    listed = []
+    for (arm, rate, seed), mean in dev.items():
+        stage = f"dev-{arm}-{rate}-{seed}"
+        values = {STEPS: "5", RATE if arm == "g2d" else ONLINE: rate}
+        listed.append({"arm": arm, "seed": seed, "values": values, "stages": {"dev": stage}})
+        listed[-1]["label"] = f"{arm},{rate},seed={seed}"
+        if mean is not None:
+            own = folder / "stages" / stage
+            own.mkdir(parents=True)
+            policy = {"mean": mean, "rollouts": "rollouts.parquet"}
+            answers = pa.table({"problem_id": ["a"], "verdict": ["correct"], "text": ["1"]})
+            pq.write_table(answers, own / policy["rollouts"])
+            content = {"result": {"policies": [policy]}}
+            (own / "manifest.json").write_text(json.dumps(content))
+        point = folder / "points" / "tune" / listed[-1]["label"]
+        point.mkdir(parents=True)
+        (point / "config.json").write_text("{}")
+    config = {"stages": {"warmup": {"optimizer": {"learning_rate": 5e-5}}}}
+    (folder / "sweeps").mkdir()
+    plan = {"points": listed, "config": config, "trajectories": {}}
+    (folder / "sweeps" / "tune.json").write_text(json.dumps(plan))
+
+
+def test_the_best_mean_on_dev_is_chosen_and_of_equal_ones_the_first(tmp_path):
+    write_study(tmp_path, DEV)
+    choice = TUNED["choose"](tmp_path, "tune")
+    best = {arm: rows[0]["best"]["settings"] for arm, rows in choice["arms"].items()}
+    assert best == {"g2d": {STEPS: "5", RATE: "2e-4"}, "grpo": {STEPS: "5", ONLINE: "1e-3"}}
+    assert [len(row["tried"]) for rows in choice["arms"].values() for row in rows] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({("g2d", "1e-4", 1): None}, "1 of 8 points are not judged"),
+        ({("g2d", "3e-4", 0): 0.1, ("g2d", "3e-4", 1): 0.1}, "equally many settings"),
+        ({("g2d", "3e-4", 0): 0.1}, "has seeds"),
+    ],
+)
+def test_nothing_is_chosen_of_a_study_that_is_not_finished_or_uneven(tmp_path, changes, says):
+    write_study(tmp_path, DEV | changes)
+    with pytest.raises(SystemExit, match=says):
+        TUNED["choose"](tmp_path, "tune")
+
+
+def test_a_chosen_setting_without_a_field_takes_the_config_s(tmp_path):
+    write_study(tmp_path, DEV)
+    plan = tmp_path / "sweeps" / "tune.json"
+    content = json.loads(plan.read_text())
+    for point in content["points"]:
+        if point["arm"] == "grpo":
+            point["arm"] = "g2d"
+            point["values"][STEPS] = "0"
+    plan.write_text(json.dumps(content))
+    choice = tmp_path / "choice.json"
+    content["config"]["stages"]["dpo"] = {"optimizer": {"learning_rate": 7e-6}}
+    plan.write_text(json.dumps(content))
+    choice.write_text(json.dumps(TUNED["choose"](tmp_path, "tune")))
+    assert TUNED["arms"](choice) == {
+        "g2d": (f"{STEPS}=0,5", f"{ONLINE}=1e-3,5e-05", f"{RATE}=7e-06,2e-4")
+    }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.001, 0.2, "better"),
+        (-0.2, -0.001, "worse"),
+        (-0.019, 0.019, "level"),
+        (-0.021, 0.019, "cannot be told"),
+        (-0.01, 0.03, "cannot be told"),
+    ],
+)
+def test_verdicts(low, high, word):
+    assert TUNED["verdict"](Interval((low + high) / 2, low, high, 5, 100)) == word
+    assert TUNED["verdict"](None) == "out of range"
+
+
+def tried(config):
+    """Settings by arm, budget and seed."""
+    counts = Counter()
+    for point in points(config):
+        counts[TUNED["arm_of"](point.arm), point.values[STEPS], point.seed] += 1
+    return counts
+
+
+@pytest.mark.parametrize("preset", ["full", "smoke"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "demo_study.py:part=tune",
+        "smollm2_study.py:part=tune,task=stories,path=M",
+        "smollm2_study.py:part=tune,task=arithmetic,path=M",
+    ],
+)
+def test_as_many_settings_are_tried_of_each_arm_at_each_budget(spec, preset):
+    config = resolve(f"{BENCHMARKS / spec},preset={preset}")
+    config.sweep.seeds = (0,)  # each is the same
+    counts = tried(config)
+    assert {arm for arm, *_ in counts} == {"g2d", "grpo"}
+    assert len(set(counts.values())) == 1
+    assert config.stages.dev.split == "dev" and "evaluate" not in config.stages
+
+
+@pytest.mark.parametrize("study", ["demo_study.py", "smollm2_study.py"])
+def test_judging_needs_what_was_chosen(study, tmp_path):
+    with pytest.raises(ValueError, match="run part=tune to its end"):
+        resolve(f"{BENCHMARKS / study}:part=judge,choice={tmp_path / 'none.json'}")
+
+
+def test_judged_are_the_chosen_settings_on_seeds_that_chose_nothing(tmp_path):
+    write_study(tmp_path, DEV)
+    choice = tmp_path / "choice.json"
+    choice.write_text(json.dumps(TUNED["choose"](tmp_path, "tune")))
+    config = resolve(f"{BENCHMARKS / 'demo_study.py'}:part=judge,choice={choice}")
+    judged = points(config)
+    assert {point.seed for point in judged} == set(range(10, 20))
+    assert {(point.arm, *point.values.values()) for point in judged} == {
+        ("g2d", "5", "2e-4"),
+        ("grpo", "5", "1e-3"),
+    }
+    assert "dev" not in config.stages and config.stages.evaluate.split == "test"
+
+
+def test_arithmetic_has_every_problem_once():
+    rows = []
+    for line in (BENCHMARKS / "arithmetic.jsonl").read_text("utf-8").splitlines():
+        rows.append(json.loads(line))
+    compute = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
+    for row in rows:
+        first, word, second = row["problem"].removeprefix("What is ").rstrip("?").split()
+        assert row["answer"] == str(compute[word](int(first), int(second)))
+    assert len({row["problem"] for row in rows}) == len(rows) == 19 * 19 + 190 + 121
+
+
+def test_seeds_that_are_not_finished_are_left_out_of_what_is_packed(tmp_path, capsys):
+    write_study(tmp_path, DEV | {("g2d", "1e-4", 1): None})
+    files = dict(RESULTS["packed"](tmp_path, None, only_finished=True))
+    plan = json.loads(files["sweeps/tune.json"])
+    assert {point["seed"] for point in plan["points"]} == {0}
+    assert {name for name in files if name.endswith("manifest.json")} == {
+        f"stages/dev-{arm}-{rate}-0/manifest.json" for arm, rate, seed in DEV if seed == 0
+    }
+    assert "seeds [0] are packed, [1] are not finished" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_study_from_its_tuning_to_its_verdicts(tmp_path, one_device):
+    folder = tmp_path / "study"
+    choice = tmp_path / "choice.json"
+    study = BENCHMARKS / "demo_study.py"
+    sweep = [sys.executable, "-m", "g2d_jax", "sweep", "--workdir", folder, "--config"]
+    tuned = [sys.executable, BENCHMARKS / "tuned_alike.py"]
+    for command in (
+        [*sweep, f"{study}:part=tune,preset=smoke"],
+        [*tuned, "choose", folder, "demo-study-smoke-tune", choice],
+        [*sweep, f"{study}:part=judge,preset=smoke,choice={choice}"],
+    ):
+        subprocess.run(command, check=True, env={**os.environ, **one_device})
+    told = subprocess.run(
+        [*tuned, "answers", folder, "demo-study-smoke-judge"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **one_device},
+    ).stdout
+    assert told.startswith("2 seeds: 10, 11")
+    for question in (
+        "1. Is G2D better",
+        "2. Is some K",
+        "3. Does what DPO",
+        "4. Do rollouts teach",
+    ):
+        assert question in told
