@@ -134,6 +134,16 @@ def _by_metric() -> dict[str, tuple[str, str]]:
 _NAMED = _by_metric()
 
 
+_ORDER = {metric: i for i, metric in enumerate(_NAMED)}
+
+
+def _order(logged: tuple[str, str]) -> tuple[int, str, str]:
+    """Say where a kind of log and a metric come among others: as in the tables here, then by
+    name."""
+    kind, metric = logged
+    return _ORDER.get(metric, len(_ORDER)), metric, kind.replace("train", "")
+
+
 def name_of(metric: str) -> tuple[str, str]:
     """Return the title of the figure that a metric belongs to, and its name there, both in words.
 
@@ -174,10 +184,10 @@ def _chart(logged: Logged, title: str) -> Chart | None:
     drawn = set()
     for stage, metrics in logged.items():
         lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-        for (kind, metric), points in metrics.items():
+        for kind, metric in sorted(metrics, key=_order):
             of, name = name_of(metric)
             if of == title:
-                xs, ys = zip(*points, strict=True)
+                xs, ys = zip(*metrics[kind, metric], strict=True)
                 lines[name + {"train": "", FRESH: ", fresh"}.get(kind, f" ({kind})")] = xs, ys
                 drawn.add(metric)
         panels[stage] = lines

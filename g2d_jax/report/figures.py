@@ -152,7 +152,9 @@ def _axes(count: int = 1, *, shared: bool = False) -> tuple[Figure, list[Axes]]:
 
 def _named(text: str) -> str:
     """Write a name of data as part of a figure: on one line, and not the whole of a page."""
-    return visible(" ".join(text[:300].split()))
+    name = visible(" ".join(text[:300].split()))
+    # A label that begins with an underscore is none to matplotlib.
+    return f" {name}" if name.startswith("_") else name
 
 
 def _look(i: int) -> dict[str, Any]:
@@ -376,6 +378,7 @@ def points(
                 said.append(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip())
             if said:
                 words.append(f"{key}: {', '.join(said)}")
+        ax.margins(y=0.12)  # room for a label below the lowest point
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
         ax.set_ylabel(y_title)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -66,13 +67,20 @@ class Box(NamedTuple):
         return beside and other.low <= self.low and self.high <= other.high
 
 
+_SCREEN = RendererAgg(1, 1, 100)
+
+
 @functools.lru_cache(8192)
 def width(text: str, size: float) -> float:
-    """Measure a text of one line, in points. Letters that the font lacks count as wide as others
-    draw them."""
-    measured = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)
+    """Measure a text of one line, in points: its outlines, or its pixels where these take more.
+
+    Letters that the font lacks count as wide as others draw them.
+    """
+    font = FontProperties(size=size)
+    outlines = text_to_path.get_text_width_height_descent(text, font, False)[0]
+    pixels = _SCREEN.get_text_width_height_descent(text, font, False)[0]
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
-    return float(measured[0]) * 1.02 + 0.4 * size * wide
+    return max(float(outlines), 0.72 * float(pixels)) + 1 + 0.4 * size * wide
 
 
 def cut(text: str, size: float, room: float) -> str:
@@ -82,10 +90,15 @@ def cut(text: str, size: float, room: float) -> str:
         return text
     if len(text) <= 1000 and width(line, size) <= room:
         return line
-    line = line[: 2 + int(room)]
-    while line and width(f"{line}…", size) > room:
-        line = line[:-1]
-    return f"{line.rstrip()}…"
+    # The longest beginning that fits, by halves: every letter takes a measurement.
+    fits, too_long = 0, min(len(line), 2 + int(room)) + 1
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if width(f"{line[:middle]}…", size) <= room:
+            fits = middle
+        else:
+            too_long = middle
+    return f"{line[:fits].rstrip()}…"
 
 
 def numbers(values: Sequence[float]) -> list[str]:
@@ -147,12 +160,10 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def short(values: Sequence[float]) -> list[str]:
-    """Write numbers of a logarithmic axis, each by itself: "0.01", "2e-5"."""
-    texts = []
-    for value in values:
-        is_plain = 1e-3 <= abs(value) < 1e5
-        texts.append(f"{value:g}" if is_plain else _scientific(value, 1e-3 * abs(value)))
-    return texts
+    """Write numbers of a logarithmic axis: "0.01", or "2e-5" where one of them is small or large."""
+    if all(1e-3 <= value < 1e5 for value in values):
+        return [f"{value:g}" for value in values]
+    return [_scientific(value, 1e-3 * value) for value in values]
 
 
 def place(
@@ -202,8 +213,8 @@ def place(
         if titles:
             title = cut(titles[i], SIZE, margins[column] + panel)
             ax.set_title(title, loc="left", x=(start - left) / panel, y=1, pad=LINE / 2 + 2)
-        end = WIDTH - 1 if column == columns - 1 else left + panel + _GAP - 2
-        _fix_x(ax, (start if column else 1.0, end), texts_of)
+        zone = (max(1.0, start - _GAP / 2 + 1), min(WIDTH - 1, left + panel + _GAP / 2 - 1))
+        _fix_x(ax, zone, texts_of, is_free=bool(shared and column))
         ax.set_xlabel(cut(ax.get_xlabel(), SIZE, panel))
         ax.set_ylabel(cut(ax.get_ylabel(), SIZE, tall))
 
@@ -282,24 +293,31 @@ def _fix_rows(ax: Axes, names: Sequence[str]) -> float:
     return _PAD + max(width(text, SIZE) for text in texts)
 
 
-def _fix_x(ax: Axes, zone: tuple[float, float], texts_of: TextsOf) -> None:
+def _fix_x(ax: Axes, zone: tuple[float, float], texts_of: TextsOf, *, is_free: bool) -> None:
     """Fix the numbers of an x axis between two places: four of them, or fewer where they would
-    touch."""
+    touch.
+
+    is_free: whether no numbers of the y axis stand beside it.
+    """
     low, high = sorted(ax.get_xlim())
     corner = at(ax, low, ax.get_ylim()[0])
-    # The lowest number of the y axis may stand as low as these do.
     heights = [at(ax, low, tick)[1] for tick in ax.get_yticks()]
-    if any(height - corner[1] < LINE for height in heights):
+    # The lowest number of the y axis may stand as low as these do.
+    if not is_free and any(height - corner[1] < LINE for height in heights):
         zone = (max(zone[0], corner[0] - _PAD + 1), zone[1])
     locator: Any = ax.xaxis.get_major_locator()
+    chosen: list[tuple[float, str]] = []
     for most in (4, 3, 2, 1):
         locator.set_params(nbins=most)
         ticks = [tick for tick in locator() if low <= tick <= high]
         texts = list(texts_of(ticks))
-        kept = _apart(ax, ticks, texts, zone)
-        if len(kept) == len(ticks):
+        kept = [(ticks[i], texts[i]) for i in _apart(ax, ticks, texts, zone)]
+        is_whole = len(kept) == len(ticks) and len(kept) > 1
+        if is_whole or len(kept) > len(chosen):
+            chosen = kept
+        if is_whole:
             break
-    ax.set_xticks([ticks[i] for i in kept], [texts[i] for i in kept])
+    ax.set_xticks([tick for tick, _ in chosen], [text for _, text in chosen])
 
 
 def _apart(
@@ -408,6 +426,8 @@ def strips(places: Sequence[float], box: Box, least: float) -> list[tuple[int, f
 
     Places nearer than `least` to the one before have none of their own.
     """
+    if not len(places):
+        return []
     chosen: list[int] = []
     for i, place in enumerate(places):
         if not chosen or place - places[chosen[-1]] >= least:
