@@ -156,10 +156,15 @@ def name_of(metric: str) -> tuple[str, str]:
     if family == "tasks" and "/" in rest:
         task, _, inner = rest.partition("/")
         title, name = name_of(inner)
-        several = len(CURVES.get(title, FOLDED.get(title, ()))) > 1
-        return f"{title}, by task", f"{task}, {name}" if several else task
+        return f"{title}, by task", task if _is_first(inner, title) else f"{task}, {name}"
     family = metric.rpartition("/")[0] or metric
     return fmt.words(family), fmt.words(metric)
+
+
+def _is_first(metric: str, title: str) -> bool:
+    """Whether a metric is the first of its figure, which the title is about."""
+    names = CURVES.get(title) or FOLDED.get(title) or {}
+    return next(iter(names), metric) == metric
 
 
 def training(logged: Logged) -> list[Chart]:
@@ -244,9 +249,7 @@ def _overlay(runs: Mapping[str, Logged], kind: str, metric: str) -> Chart | None
 def _title(metric: str) -> str:
     """Name a metric by itself: by its figure, and by its line where that has others."""
     title, name = name_of(metric)
-    if next(iter(CURVES[title])) == metric:
-        return title
-    return name.capitalize()
+    return title if _is_first(metric, title) else name.capitalize()
 
 
 def _only(stages: Iterable[str]) -> str:

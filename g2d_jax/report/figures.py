@@ -223,8 +223,9 @@ def curves(
             lines_drawn = {}
             for key, (x, _) in lines.items():
                 look = _look(names.index(key))
-                line = (np.asarray(x, np.float64), values[panel, key])
-                lines_drawn[_named(key)] = _draw_line(ax, _named(key), line, look)
+                steps = np.asarray(x, np.float64)
+                measured = values[panel, key]
+                lines_drawn[_named(key)] = _draw_line(ax, _named(key), (steps, measured), look)
             drawn.append(lines_drawn)
         if lowest is not None:
             for ax in axes:

@@ -345,11 +345,19 @@ def at(ax: Axes, x: float, y: float) -> tuple[float, float]:
     return float(left), float(low)
 
 
+def _height(ax: Axes) -> float:
+    """Return the height of the axes' figure in points."""
+    return 72 / ax.figure.get_dpi() * float(ax.figure.bbox.height)
+
+
 def area(ax: Axes) -> Box:
     """Return where axes are."""
     left, low, right, high = ax.get_position().extents
-    total = 72 * ax.figure.get_figheight()
+    total = _height(ax)
     return Box(WIDTH * left, total * low, WIDTH * right, total * high)
+
+
+Offset = tuple[float, float]
 
 
 def label(ax: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
@@ -368,7 +376,7 @@ def label(ax: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
         if not text:
             continue
         line = cut(text, SMALL, 80)
-        free = []
+        free: list[tuple[int, int, Offset, Box]] = []
         for offset, box in _beside(place, width(line, SMALL)):
             if box.is_in(inside) and not any(map(box.meets, taken)):
                 covered = sum(map(functools.partial(box.meets, gap=0), dots))
@@ -377,9 +385,6 @@ def label(ax: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
             _, _, offset, box = min(free)
             taken.append(box)
             _annotate(ax, line, (x, y), offset, colour)
-
-
-Offset = tuple[float, float]
 
 
 def _beside(place: tuple[float, float], wide: float) -> list[tuple[Offset, Box]]:
@@ -416,7 +421,7 @@ class Hover(NamedTuple):
 
 def hover(ax: Axes, box: Box, text: str) -> Hover:
     """Make a box say something."""
-    total = 72 * ax.figure.get_figheight()
+    total = _height(ax)
     return Hover(box.left, total - box.high, box.right - box.left, box.high - box.low, text)
 
 
