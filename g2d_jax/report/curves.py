@@ -95,9 +95,7 @@ FOLDED: Mapping[str, Mapping[str, str]] = {
 OWN_AXES = frozenset({"loss"})
 """Metrics of which each stage has a y axis of its own: losses are not one quantity."""
 
-FACTORS = frozenset(
-    {"learning_rate", "grad_norm", "step_time", "generation/tokens_per_second", "num_tokens"}
-)
+FACTORS = frozenset({"learning_rate", "grad_norm", "step_time", "generation/tokens_per_second"})
 """Metrics that are compared by factors, twice as much and a tenth: their axes may be logarithmic.
 
 Shares, rewards, entropies and divergences are compared by differences: they have one axis in every

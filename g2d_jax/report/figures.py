@@ -379,7 +379,8 @@ def points(
                 said.append(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip())
             if said:
                 words.append(f"{key}: {', '.join(said)}")
-        ax.margins(y=0.12)  # room for a label below the lowest point
+        low, high = ax.get_ylim()
+        ax.set_ylim(low - 0.07 * (high - low), high)  # room for a label below the lowest point
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
         ax.set_ylabel(y_title)
