@@ -497,7 +497,7 @@ def intervals(
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.set_ylim(len(rows) - 0.5, -0.5)
         names = [row[0] for row in rows]
-        layout.place(figure, [ax], names=names, height=28 + 18.7 * len(rows))
+        layout.place(figure, [ax], names=names, height=28 + 18.7 * len(rows), least=18.7)
         box = layout.area(ax)
         hovers = []
         for i, text in enumerate(said):

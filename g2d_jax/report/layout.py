@@ -40,9 +40,8 @@ _GAP = 10.0  # between a panel and what belongs to the next one
 _PAD = 4.0  # between an axis and its numbers, and between these and the axis's name
 _HANDLE = 20.0  # a line in a legend, with the space to its name
 _BETWEEN = 8.0  # columns of a legend
-_LOWEST = 100.0  # of the only row of panels
-_OF_SEVERAL = 80.0  # of each of several rows
-_NARROWEST = 44.0
+_OF_SEVERAL = 80.0  # the height of each of several rows of panels
+_NARROWEST = 44.0  # of panels beside each other
 
 TextsOf = Callable[[Sequence[float]], Sequence[str]]
 """Numbers of an axis as texts."""
@@ -174,14 +173,16 @@ def place(
     titles: Sequence[str] = (),
     names: Sequence[str] = (),
     height: float = HEIGHT,
+    least: float = 100.0,
     texts_of: TextsOf = numbers,
 ) -> None:
     """Place axes in columns and rows, name the series above them where there are several, and fix
     the numbers of axes.
 
     shared: whether they have one y axis, written in the first column. titles: of each panel. names:
-    of the rows of a y axis without numbers. height: of the figure in points if that is enough.
-    texts_of: the numbers of x axes as texts. Axes' limits and names are set before.
+    of the rows of a y axis without numbers. height: of the figure in points, more where
+    that leaves the row of panels less than `least`. texts_of: the numbers of x axes as texts. Axes'
+    limits and names are set before.
     """
     top = _EDGE + _legend(figure, axes)
     pads = [_fix_rows(ax, names) if names else _fix_y(ax) for ax in axes]
@@ -197,9 +198,7 @@ def place(
     rows = -(-len(axes) // columns)
     head = LINE / 2 + (LINE + 3) * bool(titles)
     foot = _PAD + LINE + (LINE + _PAD) * bool(axes[0].get_xlabel())
-    tall = _OF_SEVERAL
-    if rows == 1:
-        tall = max(height - top - head - foot, _LOWEST if height == HEIGHT else 10.0)
+    tall = max(height - top - head - foot, least) if rows == 1 else _OF_SEVERAL
     total = top + rows * (head + tall + foot)
     figure.set_size_inches(WIDTH / 72, total / 72)
     for i, ax in enumerate(axes):

@@ -210,6 +210,18 @@ def test_no_label_of_points_rows_and_bars_covers_another():
     assert [overlaps(chart) for chart in charts] == [[], [], []]
 
 
+def test_many_series_make_a_figure_higher_and_leave_its_panels_their_room():
+    lines = {f"a rather long name of a series, {i}": ([1, 2], [i, i]) for i in range(25)}
+    dots = {name: [Point(1, 2)] for name in lines}
+    for chart in (
+        figures.curves("a", "A", {"": lines}),
+        figures.points("a", "A", dots, x_title="x"),
+    ):
+        panel = figures.layout.area(chart.figure.axes[0])
+        assert panel.high - panel.low == pytest.approx(100)
+        assert chart.figure.get_figheight() > 4 and overlaps(chart) == []
+
+
 def test_overlaps_are_found():
     chart = figures.curves("loss", "Loss", {"a": {"loss": ([1, 2], [0, 1])}})
     chart.figure.text(0.5, 0.5, "one")
