@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
 
+from g2d_jax.report import curves, study
 from g2d_jax.report import format as fmt
-from g2d_jax.report import study
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.headlines import comparison_headline as headline
 from g2d_jax.report.page import Note, Part, Report
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import changed_settings
 from g2d_jax.report.rows import SAMPLING, Side, Study
+from g2d_jax.report.run import logged_metrics
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.tables import Figures, Table, table
 
@@ -33,6 +34,11 @@ DIFFERENCES = (
     "of these two policies: another seed of training is not in it, so that it does not tell which "
     "way of training is better; a study of five seeds or more (g2d sweep) may. Better, equal, "
     "worse: problems on which the second policy's accuracy is higher, the same, lower."
+)
+
+CURVES_NOTE = (
+    "Stages that runs have under one name, over each other. Lines are of what a stage trained on; "
+    "fresh samples are of the trained policy itself."
 )
 
 
@@ -53,6 +59,7 @@ def report(runs: Study) -> Report:
             "results": notes_and_tables,
             "differences": differences(runs),
             "frontier": [study.frontier_chart(runs, "flops")],
+            "curves": training(runs),
             "problems": most_different(runs),
             "left-out": [study.left_out("Policies left out", "policy", runs)],
             "settings": settings(runs),
@@ -151,6 +158,14 @@ def differences(runs: Study) -> list[Part | None]:
         )
     title = "Paired differences in accuracy, points (second minus first)"
     return [Note(note), table(title, rows)]
+
+
+def training(runs: Study) -> list[Part | None]:
+    """Draw what the runs logged over each other, where stages have the same name."""
+    logged = {}
+    for side in runs.sides:
+        logged[f"{side.mark}: {side.label}"] = logged_metrics(side.run)
+    return [Note(CURVES_NOTE), *curves.compared(logged)]
 
 
 def settings(runs: Study) -> list[Part | None]:

@@ -15,6 +15,7 @@ import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,10 +28,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from g2d_jax.report import format as fmt
+from g2d_jax.report import layout
+from g2d_jax.report.layout import Box, Hover
 from g2d_jax.report.markup import visible
 
 MAX_POINTS = 150
 """Points of a line; more are averaged in as many buckets, with a band from smallest to largest."""
+
+DECADES = 1.5
+"""Powers of ten between what lines mostly are and their largest value from which an axis of factors
+is logarithmic."""
+
+STRIP = 5.0
+"""Points between two places of a figure that say what is drawn there."""
 
 # Distinguishable for the colour-blind (after Okabe and Ito 2008); lines differ in their dashes too.
 COLOURS = {
@@ -61,19 +71,30 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A drawn figure. name: of its files. words: what it shows, for those who do not see it."""
+    """A drawn figure. name: of its files. words: what it shows, for those who do not see it.
+
+    hovers: what its places say under a pointer, on a page.
+    """
 
     name: str
     title: str
     words: str
     note: str
     figure: Figure
+    hovers: Sequence[Hover] = ()
 
     def file(self, form: Literal["svg", "pdf"]) -> bytes:
         """Write a file, without the date."""
+        return self._svg if form == "svg" else self._write(form)
+
+    @cached_property
+    def _svg(self) -> bytes:
+        return self._write("svg")  # once for the page and the file
+
+    def _write(self, form: Literal["svg", "pdf"]) -> bytes:
         buffer = io.BytesIO()
         date = {"svg": "Date", "pdf": "CreationDate"}[form]
-        with _styled():
+        with styled():
             self.figure.savefig(buffer, format=form, metadata={date: None})
         return buffer.getvalue()
 
@@ -95,11 +116,22 @@ class Chart:
                 attributes.pop(name, None)
             node.attrib = {name: _VARIABLES.get(value, value) for name, value in attributes.items()}
         root.attrib |= {"role": "img", "aria-label": visible(f"{self.title}: {self.words}")}
+        self._say(root)
         return Markup(ET.tostring(root, encoding="unicode"))
+
+    def _say(self, root: ET.Element) -> None:
+        """Lay the places that say something over an SVG: a browser shows their titles."""
+        if not self.hovers:
+            return
+        places = ET.SubElement(root, "g", {"class": "hover", "fill-opacity": "0"})
+        for hover in self.hovers:
+            sides = zip(("x", "y", "width", "height"), hover[:4], strict=True)
+            place = ET.SubElement(places, "rect", {name: f"{v:.1f}" for name, v in sides})
+            ET.SubElement(place, "title").text = hover.text
 
 
 @contextlib.contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Drawing as it is here, whatever the user's matplotlibrc, without a word on letters that the
     font lacks."""
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -108,24 +140,21 @@ def _styled() -> Iterator[None]:
         yield
 
 
-def _axes(
-    columns: int = 1,
-    *,
-    height: float = 2.4,
-    share: bool = True,
-    left: float = 0.5,
-    named: bool = False,
-) -> tuple[Figure, list[Axes]]:
-    """Make axes side by side. height, left margin: inches; named: with room for a name of the x
-    axis.
+def _axes(count: int = 1, *, shared: bool = False) -> tuple[Figure, list[Axes]]:
+    """Make axes, which `layout.place` places. shared: whether they have one y axis."""
+    figure = Figure(figsize=(layout.WIDTH / 72, layout.HEIGHT / 72))
+    axes: list[Axes] = []
+    for _ in range(count):
+        first = axes[0] if shared and axes else None
+        axes.append(figure.add_axes((0.1, 0.1, 0.8, 0.8), sharey=first))
+    return figure, axes
 
-    Margins are fixed: to fit them to their texts would take as long as to draw all else.
-    """
-    figure = Figure(figsize=(4.0, height))
-    bottom = 0.42 if named else 0.25
-    figure.subplots_adjust(left / 4, bottom / height, 0.985, 1 - 0.12 / height)
-    figure.subplots_adjust(wspace=0.06 if share else 0.3)
-    return figure, list(figure.subplots(1, columns, sharey=share, squeeze=False)[0])
+
+def _named(text: str) -> str:
+    """Write a name of data as part of a figure: on one line, and not the whole of a page."""
+    name = visible(" ".join(text[:300].split()))
+    # A label that begins with an underscore is none to matplotlib.
+    return f" {name}" if name.startswith("_") else name
 
 
 def _look(i: int) -> dict[str, Any]:
@@ -143,25 +172,6 @@ def _drawable(values: ArrayLike) -> NDArray[np.float64]:
         return np.where(np.abs(array) < 1e300, array, np.nan)
 
 
-def _finish(figure: Figure, axes: Sequence[Axes], *, titled: bool = False) -> None:
-    """Name the series above the axes, where there are several, and leave room for that and for the
-    axes' titles."""
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        drawn, labels = ax.get_legend_handles_labels()
-        handles |= dict(zip(labels, drawn, strict=True))
-    lines = 0
-    if len(handles) > 1:
-        names = [_short(label, 60) for label in handles]
-        columns = min(len(names), max(1, 72 // (max(map(len, names)) + 7)))
-        lines = -(-len(names) // columns)
-        box: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderpad": 0}
-        figure.legend(
-            handles.values(), names, ncols=columns, columnspacing=1, labelspacing=0.3, **box
-        )
-    figure.subplots_adjust(top=1 - (0.1 + 0.16 * lines + 0.2 * titled) / figure.get_figheight())
-
-
 Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
 """Name of a series -> its steps ascending and its values, both [N]."""
 
@@ -172,44 +182,58 @@ def curves(
     panels: Mapping[str, Lines],
     *,
     share: bool = True,
+    factors: bool = False,
     x_title: str = "",
+    series: Sequence[str] = (),
     note: str = "",
 ) -> Chart | None:
     """Draw lines over steps, a panel a stage side by side; None if there is no finite value.
 
-    share: whether the panels have one y axis. x_title: what the x axis has in place of steps.
+    share: whether the panels have one y axis. factors: whether values are compared by factors, as
+    learning rates are: the y axis is logarithmic then where they span `DECADES`. x_title: what the
+    x axis has in place of steps. series: names in the order of their colours, of those that other
+    figures have too.
     """
-    names = list(dict.fromkeys(itertools.chain.from_iterable(panels.values())))
+    panels = {panel: lines for panel, lines in panels.items() if lines}
+    every = itertools.chain(series, *panels.values())
+    names = list(dict.fromkeys(every))
     values = {}
     missing = 0
     said = []
     for panel, lines in panels.items():
-        for series, (_, ys) in lines.items():
+        for key, (_, ys) in lines.items():
             line = _drawable(ys)
-            values[panel, series] = line
+            values[panel, key] = line
             missing += int(np.isnan(line).sum())
-            said.append(f"{series} in {panel} {_in_words(line)}")
+            place = f" in {panel}" if panel else ""
+            said.append(f"{key}{place} {_in_words(line)}")
     total = sum(map(len, values.values()))
     if missing == total:
         return None
-    with _styled():
-        figure, axes = _axes(len(panels), share=share, named=bool(x_title))
+    titles = list(map(_named, panels)) if len(panels) > 1 else []
+    hovers: list[Hover] = []
+    with styled():
+        figure, axes = _axes(len(panels), shared=share)
+        lowest = _lowest(list(values.values())) if factors else None
+        drawn: list[dict[str, Drawn]] = []
         for ax, (panel, lines) in zip(axes, panels.items(), strict=True):
-            if len(panels) > 1:
-                ax.set_title(visible(panel), loc="left")
             ax.set_xlabel(x_title)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=not x_title))
             ax.yaxis.set_major_locator(MaxNLocator(5))
-            for series, (x, _) in lines.items():
-                look = _look(names.index(series))
+            lines_drawn = {}
+            for key, (x, _) in lines.items():
+                look = _look(names.index(key))
                 steps = np.asarray(x, np.float64)
-                line = values[panel, series]
-                if len(steps) >= 2 * MAX_POINTS:
-                    steps, (line, low, high) = _thin(steps, line)
-                    ax.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
-                marker = "o" if len(steps) <= 30 else ""
-                ax.plot(steps, line, label=visible(series), marker=marker, **look)
-        _finish(figure, axes, titled=len(panels) > 1)
+                measured = values[panel, key]
+                lines_drawn[_named(key)] = _draw_line(ax, _named(key), (steps, measured), look)
+            drawn.append(lines_drawn)
+        if lowest is not None:
+            for ax in axes:
+                ax.set_yscale("log", nonpositive="clip")
+                ax.set_ylim(bottom=lowest)
+        layout.place(figure, axes, shared=share, titles=titles)
+        for ax, lines_drawn in zip(axes, drawn, strict=True):
+            hovers += _strips(ax, lines_drawn, x_title or "step")
     longest = max(map(len, values.values()))
     notes = [note]
     if longest >= 2 * MAX_POINTS:
@@ -217,9 +241,84 @@ def curves(
         notes.append(
             f"Lines are means over about {points} points, bands their smallest and largest."
         )
+    if lowest is not None:
+        notes.append(_below(lowest, values.values()))
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
-    return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
+    return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure, hovers)
+
+
+Drawn = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""The steps and the values of a line as it is drawn."""
+
+
+def _draw_line(ax: Axes, name: str, line: Drawn, look: dict[str, Any]) -> Drawn:
+    """Draw a line, and the band of a long one; return what is drawn."""
+    steps, values = line
+    if len(steps) >= 2 * MAX_POINTS:
+        steps, (values, low, high) = _thin(steps, values)
+        ax.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    marker = "o" if len(steps) <= 30 else ""
+    ax.plot(steps, values, label=name, marker=marker, **look)
+    return steps, values
+
+
+def _lowest(lines: Sequence[NDArray[np.float64]]) -> float | None:
+    """Say where a logarithmic axis of these lines begins; None where it is to be linear.
+
+    It is linear if a value is negative, or the largest value is less than `DECADES` above the
+    lowest median of a line. The median is what a line mostly is: a schedule that ends at zero, or a
+    first slow step, is no reason by itself. A decade below the lowest median is drawn at most.
+    """
+    values = np.concatenate(lines)
+    if not (values[~np.isnan(values)] >= 0).all():
+        return None
+    positive = values[values > 0]
+    medians = [np.median(line[line > 0]) for line in lines if (line > 0).any()]
+    if not medians or np.log10(positive.max()) - np.log10(min(medians)) < DECADES:
+        return None
+    lowest = max(positive.min(), min(medians) / 10)
+    return float(lowest / 1.3)
+
+
+def _below(lowest: float, lines: Collection[NDArray[np.float64]]) -> str:
+    """Say that the y axis is logarithmic, and how much is below its beginning."""
+    count = sum(int((line < lowest).sum()) for line in lines)
+    text = "The y axis is logarithmic."
+    if count:
+        text += f" {count} values are below it."
+    return text
+
+
+def _strips(ax: Axes, lines: Mapping[str, Drawn], x_name: str) -> list[Hover]:
+    """Say the values of lines in upright strips around their steps, of each line that of its
+    nearest step in it."""
+    known: dict[str, Drawn] = {}
+    for name, (xs, ys) in lines.items():
+        known[name] = xs[~np.isnan(ys)], ys[~np.isnan(ys)]
+    every = sorted(set(np.concatenate([xs for xs, _ in known.values()]).tolist()))
+    places = [layout.at(ax, x, ax.get_ylim()[0])[0] for x in every]
+    box = layout.area(ax)
+    hovers = []
+    for i, start, end in layout.strips(places, box, STRIP):
+        texts = [f"{x_name} {_place(every[i])}"]
+        for name, (xs, ys) in known.items():
+            if not len(xs):
+                continue
+            nearest = int(np.abs(xs - every[i]).argmin())
+            place = layout.at(ax, xs[nearest], ax.get_ylim()[0])[0]
+            if not start <= place <= end:
+                continue
+            elsewhere = f" at {_place(xs[nearest])}" if xs[nearest] != every[i] else ""
+            texts.append(f"{name}: {fmt.value(ys[nearest])}{elsewhere}")
+        strip = box._replace(left=start, right=end)
+        hovers.append(layout.hover(ax, strip, "\n".join(texts)))
+    return hovers
+
+
+def _place(x: float) -> str:
+    """Write a step, or another place on an x axis."""
+    return fmt.count(x) if x == round(x) else fmt.value(x)
 
 
 def _thin(
@@ -266,31 +365,60 @@ def points(
     every = list(itertools.chain.from_iterable(drawn.values()))
     if not every:
         return None
-    labels: list[tuple[Point, str]] = []
+    labels: list[tuple[float, float, str, str]] = []
     words = []
-    with _styled():
-        figure, (ax,) = _axes(height=3.0, named=True, left=0.5 + 0.1 * bool(y_title))
+    with styled():
+        figure, (ax,) = _axes()
         ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         for i, (key, points) in enumerate(drawn.items()):
             look = _look(i)
-            _draw_points(ax, visible(key), points, look, joined=key in joined)
+            _draw_points(ax, _named(key), points, look, joined=key in joined)
             said = []
             for p in points:
-                labels.append((p, look["color"]))
-                said.append(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip())
+                labels.append((p.x, p.y, p.label, look["color"]))
+                ends = ""
+                if math.isfinite(p.low) and math.isfinite(p.high):
+                    ends = f" ({fmt.value(p.low)} to {fmt.value(p.high)})"
+                said.append(f"{p.label} {fmt.value(p.y)}{ends} at {written(p.x)}".strip())
             if said:
                 words.append(f"{key}: {', '.join(said)}")
+        low, high = ax.get_ylim()
+        ax.set_ylim(low - 0.07 * (high - low), high)  # room for a label below the lowest point
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
         ax.set_ylabel(y_title)
         ax.xaxis.set_major_locator(MaxNLocator(4))
-        ax.xaxis.set_major_formatter(lambda x, _: written(x))
-        _label(ax, labels)
-        _finish(figure, [ax])
+        ax.yaxis.set_major_locator(MaxNLocator(6))
+        height = 1.25 * layout.HEIGHT
+        layout.place(
+            figure, [ax], height=height, texts_of=lambda values: list(map(written, values))
+        )
+        layout.label(ax, labels)
+        hovers = []
+        for key, points in drawn.items():
+            for p in points:
+                text = f"{_named(key)}\n{_told(p, x_title, y_title, written)}"
+                hovers.append(layout.hover(ax, _around(ax, p), text))
     total = sum(map(len, series.values()))
     missing = total - len(every)
     notes = [note, f"{missing} of {total} points are not known." * bool(missing)]
-    return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
+    return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure, hovers)
+
+
+def _told(p: Point, x_title: str, y_title: str, written: Callable[[float], str]) -> str:
+    """Say a point: its label, its value and interval, and where it stands."""
+    value = fmt.value(p.y)
+    if not math.isnan(p.low):
+        value += f" ({fmt.value(p.low)} to {fmt.value(p.high)})"
+    label = f"{_named(p.label)}: " if p.label else ""
+    y_name = f"{y_title} " if y_title else ""
+    return f"{label}{y_name}{value}\n{x_title} {written(p.x)}"
+
+
+def _around(ax: Axes, p: Point) -> Box:
+    """Return the place of a point that a pointer finds."""
+    x, y = layout.at(ax, p.x, p.y)
+    return Box(x - STRIP, y - STRIP, x + STRIP, y + STRIP)
 
 
 def _draw_points(
@@ -308,24 +436,42 @@ def _draw_points(
         ax.plot(*line, label=label, **look)
 
 
-def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
-    """Write labels in their colours above their points, or else below, but none that would cover
-    one before."""
-    taken: list[NDArray[np.float64]] = []
-    for p, colour in points:
-        if not p.label:
-            continue
-        place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
-        for offset, align in ((4, "bottom"), (-4, "top")):
-            written = place + np.array([0, 0.01 * offset])
-            apart = (0.02 + 0.02 * len(p.label), 0.06)
-            if all((abs(written - other) > apart).any() for other in taken):
-                taken.append(written)
-                look: dict[str, Any] = {"ha": "center", "va": align, "fontsize": 7, "color": colour}
-                ax.annotate(
-                    visible(p.label), (p.x, p.y), (0, offset), textcoords="offset points", **look
-                )
-                break
+def bars(
+    name: str,
+    title: str,
+    heights: Mapping[float, float],
+    *,
+    x_title: str,
+    unit: str = "",
+    note: str = "",
+) -> Chart | None:
+    """Draw a histogram, a bar at each place; None without a finite height.
+
+    heights: where a bar stands -> how high it is. unit: of the heights, after their numbers.
+    """
+    known = {x: y for x, y in heights.items() if abs(y) < 1e300}
+    if not known:
+        return None
+    places = sorted(known)
+    apart = min(np.diff(places), default=1.0)
+    with styled():
+        figure, (ax,) = _axes()
+        ax.bar(places, [known[x] for x in places], 0.86 * apart, color=next(iter(COLOURS)))
+        ax.set_xlabel(x_title)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+        layout.place(figure, [ax])
+        box = layout.area(ax)
+        hovers = []
+        said = []
+        for x in places:
+            start = layout.at(ax, x - apart / 2, 0)[0]
+            end = layout.at(ax, x + apart / 2, 0)[0]
+            height = f"{fmt.value(known[x])}{unit}"
+            text = f"{x_title} {_place(x)}: {height}"
+            hovers.append(layout.hover(ax, box._replace(left=start, right=end), text))
+            said.append(f"{height} at {_place(x)}")
+    return Chart(name, title, ", ".join(said), note, figure, hovers)
 
 
 def intervals(
@@ -339,27 +485,27 @@ def intervals(
     rows = [row for row in rows if abs(row[1]) < 1e300]
     if not rows:
         return None
-    with _styled():
-        names = [_short(visible(row[0])) for row in rows]
-        figure, (ax,) = _axes(
-            height=0.5 + 0.26 * len(rows), left=0.2 + 0.065 * max(map(len, names))
-        )
+    said = []
+    for label, *numbers in rows:
+        middle, start, end = map(fmt.value, numbers)
+        said.append(f"{label}: {middle} ({start} to {end})")
+    with styled():
+        figure, (ax,) = _axes()
         ax.grid(axis="x")
         ax.grid(visible=False, axis="y")
         for i, (_, value, low, high) in enumerate(rows):
             ends = np.nan_to_num(np.abs([[value - low], [high - value]]))
             colour = list(COLOURS)[i % len(COLOURS)]
             ax.errorbar([value], [i], xerr=ends, fmt="o", color=colour, elinewidth=1.4)
-        ax.set_yticks(range(len(rows)), names)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.set_ylim(len(rows) - 0.5, -0.5)
-    said = []
-    for label, *numbers in rows:
-        middle, start, end = map(fmt.value, numbers)
-        said.append(f"{label}: {middle} ({start} to {end})")
-    return Chart(name, title, "; ".join(said), note, figure)
-
-
-def _short(text: str, limit: int = 26) -> str:
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit - 1]}…"
+        names = [row[0] for row in rows]
+        layout.place(figure, [ax], names=names, height=28 + 18.7 * len(rows), least=18.7)
+        box = layout.area(ax)
+        hovers = []
+        for i, text in enumerate(said):
+            upper = layout.at(ax, 0, i - 0.5)[1]
+            lower = layout.at(ax, 0, i + 0.5)[1]
+            row_box = Box(0, lower, box.right, upper)
+            hovers.append(layout.hover(ax, row_box, _named(text)))
+    return Chart(name, title, "; ".join(said), note, figure, hovers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -11,9 +10,10 @@ from functools import partial
 import numpy as np
 
 from g2d_jax.accounting import TRAINING
-from g2d_jax.report import figures, tables
+from g2d_jax.report import curves, figures, tables
 from g2d_jax.report import format as fmt
-from g2d_jax.report.figures import Chart, Lines, Point
+from g2d_jax.report.curves import Logged
+from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import Written, number, policy_name
 from g2d_jax.report.headlines import run_headline as headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
@@ -28,32 +28,6 @@ from g2d_jax.runtime.storage import PathLike
 from g2d_jax.study.stats import t_quantile
 
 COLUMNS = ("stage", "policy", "measure", "value")
-
-CURVES: Mapping[str, tuple[str, ...]] = {
-    "Reward": ("reward", "accuracy"),
-    "Token entropy, nats": ("entropy",),
-    "Completion length, tokens": (
-        "completions/mean_length",
-        "completions/mean_length_correct",
-        "completions/mean_length_incorrect",
-    ),
-    "KL divergence from the reference, nats": ("kl",),
-    "KL divergence from the same parameters in float32, nats": ("kl_float32",),
-    "Spread of reward within groups": ("reward_std",),
-    "Share of groups without signal": ("frac_reward_zero_std",),
-    "Share of completions cut at the limit": ("completions/clipped_ratio",),
-    "Length in pairs, tokens": ("pairs/chosen_length", "pairs/rejected_length"),
-    "Implicit rewards": ("rewards/chosen", "rewards/rejected", "rewards/margins"),
-    "Share of pairs ranked correctly": ("rewards/accuracies",),
-    "Log-probability of completions, nats": ("logps/chosen", "logps/rejected"),
-    "Loss": ("loss",),
-    "Gradient norm": ("grad_norm",),
-    "Learning rate": ("learning_rate",),
-}
-"""Title of a figure -> its metrics. Other metrics fold."""
-
-OWN_AXES = ("Loss", "Learning rate")
-"""Titles of figures in which each stage has a y axis of its own."""
 
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
@@ -280,26 +254,14 @@ def _training(run: Run, every_metric: bool) -> Iterator[Part | None]:
             counts[name] = {**manifest.get("counts", {}), "generation": generation}
     yield tables.counts_table("What training did", counts)
     logged = logged_metrics(run)
-    charts = []
-    for title, names in CURVES.items():
-        charts.append(_curves(logged, title, names, title not in OWN_AXES))
-    if any(charts):
+    charts = curves.training(logged)
+    if charts:
         yield Note(TRAINING_NOTE)
     yield from charts
     if not every_metric:
         return
-    drawn = set(itertools.chain.from_iterable(CURVES.values()))
-    there = {name for _, name in itertools.chain.from_iterable(logged.values())}
-    families: dict[str, list[str]] = {}
-    for name in sorted(there - drawn):
-        families.setdefault(name.rpartition("/")[0] or name, []).append(name)
-    others = [_curves(logged, family, names, False) for family, names in families.items()]
-    yield Fold(f"More metrics ({len(others)})", list(filter(None, others)))
-
-
-Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
-"""Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than
-once."""
+    others = curves.others(logged)
+    yield Fold(f"More metrics ({len(others)})", others)
 
 
 def logged_metrics(run: Run) -> Logged:
@@ -320,19 +282,6 @@ def logged_metrics(run: Run) -> Logged:
     for stage, metrics in points.items():
         points[stage] = {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
     return points
-
-
-def _curves(logged: Logged, title: str, names: Sequence[str], share: bool) -> Chart | None:
-    panels: dict[str, Lines] = {}
-    for stage, metrics in logged.items():
-        lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-        for (kind, name), points in metrics.items():
-            if name in names:
-                xs, ys = zip(*points, strict=True)
-                lines[name + {"train": "", "probe": ", fresh"}.get(kind, f" ({kind})")] = xs, ys
-        if lines:
-            panels[stage] = lines
-    return figures.curves(title.partition(",")[0].lower(), title, panels, share=share)
 
 
 def _informativeness(run: Run) -> Iterator[Part | None]:
@@ -370,15 +319,16 @@ def _pass_rates(stage: Stage) -> Chart | None:
     if len(samples) == 1 and max(samples) <= 32:
         (bins,) = samples
     counts = np.bincount(np.round(rates[is_rated] * bins).astype(int), minlength=bins + 1)
-    lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / is_rated.sum())}
+    shares = {}
+    for i, count in enumerate(counts):
+        shares[i / bins] = 100 * int(count) / int(is_rated.sum())
     unrated = int(np.sum(~is_rated))
     note = f"Pass rates in steps of 1/{bins}. Prompts at 0 and 1 give no pairs."
     if unrated:
         note += f" {fmt.count(unrated)} prompts have no pass rate and are left out."
     title = f"Prompts of {stage.name} by pass rate, %"
-    return figures.curves(
-        f"pass-rates-{stage.name}", title, {"": lines}, x_title="pass rate", note=note
-    )
+    name = f"pass-rates-{stage.name}"
+    return figures.bars(name, title, shares, x_title="pass rate", unit=" %", note=note)
 
 
 def _pairs(run: Run) -> Iterator[Part | None]:

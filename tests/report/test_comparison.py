@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from overlaps import overlaps
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
 from g2d_jax.report.comparison import (
@@ -18,7 +19,9 @@ from g2d_jax.report.comparison import (
     records,
     report,
     results,
+    training,
 )
+from g2d_jax.report.figures import Chart
 from g2d_jax.report.page import html, output_folder, text, write
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import read_comparison
@@ -28,6 +31,7 @@ from g2d_jax.report.study import COLUMNS
 from g2d_jax.report.tables import sheet
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.runtime.tables import write_rollouts
+from g2d_jax.runtime.tracking import Tracker
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 48}
 MEASURED = {"split": "test", "sampling": SAMPLING, "samples": 2}
@@ -423,3 +427,41 @@ def test_hostile_names_and_completions_stay_text(tmp_path):
     ) as error:
         report(compared([one, other]))
     assert "\x1b" not in str(error.value)
+
+
+def test_curves_of_runs_lie_over_each_other_where_stages_have_one_name(two, tmp_path):
+    three = [*two, run(tmp_path / "third", {"dpo": ONE})]
+    for i, folder in enumerate(three):
+        with Tracker(folder, tensorboard=False) as tracker:
+            for step in (1, 2, 3):
+                values = {"reward": 0.1 * step + i, "completions/mean_length": 9.0}
+                if i:  # the first run has no loss
+                    values["loss"] = 1.0 / step
+                tracker.log("warmup", step, values)
+                tracker.log(f"own-{i}", step, {"entropy": 0.5})
+            for step in (0, 3):
+                tracker.log("warmup", step, {"kl": 0.01 * step}, kind="probe")
+    charts = {part.title: part for part in training(compared(three)) if isinstance(part, Chart)}
+    assert list(charts) == [
+        "Reward",
+        "Loss",
+        "KL divergence from the reference, nats, fresh samples",
+        "Completion length, tokens",
+    ]
+    reward, loss = charts["Reward"], charts["Loss"]
+    assert "A: one in warmup from 0.1 to 0.3 over 3 points" in reward.words
+    assert "A: one" not in loss.words and "B: other" in loss.words
+    colours = [line.get_color() for line in reward.figure.axes[0].lines]
+    assert len(set(colours)) == 3
+    assert [line.get_color() for line in loss.figure.axes[0].lines] == colours[1:]
+    assert overlaps(reward) == overlaps(loss) == []
+    page = Page(html(report(compared(three))))
+    assert "#curves" in page.links and "step 2 A: one: 0.2 B: other: 1.2" in page.text
+
+
+def test_runs_without_a_stage_in_common_have_no_curves(two):
+    for i, folder in enumerate(two):
+        with Tracker(folder, tensorboard=False) as tracker:
+            for step in (1, 2):
+                tracker.log(f"stage-{i}", step, {"reward": 1.0})
+    assert "curves" not in [section.name for section in report(compared(two)).sections]

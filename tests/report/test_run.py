@@ -14,14 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matrix import some
+from overlaps import charts, overlaps
 from reports import HOSTILE, STEERING, Page
 
 from g2d_jax.records import Preference
 from g2d_jax.report import page as pages
+from g2d_jax.report.curves import CURVES, FOLDED, name_of, others
 from g2d_jax.report.page import SCRIPT, STYLE
 from g2d_jax.report.read import read_run
 from g2d_jax.report.result import Result
-from g2d_jax.report.run import CURVES, headline, report, write_run
+from g2d_jax.report.run import headline, logged_metrics, report, write_run
 from g2d_jax.report.samples import PROBLEMS, Cell, Listing, Row, Sample, painter, read_samples
 from g2d_jax.report.tokens import Span
 from g2d_jax.runtime.storage import finish, read_json, write_json
@@ -438,7 +440,7 @@ def test_curves_are_of_what_was_logged_side_by_side_with_fresh_samples(tmp_path,
     assert "entropy in plain from 0.39 to 0.2 over 20 points" in entropy
     assert "entropy, fresh in train from 0.4 to 0.2 over 3 points" in entropy
     assert "20 of 40 values are not finite and not drawn." in page.text
-    assert any(label.startswith("mine: mine/metric in plain") for label in words)
+    assert any(label.startswith("mine: mine, metric in plain") for label in words)
     assert not any(label.startswith(("goodput", "once")) for label in words)
     counted = {
         row["count"]: (row["plain"], row["train"]) for row in page.table("What training did")
@@ -483,3 +485,41 @@ def test_a_run_that_has_begun_has_a_result_too(own_run):
         and result.policies == {}
     )
     assert repr(result) == f"Result('{own_run}': sft, warmup, collect, dpo)"
+
+
+def test_every_metric_that_is_drawn_has_a_name_in_words_and_no_text_covers_another(report_of):
+    run = read_run(report_of[0])
+    logged = logged_metrics(run)
+    metrics = {metric for named in logged.values() for _, metric in named}
+    assert metrics <= {name for names in (*CURVES.values(), *FOLDED.values()) for name in names}
+    drawn = charts(report(run).shown_parts)
+    assert len(drawn) > 20
+    for chart in drawn:
+        assert overlaps(chart) == [], chart.title
+        for ax in chart.figure.axes:
+            for name in ax.get_legend_handles_labels()[1]:
+                assert not re.search(r"[a-z][_/][a-z]", name), name
+
+
+def test_metrics_of_tasks_stand_in_one_figure_and_unknown_ones_keep_their_names():
+    assert name_of("tasks/chat/reward") == ("Reward, by task", "chat")
+    assert name_of("tasks/chat/completions/mean_length_correct") == (
+        "Completion length, tokens, by task",
+        "chat, right",
+    )
+    assert name_of("mine/hit_rate") == ("mine", "mine, hit rate")
+    points = [(1, 0.5), (2, 0.25)]
+    logged = {"a": {("train", f"tasks/{task}/reward"): points for task in ("chat", "maths")}}
+    (chart,) = others(logged)
+    assert chart.title == "Reward, by task"
+    assert chart.words.startswith("chat in a from 0.5 to 0.25 over 2 points; maths in a")
+
+
+def test_pass_rates_are_bars(report_of):
+    (rates,) = [
+        chart
+        for chart in charts(report(read_run(report_of[0])).shown_parts)
+        if "by pass rate" in chart.title
+    ]
+    heights = [bar.get_height() for bar in rates.figure.axes[0].patches]
+    assert sum(heights) == pytest.approx(100) and not rates.figure.axes[0].lines
