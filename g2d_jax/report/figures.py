@@ -376,10 +376,7 @@ def points(
             said = []
             for p in points:
                 labels.append((p.x, p.y, p.label, look["color"]))
-                ends = ""
-                if math.isfinite(p.low) and math.isfinite(p.high):
-                    ends = f" ({fmt.value(p.low)} to {fmt.value(p.high)})"
-                said.append(f"{p.label} {fmt.value(p.y)}{ends} at {written(p.x)}".strip())
+                said.append(f"{p.label} {_measured(p)} at {written(p.x)}".strip())
             if said:
                 words.append(f"{key}: {', '.join(said)}")
         low, high = ax.get_ylim()
@@ -405,14 +402,18 @@ def points(
     return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure, hovers)
 
 
+def _measured(p: Point) -> str:
+    """Write a point's value, with its interval where it has one."""
+    if math.isnan(p.low):
+        return fmt.value(p.y)
+    return f"{fmt.value(p.y)} ({fmt.value(p.low)} to {fmt.value(p.high)})"
+
+
 def _told(p: Point, x_title: str, y_title: str, written: Callable[[float], str]) -> str:
     """Say a point: its label, its value and interval, and where it stands."""
-    value = fmt.value(p.y)
-    if not math.isnan(p.low):
-        value += f" ({fmt.value(p.low)} to {fmt.value(p.high)})"
     label = f"{_named(p.label)}: " if p.label else ""
     y_name = f"{y_title} " if y_title else ""
-    return f"{label}{y_name}{value}\n{x_title} {written(p.x)}"
+    return f"{label}{y_name}{_measured(p)}\n{x_title} {written(p.x)}"
 
 
 def _around(ax: Axes, p: Point) -> Box:

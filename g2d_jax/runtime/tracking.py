@@ -156,12 +156,14 @@ class Screen:
             table = _table(heads, cells, is_number, {i: None for i in range(len(heads))}, False)
             text = io.StringIO()
             Console(file=text, width=1_000_000, force_terminal=False).print(table)
-            lines = [clean(title), *filter(str.strip, text.getvalue().splitlines())]
+            lines = filter(str.strip, [clean(title), *text.getvalue().splitlines()])
             self._print("\n".join(map(str.rstrip, lines)))
             return
         width = max(self.console.width, table_layout.NARROWEST)
         shown = table_layout.fit(heads, cells, width, list(map(clean, first)))
-        parts: list[Any] = [Text("\n".join(folded(clean(title), width)), "bold")]
+        parts: list[Any] = []
+        if title:
+            parts.append(Text("\n".join(folded(clean(title), width)), "bold"))
         parts.append(_table(heads, cells, is_number, shown, True))
         left_out = [head for i, head in enumerate(heads) if i not in shown]
         if left_out:

@@ -106,7 +106,7 @@ def test_points_have_bars_labels_and_a_square_root_axis():
     dots = drawn(chart)[0]
     assert dots[1][0] - dots[0][0] == pytest.approx((dots[2][0] - dots[0][0]) / 2)
     assert {"0", "5", "10", "cost (square-root axis)"} <= set(texts(chart)) and not chart.note
-    assert chart.words == "one: 0 40 at 0, 5 60 at 25, 10 80 at 100"
+    assert chart.words == "one: 0 40 at 0, 5 60 at 25, 10 80 (70 to 90) at 100"
     crowd = {
         "one": [Point(1 + i / 1000, 5, label=f"label{i}") for i in range(20)]
         + [Point(9, 9), Point(1, math.nan)]
