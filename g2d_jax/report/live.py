@@ -12,7 +12,7 @@ from g2d_jax.report.markup import shorten
 from g2d_jax.report.page import Live, Note, Part, Report, html
 from g2d_jax.report.progress import PROGRESS, StageState, stage_states
 from g2d_jax.report.read import read_run
-from g2d_jax.report.run import summary, write_run
+from g2d_jax.report.run import state, summary, write_run
 from g2d_jax.report.tables import Table, gibibytes, table
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.threads import repeating
@@ -129,12 +129,17 @@ def page_of(session: Session, live: Live) -> Report:
     run = read_run(session.workdir, lenient=True)
     short = summary(run, every_metric=False)
     states = stage_states(session.workdir, session.config, "this process")
+    at = next((stage for stage in states if stage.state.startswith("running")), None)
+    headline = f"Under way: {at.name} is {at.state}." if at else "Under way."
     now: list[Part | None] = [
         stages_table(states),
         Note(RENEWED),
         samples_table(session.tracker.last_samples),
     ]
-    return short._replace(parts={"now": now, **short.parts}, live=live)
+    # That it is under way is no warning.
+    warnings = [warning for warning in short.warnings if warning != state(run)]
+    parts = {"now": now, **short.parts}
+    return short._replace(headline=headline, warnings=warnings, parts=parts, live=live)
 
 
 def stages_table(states: Sequence[StageState]) -> Table:
