@@ -56,8 +56,8 @@ def followed(session: Session) -> Iterator[None]:
     pause = PAUSE if storage.is_local(session.workdir) else PAUSE_ON_STORE
     ending = "as it was asked to"
     try:
-        # A page that cannot be written in time holds no end of the run back.
-        with repeating((pause, follower.look), patience=SHORTEST):
+        # Without patience: a page of a run under way must not be written over that of its end.
+        with repeating((pause, follower.look)):
             follower.look()
             yield
     except processes.Preempted as stopped:
@@ -75,7 +75,7 @@ class _Follower:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._next_page, self._every = 0.0, SHORTEST
+        self._next_page = 0.0
         self._warned: set[str] = set()
 
     def look(self) -> None:
@@ -84,12 +84,14 @@ class _Follower:
             self._tell()
         if time.monotonic() < self._next_page:
             return
-        began = time.thread_time()
+        began, every = time.thread_time(), SHORTEST
         with self._only_warned():
-            page = html(page_of(self._session, Live(time.time(), self._every)))
+            report = page_of(self._session)
+            html(report)  # draws the figures: then it is known when the next page is due
+            every = max(SHORTEST, (time.thread_time() - began) / SHARE)
+            page = html(report._replace(live=Live(time.time(), every)))
             storage.write_bytes(self._session.workdir / PAGE, page.encode())
-        self._every = max(SHORTEST, (time.thread_time() - began) / SHARE)
-        self._next_page = time.monotonic() + self._every
+        self._next_page = time.monotonic() + every
 
     def _tell(self) -> None:
         """Write what the bar shows, and the host memory that the stage took so far."""
@@ -123,7 +125,7 @@ class _Follower:
                 self._session.tracker.say(f"WARNING: the run is not followed: {text}", "yellow")
 
 
-def page_of(session: Session, live: Live) -> Report:
+def page_of(session: Session) -> Report:
     """Put together what there is to see of a run under way: its stages, the last completions, the
     evaluations and curves so far."""
     run = read_run(session.workdir, lenient=True)
@@ -139,7 +141,7 @@ def page_of(session: Session, live: Live) -> Report:
     # That it is under way is no warning.
     warnings = [warning for warning in short.warnings if warning != state(run)]
     parts = {"now": now, **short.parts}
-    return short._replace(headline=headline, warnings=warnings, parts=parts, live=live)
+    return short._replace(headline=headline, warnings=warnings, parts=parts)
 
 
 def stages_table(states: Sequence[StageState]) -> Table:
