@@ -18,6 +18,7 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import choices, resolve
 
 FOLDER = Path(__file__).parent
+JUDGE = runpy.run_path(str(FOLDER / "tuned_alike.py"))["judge"]
 GRIDS = {
     # K, GRPO's updates, rates of online RL, those of DPO after a warm-up, those of DPO alone.
     # Drawing pairs and DPO cost about 45 updates, so GRPO's budgets lie around K + 45.
@@ -47,7 +48,8 @@ def get_config(arg: str = "") -> ConfigDict:
     else:
         del config.stages["dev"]
         file = Path(chosen.choice) if chosen.choice else FOLDER / "results" / "demo-study.json"
-        config.sweep = _judge(file, (10, 11) if smoke else tuple(range(10, 20)))
+        seeds = (10, 11) if smoke else tuple(range(10, 20))
+        config.sweep = JUDGE(file, seeds, ("sft", "warmup", "evaluate"))
     return config
 
 
@@ -82,21 +84,6 @@ def _tune(grid: tuple[str, ...], seeds: tuple[int, ...]) -> ConfigDict:
                 ),
                 stages=("sft", "warmup", "dev"),
                 fixed=("stages.dev.policies=warmup",),
-            ),
-        },
-    )
-
-
-def _judge(file: Path, seeds: tuple[int, ...]) -> ConfigDict:
-    entries = runpy.run_path(str(FOLDER / "tuned_alike.py"))["arms"](file)
-    return settings.sweep(
-        seeds=seeds,
-        arms={
-            "g2d": settings.arm(zip=entries["g2d"], fixed=("stages.evaluate.policies=warmup,dpo",)),
-            "grpo": settings.arm(
-                zip=entries["grpo"],
-                stages=("sft", "warmup", "evaluate"),
-                fixed=("stages.evaluate.policies=warmup",),
             ),
         },
     )

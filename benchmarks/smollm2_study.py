@@ -24,6 +24,7 @@ from g2d_jax import config as settings
 from g2d_jax.config_load import choices, resolve
 
 FOLDER = Path(__file__).parent
+JUDGE = runpy.run_path(str(FOLDER / "tuned_alike.py"))["judge"]
 WORKED = """Solve the last problem in the same form.
 
 Problem: What is 8 plus 6?
@@ -87,7 +88,7 @@ def get_config(arg: str = "") -> ConfigDict:
         file = FOLDER / "results" / f"smollm2-{chosen.task}.json"
         if chosen.choice:
             file = Path(chosen.choice)
-        config.sweep = _judge(file, (1, 2) if smoke else (1, 2, 3, 4, 5), (*stages, "evaluate"))
+        config.sweep = JUDGE(file, (1, 2) if smoke else (1, 2, 3, 4, 5), (*stages, "evaluate"))
     return config
 
 
@@ -163,21 +164,6 @@ def _tune(grid: tuple, updates: str, alone: tuple[str, ...]) -> ConfigDict:
                 ),
                 stages=alone,
                 fixed=("stages.dev.policies=warmup",),
-            ),
-        },
-    )
-
-
-def _judge(file: Path, seeds: tuple[int, ...], alone: tuple[str, ...]) -> ConfigDict:
-    entries = runpy.run_path(str(FOLDER / "tuned_alike.py"))["arms"](file)
-    return settings.sweep(
-        seeds=seeds,
-        arms={
-            "g2d": settings.arm(zip=entries["g2d"], fixed=("stages.evaluate.policies=warmup,dpo",)),
-            "grpo": settings.arm(
-                zip=entries["grpo"],
-                stages=alone,
-                fixed=("stages.evaluate.policies=warmup",),
             ),
         },
     )

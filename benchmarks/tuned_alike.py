@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
     from g2d_jax.report.policies import Policy
     from g2d_jax.report.rows import Row, Study
     from g2d_jax.study.frontier import Interval
@@ -117,6 +119,27 @@ def arms(file: Path) -> dict[str, tuple[str, ...]]:
             columns.append(f"{field}={','.join(row[field] for row in rows)}")
         entries[arm] = tuple(columns)
     return entries
+
+
+def judge(file: Path, seeds: Sequence[int], alone: Sequence[str]) -> ConfigDict:
+    """Make the sweep of part=judge: the chosen settings on other seeds. alone: the stages of GRPO.
+
+    Raises ValueError as `arms`.
+    """
+    from g2d_jax import config as settings  # here: choosing needs no packages
+
+    entries = arms(file)
+    return settings.sweep(
+        seeds=seeds,
+        arms={
+            "g2d": settings.arm(zip=entries["g2d"], fixed=("stages.evaluate.policies=warmup,dpo",)),
+            "grpo": settings.arm(
+                zip=entries["grpo"],
+                stages=alone,
+                fixed=("stages.evaluate.policies=warmup",),
+            ),
+        },
+    )
 
 
 def table_of(choice: Mapping[str, Any]) -> list[str]:
