@@ -3,6 +3,7 @@ a study is enough, and that it cannot be told where the intervals do not tell.""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def cost(flops: float) -> dict:
 
 def answers(accuracy: float) -> dict[str, list[int]]:
     """One answer to each problem, the first ones right."""
-    right = round(PROBLEMS * accuracy)
+    right = 0 if math.isnan(accuracy) else round(PROBLEMS * accuracy)
     return {f"p{i:03d}": [int(i < right)] for i in range(PROBLEMS)}
 
 
@@ -130,6 +131,67 @@ def test_a_run_of_other_stages(tmp_path: Path) -> None:
     given = {"sft": STAGES["sft"], "dpo": {**offline["dpo"], "preferences": "elsewhere"}}
     said = run(tmp_path / "given", {"sft": 0.3, "dpo": 0.5}, given, SPENT)
     assert said.startswith("DPO on pairs of others, without an online update: 50.0 %")
+
+
+GRPO_ON = {"kind": "online", "policy": "dpo", "steps": 40}
+COLLECT_2 = {"kind": "collect", "policy": "dpo"}
+DPO_2 = {"kind": "offline", "policy": "dpo", "preferences": "collect2"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "last", "made_by"),
+    [
+        ({"more": GRPO_ON}, "more", "10 online updates, then DPO, then 40 online updates: "),
+        (
+            {"collect2": COLLECT_2, "dpo2": DPO_2},
+            "dpo2",
+            "10 online updates, then DPO, then DPO: ",
+        ),
+        ({"dpo": {**STAGES["dpo"], "loss_type": "simpo"}}, "dpo", "10 online updates and SimPO on"),
+        ({"warmup": {**ONLINE, "sync_every": 0}}, "dpo", "10 offline updates and DPO on their"),
+        ({"warmup": {**ONLINE, "sync_every": 5}}, "dpo", "10 semi-online updates and DPO on their"),
+        (
+            {"warmup": {**ONLINE, "sync_every": 4, "num_iterations": 4}},
+            "dpo",
+            "10 online updates and DPO on their rollouts: ",
+        ),
+        (
+            {"collect": {"kind": "collect", "policy": "sft"}},
+            "dpo",
+            "10 online updates and DPO on rollouts of sft: ",
+        ),
+        (
+            {"warmup": {**ONLINE, "policy": "run:../a/warmup"}},
+            "dpo",
+            "10 online updates and DPO on their rollouts, from run:../a/warmup: ",
+        ),
+    ],
+)
+def test_a_run_names_all_the_training_behind_its_policy(
+    tmp_path: Path, changed: dict[str, dict], last: str, made_by: str
+) -> None:
+    said = run(tmp_path, {"sft": 0.3, last: 0.6}, {**STAGES, **changed}, SPENT)
+    assert said.startswith(f"{made_by}"), said
+
+
+def test_a_policy_of_elsewhere_is_not_said_to_be_without_training(tmp_path: Path) -> None:
+    start = "run:../a/warmup"
+    collect = {"kind": "collect", "policy": start}
+    stages = {"collect": collect, "dpo": {**STAGES["dpo"], "policy": start}}
+    said = run(tmp_path / "dpo", {start: 0.3, "dpo": 0.6}, stages, SPENT)
+    assert said.startswith("DPO on its rollouts, from run:../a/warmup: 60.0 %")
+    said = run(tmp_path / "alone", {"dpo": 0.6, start: 0.3}, stages, SPENT)
+    assert said == "The policy run:../a/warmup: 30.0 % of 400 problems."
+
+
+def test_of_several_stages_of_dpo_the_gain_is_the_last_ones(tmp_path: Path) -> None:
+    stages = {**STAGES, "collect2": COLLECT_2, "dpo2": DPO_2}
+    said = run(tmp_path, {"sft": 0.3, "warmup": 0.4, "dpo": 0.6, "dpo2": 0.7}, stages, SPENT)
+    assert said.endswith("; a quarter of the gain came from the last DPO.")
+
+
+def test_an_evaluation_without_a_readable_answer_has_no_verdict(tmp_path: Path) -> None:
+    assert run(tmp_path, {"sft": math.nan, "dpo": math.nan}, STAGES, SPENT) == ""
 
 
 def test_a_run_without_an_evaluation_has_no_verdict(tmp_path: Path) -> None:
