@@ -71,7 +71,7 @@ def run(
         names = order.until(until)
         compile_ahead(session, names)
         manifests = {}
-        with _followed(session):
+        with _followed(session, is_reported=until is None):
             for name in names:
                 manifests[name] = run_stage(session, name, order)
         if until is None:
@@ -81,14 +81,16 @@ def run(
         return Result(session.workdir)
 
 
-def _followed(session: Session) -> contextlib.AbstractContextManager[None]:
-    """Let the leader write a page that follows the run."""
+def _followed(
+    session: Session, *, is_reported: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Let the leader write a page that follows the run; is_reported: see `live.followed`."""
     if not processes.leader():
         return contextlib.nullcontext()
     from g2d_jax.report.live import PAGE, followed  # here: it loads what draws figures
 
     session.tracker.say(f"to watch it: {session.workdir / PAGE}, or g2d status --watch")
-    return followed(session)
+    return followed(session, is_reported=is_reported)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ browser that shows it renews."""
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -45,29 +46,37 @@ COLUMNS = {"prompt": 120, "completion": 400, "answer": 60, "reward": 20, "verdic
 
 
 @contextlib.contextmanager
-def followed(session: Session) -> Iterator[None]:
+def followed(session: Session, *, is_reported: bool) -> Iterator[None]:
     """Follow a run, whose work directory this process holds, while the block runs.
 
-    A thread writes progress.json and the page; an error in it is a warning, said once. However the
-    block ends, progress.json goes; where stages are left the page says so, and renews itself no
-    more.
+    is_reported: whether the caller writes the page of a run that ends well. A thread writes
+    progress.json and the page; an error in it is a warning, said once. However the block ends,
+    progress.json goes, and the page of a run that ends badly, or that nobody else reports, says how
+    it stands, and renews itself no more.
     """
     follower = _Follower(session)
     pause = PAUSE if storage.is_local(session.workdir) else PAUSE_ON_STORE
     ending = "as it was asked to"
+    is_left = not is_reported
     try:
         # A page that cannot be written in time holds no end of the run back.
         with repeating((pause, follower.look), patience=SHORTEST):
-            follower.look()
-            yield
+            try:
+                follower.look()
+                yield
+            finally:
+                follower.stop()
     except processes.Preempted as stopped:
-        ending = f"by {stopped.cause}"
+        ending, is_left = f"by {stopped.cause}", True
+        raise
+    except KeyboardInterrupt:
+        ending, is_left = f"by {processes.CTRL_C}", True
         raise
     except BaseException as error:
-        ending = f"by an error: {without_secrets(str(error) or repr(error))}"
+        ending, is_left = f"by an error: {without_secrets(str(error) or repr(error))}", True
         raise
     finally:
-        follower.end(ending)
+        follower.end(ending if is_left else None)
 
 
 class _Follower:
@@ -77,38 +86,65 @@ class _Follower:
         self._session = session
         self._next_page, self._every = 0.0, SHORTEST
         self._warned: set[str] = set()
+        # One that was killed left its file, and this one's first bar may open late.
+        self._is_told = True
+        self._is_over = False
+        self._writing = threading.Lock()
 
     def look(self) -> None:
         """Write progress.json, and the page where it is due."""
         with self._only_warned():
             self._tell()
-        if time.monotonic() < self._next_page:
+        if self._is_over or time.monotonic() < self._next_page:
             return
         began = time.thread_time()
         with self._only_warned():
             page = html(page_of(self._session, Live(time.time(), self._every)))
-            storage.write_bytes(self._session.workdir / PAGE, page.encode())
+            with self._writing:
+                # The last page may be there by now.
+                if not self._is_over:
+                    storage.write_bytes(self._session.workdir / PAGE, page.encode())
         self._every = max(SHORTEST, (time.thread_time() - began) / SHARE)
         self._next_page = time.monotonic() + self._every
 
     def _tell(self) -> None:
-        """Write what the bar shows, and the host memory that the stage took so far."""
+        """Write what the bar shows, and the host memory that the stage took so far. Without a bar
+        there is no such file: the last one's steps are not those of what goes on now."""
         at = self._session.tracker.screen.under_way
-        if at is None:
-            return
-        told = {"time": time.time(), **at._asdict()}
-        if self._session.peak is not None:
-            told["peak_memory_bytes"] = self._session.peak.so_far
-        storage.write_json(self._session.workdir / PROGRESS, told)
+        with self._writing:
+            if self._is_over:
+                return
+            if at is None:
+                self._untell()
+                return
+            told = {"time": time.time(), **at._asdict()}
+            if self._session.peak is not None:
+                told["peak_memory_bytes"] = self._session.peak.so_far
+            self._is_told = True
+            storage.write_json(self._session.workdir / PROGRESS, told)
 
-    def end(self, ending: str) -> None:
-        """Write the page of a run that is over, unless all its stages are done: then others write
-        it. ending: how it stopped."""
-        with self._only_warned():
+    def _untell(self) -> None:
+        if self._is_told:
             (self._session.workdir / PROGRESS).unlink(missing_ok=True)
-            states = stage_states(self._session.workdir, self._session.config, "")
-            if any(state.state != "done" for state in states):
-                write_run(self._session.workdir, figures=False, ending=ending)
+            self._is_told = False
+
+    def stop(self) -> None:
+        """Write nothing more from here on but the end."""
+        self._is_over = True
+
+    def end(self, ending: str | None) -> None:
+        """Remove progress.json, and write the page of a run that is over. ending: how it stopped,
+        None where others write the page."""
+        # A write that hangs is not waited for without end.
+        is_free = self._writing.acquire(timeout=SHORTEST)
+        try:
+            with self._only_warned():
+                self._untell()
+                if ending is not None:
+                    write_run(self._session.workdir, figures=False, ending=ending)
+        finally:
+            if is_free:
+                self._writing.release()
 
     @contextlib.contextmanager
     def _only_warned(self) -> Iterator[None]:
