@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -81,15 +82,14 @@ def run(
         return Result(session.workdir)
 
 
-def _followed(
-    session: Session, *, is_reported: bool
-) -> contextlib.AbstractContextManager[None]:
+def _followed(session: Session, *, is_reported: bool) -> contextlib.AbstractContextManager[None]:
     """Let the leader write a page that follows the run; is_reported: see `live.followed`."""
     if not processes.leader():
         return contextlib.nullcontext()
     from g2d_jax.report.live import PAGE, followed  # here: it loads what draws figures
 
-    session.tracker.say(f"to watch it: {session.workdir / PAGE}, or g2d status --watch")
+    command = f"g2d status {shlex.quote(str(session.workdir))} --watch"
+    session.tracker.say(f"to watch it: {session.workdir / PAGE}, or {command}")
     return followed(session, is_reported=is_reported)
 
 

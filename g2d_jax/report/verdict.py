@@ -193,10 +193,9 @@ class _Prices(NamedTuple):
         """Return what a row costs."""
         return row.costs[self.measure]
 
-    @property
-    def written(self) -> str:
-        """What the best GRPO costs, for readers."""
-        spent = self.of(self.best)
+    def written(self, row: Row) -> str:
+        """Write what a row costs, for readers."""
+        spent = self.of(row)
         return flops(spent) if self.measure == "flops" else fmt.duration(3600 * spent)
 
     def share(self, row: Row) -> str:
@@ -231,9 +230,16 @@ def study_verdict(study: Study) -> str:
         if difference is not None:
             apart[row] = difference
     prices = _Prices(best, apart, "flops" if study.rates is None else "hours")
+    # Older stages do not say what they cost: none is cheap then.
+    if any(math.isnan(prices.of(row)) for row in apart):
+        return ""
     cheaper = [row for row in settings if row in apart and prices.of(row) < prices.of(best)]
     where = f"On these {fmt.count(len(best.ids))} problems"
-    grpo_name = f"the best GRPO ({_reached(best)}, {prices.written})"
+    if len(best.seeds) == 1:
+        where += ", with one seed,"
+    losses = {paired.loss_of(row.first) for row in grpo} - {""}
+    online = "GRPO" if losses <= {"grpo"} else "online training"
+    grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"
     enough = prices.cheapest_near(cheaper)
     if enough is None:
         return f"{where} {_not_enough(study, prices, cheaper, grpo_name)}"
@@ -242,33 +248,45 @@ def study_verdict(study: Study) -> str:
     unit = {"flops": "FLOPs", "hours": "time"}[prices.measure]
     if prices.of(alone) < prices.of(enough):
         return (
-            f"{where} GRPO alone ({_reached(alone)}) comes within {_points(apart[alone])} of "
+            f"{where} {online} alone ({_reached(alone)}) comes within {_points(apart[alone])} of "
             f"{grpo_name} for {prices.share(alone)} of its {unit}; the cheapest K that does with "
-            f"DPO, {_steps(enough)}, takes {prices.share(enough)}."
+            f"{_loss(enough.first.section)}, {_steps(enough)}, takes {prices.share(enough)}."
         )
+    near = f"come within {_points(apart[enough])} of"
+    if apart[enough].low > 0:
+        near = "are above"
+    setting = f"{enough.group.name}: " if len({row.group for row in settings}) > 1 else ""
     return (
-        f"{where} {_steps(enough)} and DPO ({fmt.percent(enough.accuracy.mean)} %) come within "
-        f"{_points(apart[enough])} of {grpo_name} for {prices.share(enough)} of its {unit}; GRPO "
-        f"alone takes {prices.share(alone)} for as much."
+        f"{where} {_trained(enough)} ({setting}{fmt.percent(enough.accuracy.mean)} %) {near} "
+        f"{grpo_name} for {prices.share(enough)} of its {unit}; {online} alone takes "
+        f"{prices.share(alone)} to come within {100 * MARGIN:.0f} points."
     )
 
 
 def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name: str) -> str:
     """Say that no K comes near the best GRPO for less, or that it cannot be told."""
     if not cheaper:
-        return f"every K tried with DPO costs more than {grpo_name}."
+        dearer = (row for row in prices.apart if row.group.is_offline)
+        highest = max(dearer, key=lambda row: prices.apart[row].mean, default=None)
+        found = f"every K tried with offline training costs more than {grpo_name}"
+        if highest is None:
+            return f"{found}."
+        return (
+            f"{found}: the highest, {_trained(highest)}, differs by "
+            f"{fmt.interval(prices.apart[highest], '+')} for {prices.written(highest)}."
+        )
     nearest = max(cheaper, key=lambda row: prices.apart[row].mean)
     difference = fmt.interval(prices.apart[nearest], "+")
     margin = f"{100 * MARGIN:.0f} points"
     if all(prices.apart[row].high < -MARGIN for row in cheaper):
         return (
             f"no K tried comes within {margin} of {grpo_name} for less: the nearest, "
-            f"{_steps(nearest)} and DPO, differs by {difference}."
+            f"{_trained(nearest)}, differs by {difference}."
         )
     seeds = len(nearest.seeds)
     return (
-        f"it cannot be told whether any K with DPO comes within {margin} of {grpo_name} for less: "
-        f"the nearest, {_steps(nearest)}, differs by {difference} over {seeds} "
+        f"it cannot be told whether any K comes within {margin} of {grpo_name} for less: the "
+        f"nearest, {_trained(nearest)}, differs by {difference} over {seeds} "
         f"seed{'s' * (seeds != 1)}. More seeds (--seeds) can tell; run: {command(study)}"
     )
 
@@ -276,6 +294,11 @@ def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name
 def _steps(row: Row) -> str:
     """Name a K: "20 online steps"."""
     return f"{fmt.count(row.steps)} online step{'s' * (row.steps != 1)}"
+
+
+def _trained(row: Row) -> str:
+    """Name a K and what follows it: "20 online steps and DPO"."""
+    return f"{_steps(row)} and {_loss(row.first.section)}"
 
 
 def _reached(row: Row) -> str:
