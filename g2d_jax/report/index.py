@@ -48,7 +48,8 @@ def write_index(folder: storage.PathLike) -> str:
         warnings=[],
         parts={"pages": [Entries(entries)]},
     )
-    storage.write_bytes(page, html(report).encode())
+    # Names of folders need not be UTF-8.
+    storage.write_bytes(page, html(report).encode(errors="replace"))
     return str(page)
 
 

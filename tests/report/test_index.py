@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from reports import HOSTILE, Page
@@ -47,13 +48,13 @@ def test_a_damaged_run_is_listed_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_no_name_leads_elsewhere(tmp_path: Path) -> None:
-    for name in ("javascript:alert(1)", "a#b?c %41", SAFE_HOSTILE):
+    for name in ("javascript:alert(1)", "a#b?c %41", SAFE_HOSTILE, "not UTF-8: \udcff"):
         work_directory(tmp_path / name)
     page = Page(Path(write_index(tmp_path)).read_text())
     links = [link for link in page.links if not link.startswith("#")]
-    assert len(links) == 3
+    assert len(links) == 4
     for link in links:
-        assert link.startswith("./") and (tmp_path / unquote(link)).exists()
+        assert link.startswith("./") and (tmp_path / os.fsdecode(unquote_to_bytes(link))).exists()
 
 
 def test_an_index_of_others_is_left_as_it_is(tmp_path: Path) -> None:
