@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,7 @@ def run(
         with _followed(session):
             for name in names:
                 manifests[name] = run_stage(session, name, order)
-        if until is None:
-            processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
+        processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
         from g2d_jax.report.result import Result  # here: stages run without reports
 
         return Result(session.workdir)
@@ -87,7 +87,8 @@ def _followed(session: Session) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     from g2d_jax.report.live import PAGE, followed  # here: it loads what draws figures
 
-    session.tracker.say(f"to watch it: {session.workdir / PAGE}, or g2d status --watch")
+    command = f"g2d status {shlex.quote(str(session.workdir))} --watch"
+    session.tracker.say(f"to watch it: {session.workdir / PAGE}, or {command}")
     return followed(session)
 
 
@@ -121,7 +122,8 @@ def conclude(
             if manifest["kind"] == "evaluate":
                 result = summary_table(manifest, list(manifests.values()))
                 tracker.table(*result, first=FIRST, rest="report.html")
-        page, *_ = write_run(workdir, figures=False)
+        # Where stages are left it was asked to stop before them.
+        page, *_ = write_run(workdir, figures=False, ending="as it was asked to")
         if verdict := run_verdict(read_run(workdir, lenient=True)):
             tracker.say(verdict)
         tracker.say(f"report: {page}")

@@ -20,18 +20,28 @@ from g2d_jax.workdir import LINKS, PLANS, absolute, stage_folders
 PAUSE = 2.0
 """Seconds between two looks of `watch`."""
 
+QUIET = 60.0
+"""Seconds without a process at any stage of a study after which `watch` ends: a stage's model may
+load that long before it is locked."""
+
 
 def watch(place: storage.PathLike) -> None:
-    """Show again and again what `show` does, until no process works on it any more.
+    """Show again and again what `show` does, until no process works on it any more; on studies for
+    `QUIET` seconds, since none holds their directory between two stages.
 
     Raises ValueError where standard output is no terminal.
     """
     screen = Screen()
     if not screen.console.is_terminal:
         raise ValueError("--watch needs a terminal: without it g2d status shows the state once")
+    patience = QUIET if studies(place) else 0.0
+    worked = -math.inf
     while True:
         screen.console.clear()
-        if not show(place):
+        now = time.monotonic()
+        if show(place):
+            worked = now
+        elif now - worked >= patience:
             return
         time.sleep(PAUSE)
 

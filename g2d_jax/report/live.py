@@ -4,6 +4,7 @@ browser that shows it renews."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,7 @@ from g2d_jax.report.markup import shorten
 from g2d_jax.report.page import Live, Note, Part, Report, html
 from g2d_jax.report.progress import PROGRESS, StageState, stage_states
 from g2d_jax.report.read import read_run
-from g2d_jax.report.run import state, summary, write_run
+from g2d_jax.report.run import state, summary
 from g2d_jax.report.tables import Table, gibibytes, table
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.threads import repeating
@@ -49,25 +50,27 @@ def followed(session: Session) -> Iterator[None]:
     """Follow a run, whose work directory this process holds, while the block runs.
 
     A thread writes progress.json and the page; an error in it is a warning, said once. However the
-    block ends, progress.json goes; where stages are left the page says so, and renews itself no
-    more.
+    block ends, progress.json goes. Where it ends badly a last page says how, without what only the
+    whole report has, since little time may be left; the page of a good end is the caller's.
     """
     follower = _Follower(session)
     pause = PAUSE if storage.is_local(session.workdir) else PAUSE_ON_STORE
-    ending = "as it was asked to"
     try:
         # Without patience: a page of a run under way must not be written over that of its end.
         with repeating((pause, follower.look)):
             follower.look()
             yield
     except processes.Preempted as stopped:
-        ending = f"by {stopped.cause}"
+        follower.end(f"by {stopped.cause}")
+        raise
+    except KeyboardInterrupt:
+        follower.end(f"by {processes.CTRL_C}")
         raise
     except BaseException as error:
-        ending = f"by an error: {without_secrets(str(error) or repr(error))}"
+        follower.end(f"by an error: {without_secrets(str(error) or repr(error))}")
         raise
     finally:
-        follower.end(ending)
+        follower.untell()
 
 
 class _Follower:
@@ -76,6 +79,8 @@ class _Follower:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._next_page = 0.0
+        # One that was killed left its file, and this one's first bar may open late.
+        self._is_told = True
         self._warned: set[str] = set()
 
     def look(self) -> None:
@@ -89,28 +94,38 @@ class _Follower:
             report = page_of(self._session)
             html(report)  # draws the figures: then it is known when the next page is due
             every = max(SHORTEST, (time.thread_time() - began) / SHARE)
-            page = html(report._replace(live=Live(time.time(), every)))
-            storage.write_bytes(self._session.workdir / PAGE, page.encode())
+            self._write(report._replace(live=Live(time.time(), every)))
         self._next_page = time.monotonic() + every
 
     def _tell(self) -> None:
-        """Write what the bar shows, and the host memory that the stage took so far."""
+        """Write what the bar shows, and the host memory that the stage took so far. Without a bar
+        there is no such file: the last one's steps are not those of what goes on now."""
         at = self._session.tracker.screen.under_way
         if at is None:
+            self.untell()
             return
         told = {"time": time.time(), **at._asdict()}
         if self._session.peak is not None:
             told["peak_memory_bytes"] = self._session.peak.so_far
+        self._is_told = True
         storage.write_json(self._session.workdir / PROGRESS, told)
 
-    def end(self, ending: str) -> None:
-        """Write the page of a run that is over, unless all its stages are done: then others write
-        it. ending: how it stopped."""
+    def untell(self) -> None:
+        """Remove progress.json."""
+        if not self._is_told:
+            return
         with self._only_warned():
             (self._session.workdir / PROGRESS).unlink(missing_ok=True)
-            states = stage_states(self._session.workdir, self._session.config, "")
-            if any(state.state != "done" for state in states):
-                write_run(self._session.workdir, figures=False, ending=ending)
+            self._is_told = False
+
+    def end(self, ending: str) -> None:
+        """Write the page of a run that ended badly. ending: how."""
+        with self._only_warned():
+            run = read_run(self._session.workdir, lenient=True)
+            self._write(summary(dataclasses.replace(run, ending=ending), every_metric=False))
+
+    def _write(self, report: Report) -> None:
+        storage.write_bytes(self._session.workdir / PAGE, html(report).encode())
 
     @contextlib.contextmanager
     def _only_warned(self) -> Iterator[None]:

@@ -107,7 +107,7 @@ class Entry(NamedTuple):
     @property
     def link(self) -> str:
         """The path as a URL, which no name turns into another scheme."""
-        return f"./{quote(self.path)}" if self.path else ""
+        return f"./{quote(self.path, errors='surrogateescape')}" if self.path else ""
 
 
 class Entries(NamedTuple):

@@ -111,9 +111,11 @@ class Policy:
     @property
     def steps(self) -> float:
         """K: the online steps behind it; NaN if a stage that counts them is not finished."""
-        return sum(map(self._steps_of, self.online))
+        return sum(map(self.steps_of, self.online))
 
-    def _steps_of(self, policy: str) -> float:
+    def steps_of(self, policy: str) -> float:
+        """Count the steps that the online stage of a policy in `chain` made; NaN if that is not
+        finished."""
         step = PolicyName.parse(policy).step or ""
         if step.isdecimal():
             return float(step)

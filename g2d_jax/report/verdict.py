@@ -11,13 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.format import number
 from g2d_jax.report.headlines import command, flops
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.rows import Row, Study, rows_of
-from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run
+from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run, Settings
 from g2d_jax.report.tables import Manifest, has_accuracy, policies, problems
 from g2d_jax.report.tables import paired as paired_policies
 from g2d_jax.study.frontier import Interval
@@ -52,6 +53,8 @@ def run_verdict(run: Run) -> str:
     if not evaluation or not ordered or not has_accuracy(evaluation):
         return ""
     last = Policy(run, str(ordered[-1]["name"]))
+    if math.isnan(number(ordered[-1], "mean")):
+        return ""
     reached = f"{fmt.percent(number(ordered[-1], 'mean'))} % of {problems(evaluation, 'problems')}"
     text = f"{_made_by(last)}: {reached}"
     if last.flops > 0:
@@ -62,20 +65,78 @@ def run_verdict(run: Run) -> str:
 
 def _made_by(policy: Policy) -> str:
     """Name the training behind a policy: "10 online updates and DPO on their rollouts"."""
-    steps = policy.steps
-    updates = f"{fmt.count(steps)} online update{'s' * (steps != 1)}"
-    if policy.kind == ONLINE:
-        return updates
-    if policy.kind != OFFLINE:
+    phases = _phases(policy)
+    start = f", from {policy.external_start}" if policy.external_start else ""
+    if not phases and start:
+        return f"The policy {policy.name}"
+    if not phases:
         return f"The policy {policy.name}, without online updates or DPO"
+    kinds = [phase.kind for phase in phases]
+    if kinds == [OFFLINE]:
+        # What a policy of elsewhere had before is not known here.
+        alone = start or ", without an online update"
+        return f"{phases[0].name} {_pairs_of(policy, 'its')}{alone}"
+    if kinds == [ONLINE, OFFLINE]:
+        return f"{phases[0].name} and {phases[1].name} {_pairs_of(policy, 'their')}{start}"
+    return f"{', then '.join(phase.name for phase in phases)}{start}"
+
+
+class _Phase(NamedTuple):
+    """Training of one kind in a row. name: for readers, "10 online updates"."""
+
+    kind: str
+    name: str
+
+
+def _phases(policy: Policy) -> list[_Phase]:
+    """List the training behind a policy, the first one first."""
+    phases: list[_Phase] = []
+    updates: dict[str, float] = {}
+
+    def close() -> None:
+        for how, steps in updates.items():
+            name = f"{fmt.count(steps)} {how} update{'s' * (steps != 1)}"
+            phases.append(_Phase(ONLINE, name))
+        updates.clear()
+
+    for name in reversed(policy.chain):
+        section = policy.run.sections.get(own_stage(name), {})
+        if section.get("kind") == ONLINE:
+            how = _how_online(section)
+            if updates.keys() - {how}:
+                close()
+            updates[how] = updates.get(how, 0) + policy.steps_of(name)
+        elif section.get("kind") == OFFLINE:
+            close()
+            phases.append(_Phase(OFFLINE, _loss(section)))
+    close()
+    return phases
+
+
+def _how_online(section: Settings) -> str:
+    """Say whose rollouts online training learns from: of the policy itself, or of one that is
+    refreshed now and then, or never."""
+    every = section.get("sync_every", 1)
+    if every == 0:
+        return "offline"
+    # Several updates on one batch are still online: they are how it is learnt from.
+    return "online" if every <= section.get("num_iterations", 1) else "semi-online"
+
+
+def _loss(section: Settings) -> str:
+    """Name the loss of offline training."""
+    return {"simpo": "SimPO", "ipo": "IPO"}.get(str(section.get("loss_type")), "DPO")
+
+
+def _pairs_of(policy: Policy, whose: str) -> str:
+    """Say whose rollouts a policy's pairs are. whose: "its" or "their", of what was before."""
     start = policy.parent
     pairs = policy.run.sections.get(str(policy.section.get("preferences", "")), {})
-    on = "on pairs of others"
-    if start is not None and pairs.get("kind") == COLLECT and pairs.get("policy") == start.name:
-        on = "on their rollouts" if steps else "on its rollouts"
-    if steps:
-        return f"{updates} and DPO {on}"
-    return f"DPO {on}, without an online update"
+    if pairs.get("kind") != COLLECT:
+        return "on pairs of others"
+    if start is not None and pairs.get("policy") == start.name:
+        return f"on {whose} rollouts"
+    return f"on rollouts of {pairs.get('policy')}"
 
 
 def _gained(evaluation: Manifest, ordered: Sequence[Manifest], last: Policy) -> str:
@@ -95,18 +156,20 @@ def _gained(evaluation: Manifest, ordered: Sequence[Manifest], last: Policy) -> 
     if last.kind != OFFLINE or last.parent is None or last.parent.name == first:
         return f"it gained {size} on {before}"
     added, is_certain = _change(evaluation, last.parent.name, last.name)
+    offline = [phase.name for phase in _phases(last) if phase.kind == OFFLINE]
+    loss = f"the last {offline[-1]}" if len(offline) > 1 else offline[-1]
     if math.isnan(added):
         return f"it gained {size} on {before}"
     if not is_certain:
         return (
-            f"it gained {size} on {before}, and that any of it came from DPO cannot be told "
+            f"it gained {size} on {before}, and that any of it came from {loss} cannot be told "
             f"({100 * added:+.1f})"
         )
     if added < 0:
-        return f"it gained {size} on {before}, and more before DPO took {-100 * added:.1f}"
+        return f"it gained {size} on {before}, and more before {loss} took {-100 * added:.1f}"
     share = added / whole
     nearest = min(SHARES, key=lambda named: abs(named - share))
-    return f"{SHARES[nearest]} of the gain came from DPO"
+    return f"{SHARES[nearest]} of the gain came from {loss}"
 
 
 def _change(evaluation: Manifest, before: str, after: str) -> tuple[float, bool]:
@@ -130,10 +193,9 @@ class _Prices(NamedTuple):
         """Return what a row costs."""
         return row.costs[self.measure]
 
-    @property
-    def written(self) -> str:
-        """What the best GRPO costs, for readers."""
-        spent = self.of(self.best)
+    def written(self, row: Row) -> str:
+        """Write what a row costs, for readers."""
+        spent = self.of(row)
         return flops(spent) if self.measure == "flops" else fmt.duration(3600 * spent)
 
     def share(self, row: Row) -> str:
@@ -168,9 +230,16 @@ def study_verdict(study: Study) -> str:
         if difference is not None:
             apart[row] = difference
     prices = _Prices(best, apart, "flops" if study.rates is None else "hours")
+    # Older stages do not say what they cost: none is cheap then.
+    if any(math.isnan(prices.of(row)) for row in apart):
+        return ""
     cheaper = [row for row in settings if row in apart and prices.of(row) < prices.of(best)]
     where = f"On these {fmt.count(len(best.ids))} problems"
-    grpo_name = f"the best GRPO ({_reached(best)}, {prices.written})"
+    if len(best.seeds) == 1:
+        where += ", with one seed,"
+    losses = {paired.loss_of(row.first) for row in grpo} - {""}
+    online = "GRPO" if losses <= {"grpo"} else "online training"
+    grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"
     enough = prices.cheapest_near(cheaper)
     if enough is None:
         return f"{where} {_not_enough(study, prices, cheaper, grpo_name)}"
@@ -179,33 +248,45 @@ def study_verdict(study: Study) -> str:
     unit = {"flops": "FLOPs", "hours": "time"}[prices.measure]
     if prices.of(alone) < prices.of(enough):
         return (
-            f"{where} GRPO alone ({_reached(alone)}) comes within {_points(apart[alone])} of "
+            f"{where} {online} alone ({_reached(alone)}) comes within {_points(apart[alone])} of "
             f"{grpo_name} for {prices.share(alone)} of its {unit}; the cheapest K that does with "
-            f"DPO, {_steps(enough)}, takes {prices.share(enough)}."
+            f"{_loss(enough.first.section)}, {_steps(enough)}, takes {prices.share(enough)}."
         )
+    near = f"come within {_points(apart[enough])} of"
+    if apart[enough].low > 0:
+        near = "are above"
+    setting = f"{enough.group.name}: " if len({row.group for row in settings}) > 1 else ""
     return (
-        f"{where} {_steps(enough)} and DPO ({fmt.percent(enough.accuracy.mean)} %) come within "
-        f"{_points(apart[enough])} of {grpo_name} for {prices.share(enough)} of its {unit}; GRPO "
-        f"alone takes {prices.share(alone)} for as much."
+        f"{where} {_trained(enough)} ({setting}{fmt.percent(enough.accuracy.mean)} %) {near} "
+        f"{grpo_name} for {prices.share(enough)} of its {unit}; {online} alone takes "
+        f"{prices.share(alone)} to come within {100 * MARGIN:.0f} points."
     )
 
 
 def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name: str) -> str:
     """Say that no K comes near the best GRPO for less, or that it cannot be told."""
     if not cheaper:
-        return f"every K tried with DPO costs more than {grpo_name}."
+        dearer = (row for row in prices.apart if row.group.is_offline)
+        highest = max(dearer, key=lambda row: prices.apart[row].mean, default=None)
+        found = f"every K tried with offline training costs more than {grpo_name}"
+        if highest is None:
+            return f"{found}."
+        return (
+            f"{found}: the highest, {_trained(highest)}, differs by "
+            f"{fmt.interval(prices.apart[highest], '+')} for {prices.written(highest)}."
+        )
     nearest = max(cheaper, key=lambda row: prices.apart[row].mean)
     difference = fmt.interval(prices.apart[nearest], "+")
     margin = f"{100 * MARGIN:.0f} points"
     if all(prices.apart[row].high < -MARGIN for row in cheaper):
         return (
             f"no K tried comes within {margin} of {grpo_name} for less: the nearest, "
-            f"{_steps(nearest)} and DPO, differs by {difference}."
+            f"{_trained(nearest)}, differs by {difference}."
         )
     seeds = len(nearest.seeds)
     return (
-        f"it cannot be told whether any K with DPO comes within {margin} of {grpo_name} for less: "
-        f"the nearest, {_steps(nearest)}, differs by {difference} over {seeds} "
+        f"it cannot be told whether any K comes within {margin} of {grpo_name} for less: the "
+        f"nearest, {_trained(nearest)}, differs by {difference} over {seeds} "
         f"seed{'s' * (seeds != 1)}. More seeds (--seeds) can tell; run: {command(study)}"
     )
 
@@ -213,6 +294,11 @@ def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name
 def _steps(row: Row) -> str:
     """Name a K: "20 online steps"."""
     return f"{fmt.count(row.steps)} online step{'s' * (row.steps != 1)}"
+
+
+def _trained(row: Row) -> str:
+    """Name a K and what follows it: "20 online steps and DPO"."""
+    return f"{_steps(row)} and {_loss(row.first.section)}"
 
 
 def _reached(row: Row) -> str:

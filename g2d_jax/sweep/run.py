@@ -6,6 +6,7 @@ inputs first.
       points/NAME/LABEL/             config.json and stages.json: a point opens like a run (`g2d report`, `export`, …)
       stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
+      index.html                     what each study of the directory says first, with links
 
 Several processes, on one machine or on several that share the directory, may run the same command:
 each takes the next node that is free. Nodes are locked as `lock.py` says: by the file system

@@ -3,19 +3,30 @@ when it ends, well or badly."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from etils import epath
 from forks import Forks
 from reports import Page
 
+from g2d_jax import config_load
+from g2d_jax.config import Config
+from g2d_jax.config.io import to_dict
+from g2d_jax.report import live
 from g2d_jax.report.live import samples_table, stages_table
 from g2d_jax.report.page import Live, Report, html
 from g2d_jax.report.progress import PROGRESS, StageState
-from g2d_jax.runtime.tracking import Samples
+from g2d_jax.runtime.storage import write_json
+from g2d_jax.runtime.tracking import Samples, Screen, Tracker
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 
@@ -60,12 +71,88 @@ def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     assert "data-written=" in page and "location.reload()" in page
     stages = Page(page).table("Stages")
     assert [row["stage"] for row in stages] == ["sft", "warmup", "collect", "dpo", "evaluate"]
-    assert re.search("Under way: (warmup|sft) is running", page) and "warning" not in page.lower()
+    assert re.search("Under way: (warmup|sft) is running", page)
+    assert '<p class="warning">' not in page
     end = (tmp_path / "work" / "report.html").read_text()
     assert "data-written" not in end and "location.reload()" not in end
     assert "under way" not in end and not (tmp_path / "work" / PROGRESS).exists()
     # a warm-up of random numbers teaches nothing that can be told
     assert re.search(r"3 online updates and DPO on their rollouts: \d+\.\d % of 16", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_where_it_was_asked_to_leaves_no_page_that_renews_itself(
+    forks: Forks, tmp_path: Path
+) -> None:
+    """Also where all its stages are done, the last of which it was asked to end with."""
+    (tmp_path / "seen").mkdir()
+    done = run(forks, tmp_path, "look", "--until=evaluate")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "work" / "report.html").read_text()
+    assert "data-written" not in page and "Preference pairs" in page
+
+
+class Slow:
+    """A cell whose text is there when it may be: a page with it takes as long."""
+
+    def __init__(self) -> None:
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def __str__(self) -> str:
+        self.asked.set()
+        self.may.wait(60)
+        return "a cell that came late"
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """What the follower asks of a session, of a run that is about to begin."""
+    settings = config_load.resolve(str(TINY))
+    write_json(tmp_path / "config.json", {"config": to_dict(settings)})
+    with Tracker(tmp_path, tensorboard=False, screen=Screen(io.StringIO())) as tracker:
+        yield SimpleNamespace(
+            workdir=epath.Path(tmp_path), config=Config.of(settings), tracker=tracker, peak=None
+        )
+
+
+def test_a_page_that_was_begun_before_the_end_does_not_take_the_last_ones_place(
+    session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SHORTEST", 0.05)
+    monkeypatch.setattr(live, "PAUSE", 0.01)
+    slow = Slow()
+    with pytest.raises(RuntimeError), live.followed(session):
+        session.tracker.last_samples = Samples("warmup", 1, [{"prompt": slow}])
+        assert slow.asked.wait(60)
+        threading.Timer(0.3, slow.may.set).start()
+        raise RuntimeError("the judge is out")
+    assert slow.may.is_set()  # the end waited for the page
+    page = (session.workdir / "report.html").read_text()
+    assert "by an error: the judge is out" in page and "a cell that came late" not in page
+
+
+def test_what_a_killed_run_told_is_not_told_of_the_one_that_goes_on(
+    session: SimpleNamespace,
+) -> None:
+    told = session.workdir / PROGRESS
+    stage = next(iter(session.config.stages))
+    told.write_text(json.dumps({"stage": stage, "done": 3, "total": 10, "note": "loss 1"}))
+    with live.followed(session):
+        assert not told.exists()
+        with session.tracker.progress(stage, 10) as bar:
+            bar.update(4)
+            limit = time.monotonic() + 60
+            while not told.exists() and time.monotonic() < limit:
+                time.sleep(0.05)
+            assert json.loads(told.read_text())["done"] == 4
+    assert not told.exists()
+
+
+def test_ctrl_c_is_told_by_its_name(session: SimpleNamespace) -> None:
+    with pytest.raises(KeyboardInterrupt), live.followed(session):
+        raise KeyboardInterrupt
+    page = (session.workdir / "report.html").read_text()
+    assert "stopped before its end by Ctrl-C (" in page
 
 
 def test_a_run_that_fails_says_so_on_its_page_and_renews_it_no_more(

@@ -3,6 +3,7 @@ a study is enough, and that it cannot be told where the intervals do not tell.""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def cost(flops: float) -> dict:
 
 def answers(accuracy: float) -> dict[str, list[int]]:
     """One answer to each problem, the first ones right."""
-    right = round(PROBLEMS * accuracy)
+    right = 0 if math.isnan(accuracy) else round(PROBLEMS * accuracy)
     return {f"p{i:03d}": [int(i < right)] for i in range(PROBLEMS)}
 
 
@@ -132,6 +133,67 @@ def test_a_run_of_other_stages(tmp_path: Path) -> None:
     assert said.startswith("DPO on pairs of others, without an online update: 50.0 %")
 
 
+GRPO_ON = {"kind": "online", "policy": "dpo", "steps": 40}
+COLLECT_2 = {"kind": "collect", "policy": "dpo"}
+DPO_2 = {"kind": "offline", "policy": "dpo", "preferences": "collect2"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "last", "made_by"),
+    [
+        ({"more": GRPO_ON}, "more", "10 online updates, then DPO, then 40 online updates: "),
+        (
+            {"collect2": COLLECT_2, "dpo2": DPO_2},
+            "dpo2",
+            "10 online updates, then DPO, then DPO: ",
+        ),
+        ({"dpo": {**STAGES["dpo"], "loss_type": "simpo"}}, "dpo", "10 online updates and SimPO on"),
+        ({"warmup": {**ONLINE, "sync_every": 0}}, "dpo", "10 offline updates and DPO on their"),
+        ({"warmup": {**ONLINE, "sync_every": 5}}, "dpo", "10 semi-online updates and DPO on their"),
+        (
+            {"warmup": {**ONLINE, "sync_every": 4, "num_iterations": 4}},
+            "dpo",
+            "10 online updates and DPO on their rollouts: ",
+        ),
+        (
+            {"collect": {"kind": "collect", "policy": "sft"}},
+            "dpo",
+            "10 online updates and DPO on rollouts of sft: ",
+        ),
+        (
+            {"warmup": {**ONLINE, "policy": "run:../a/warmup"}},
+            "dpo",
+            "10 online updates and DPO on their rollouts, from run:../a/warmup: ",
+        ),
+    ],
+)
+def test_a_run_names_all_the_training_behind_its_policy(
+    tmp_path: Path, changed: dict[str, dict], last: str, made_by: str
+) -> None:
+    said = run(tmp_path, {"sft": 0.3, last: 0.6}, {**STAGES, **changed}, SPENT)
+    assert said.startswith(f"{made_by}"), said
+
+
+def test_a_policy_of_elsewhere_is_not_said_to_be_without_training(tmp_path: Path) -> None:
+    start = "run:../a/warmup"
+    collect = {"kind": "collect", "policy": start}
+    stages = {"collect": collect, "dpo": {**STAGES["dpo"], "policy": start}}
+    said = run(tmp_path / "dpo", {start: 0.3, "dpo": 0.6}, stages, SPENT)
+    assert said.startswith("DPO on its rollouts, from run:../a/warmup: 60.0 %")
+    said = run(tmp_path / "alone", {"dpo": 0.6, start: 0.3}, stages, SPENT)
+    assert said == "The policy run:../a/warmup: 30.0 % of 400 problems."
+
+
+def test_of_several_stages_of_dpo_the_gain_is_the_last_ones(tmp_path: Path) -> None:
+    stages = {**STAGES, "collect2": COLLECT_2, "dpo2": DPO_2}
+    said = run(tmp_path, {"sft": 0.3, "warmup": 0.4, "dpo": 0.6, "dpo2": 0.7}, stages, SPENT)
+    assert said.endswith("; a quarter of the gain came from the last DPO.")
+
+
+def test_an_evaluation_without_a_readable_answer_has_no_verdict(tmp_path: Path) -> None:
+    assert run(tmp_path, {"sft": math.nan, "dpo": math.nan}, STAGES, SPENT) == ""
+
+
 def test_a_run_without_an_evaluation_has_no_verdict(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"config": {"stages": STAGES}})
     assert run_verdict(read_run(tmp_path)) == ""
@@ -140,9 +202,9 @@ def test_a_run_without_an_evaluation_has_no_verdict(tmp_path: Path) -> None:
 G2D = dict[int, tuple[list[float], float]]
 
 
-def study(root: Path, g2d: G2D, grpo: G2D) -> str:
+def study(root: Path, g2d: G2D, grpo: G2D, changed: dict[str, dict] | None = None) -> str:
     """The verdict of a study. g2d, grpo: steps -> each seed's accuracy, on dev and on test, and
-    the FLOPs of the policy."""
+    the FLOPs of the policy. changed: settings by kind of stage."""
     points = []
 
     def stage(name: str, kind: str, flops: float, steps: int = 0) -> str:
@@ -169,6 +231,8 @@ def study(root: Path, g2d: G2D, grpo: G2D) -> str:
                     finish(folder, {**read_json(folder / "manifest.json"), **cost(0)})
                     links[split] = folder.name
                     stages[split] = {"kind": "evaluate", "split": split, "policies": [policy]}
+                for name, section in stages.items():
+                    stages[name] = {**section, **(changed or {}).get(section["kind"], {})}
                 point = root / "points" / "fake" / key
                 config = {"seed": seed, "compute": {}, "stages": stages}
                 write_json(point / "config.json", {"config": config})
@@ -193,7 +257,7 @@ GRPO: G2D = {
             {10: ([0.6, 0.6, 0.6], 20.0), 20: ([0.795, 0.795, 0.795], 40.0)},
             "On these 400 problems 20 online steps and DPO (79.5 %) come within 2 points of the "
             "best GRPO (grpo, K = 80: 80.0 %, 100 FLOPs) for 40 % of its FLOPs; GRPO alone takes "
-            "80 % for as much.",
+            "80 % to come within 2 points.",
         ),
         (
             {10: ([0.6, 0.6, 0.6], 20.0), 20: ([0.795, 0.795, 0.795], 90.0)},
@@ -209,8 +273,9 @@ GRPO: G2D = {
         ),
         (
             {10: ([0.6, 0.6, 0.6], 120.0), 20: ([0.7, 0.7, 0.7], 140.0)},
-            "On these 400 problems every K tried with DPO costs more than the best GRPO (grpo, K = "
-            "80: 80.0 %, 100 FLOPs).",
+            "On these 400 problems every K tried with offline training costs more than the best GRPO "
+            "(grpo, K = 80: 80.0 %, 100 FLOPs): the highest, 20 online steps and DPO, differs by "
+            "-10.0 [-13.0, -7.0] for 140 FLOPs.",
         ),
     ],
 )
@@ -223,14 +288,46 @@ def test_a_study_names_the_cheapest_that_comes_near_the_best(
 def test_a_study_that_cannot_tell_says_what_to_run(tmp_path: Path) -> None:
     said = study(tmp_path, {10: ([0.6, 0.6, 0.6], 20.0), 20: ([0.9, 0.7, 0.8], 40.0)}, GRPO)
     assert said.startswith(
-        "On these 400 problems it cannot be told whether any K with DPO comes within 2 points of "
-        "the best GRPO (grpo, K = 80: 80.0 %, 100 FLOPs) for less: the nearest, 20 online steps, "
+        "On these 400 problems it cannot be told whether any K comes within 2 points of the best "
+        "GRPO (grpo, K = 80: 80.0 %, 100 FLOPs) for less: the nearest, 20 online steps and DPO, "
         "differs by +0.0 ["
     )
     assert said.endswith(
         "over 3 seeds. More seeds (--seeds) can tell; run: g2d sweep --config "
         f"CONFIG --workdir {tmp_path}"
     )
+
+
+def test_a_study_of_one_seed_says_so_and_what_is_above_the_best_is_said_to_be(
+    tmp_path: Path,
+) -> None:
+    grpo: G2D = {k: (accuracies[:1], flops) for k, (accuracies, flops) in GRPO.items()}
+    said = study(tmp_path, {10: ([0.6], 20.0), 20: ([0.9], 40.0)}, grpo)
+    assert said.startswith(
+        "On these 400 problems, with one seed, 20 online steps and DPO (90.0 %) are above the best "
+        "GRPO (grpo, K = 80: 80.0 %, 100 FLOPs) for 40 % of its FLOPs; "
+    )
+
+
+def test_a_study_names_its_losses(tmp_path: Path) -> None:
+    g2d: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.795] * 3, 40.0)}
+    changed = {"online": {"loss": "dpo"}, "offline": {"loss_type": "simpo"}}
+    said = study(tmp_path, g2d, GRPO, changed)
+    assert (
+        "20 online steps and SimPO (79.5 %) come within 2 points of the best online training"
+        in said
+    )
+    assert "GRPO" not in said and "and DPO" not in said
+
+
+@pytest.mark.parametrize("best", [math.nan, 0.0])
+def test_a_study_whose_best_has_no_known_price_or_none(tmp_path: Path, best: float) -> None:
+    g2d: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.7] * 3, 40.0)}
+    said = study(tmp_path, g2d, {**GRPO, 80: (GRPO[80][0], best)})
+    if math.isnan(best):
+        assert said == ""
+    else:
+        assert "costs more than the best GRPO (grpo, K = 80: 80.0 %, 0 FLOPs): the highest" in said
 
 
 def test_a_study_of_one_arm_has_no_verdict(tmp_path: Path) -> None:
