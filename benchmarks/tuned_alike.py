@@ -264,7 +264,7 @@ def answers(read: Study) -> list[str]:
         lines.append(_line(row, cells))
     lines += ["", f"1. Is G2D better than GRPO at equal FLOPs, tuned alike? {_worth(verdicts)}"]
     last = chosen[-1]
-    questions = ("2. Is some K in the middle best?", "3. Does what DPO adds fall with K?")
+    questions = ("2. Is a smaller K better than the largest?", "3. Does what DPO adds fall with K?")
     measured = (("accuracy after DPO", _accuracies), ("what DPO adds", _gains))
     for question, (title, of) in zip(questions, measured, strict=True):
         lines += ["", f"{title}, at each K less at K = {last.steps:g} ({wide:.1%}):", ""]

@@ -114,7 +114,7 @@ def conclude(
     warning."""
     with only_warned(tracker, workdir):
         from g2d_jax.report.read import read_run
-        from g2d_jax.report.run import write_run  # here: it loads what draws figures
+        from g2d_jax.report.run import ASKED, write_run  # here: it loads what draws figures
         from g2d_jax.report.tables import FIRST, summary_table
         from g2d_jax.report.verdict import run_verdict
 
@@ -123,7 +123,7 @@ def conclude(
                 result = summary_table(manifest, list(manifests.values()))
                 tracker.table(*result, first=FIRST, rest="report.html")
         # Where stages are left it was asked to stop before them.
-        page, *_ = write_run(workdir, figures=False, ending="as it was asked to")
+        page, *_ = write_run(workdir, figures=False, ending=ASKED)
         if verdict := run_verdict(read_run(workdir, lenient=True)):
             tracker.say(verdict)
         tracker.say(f"report: {page}")

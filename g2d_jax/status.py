@@ -12,6 +12,7 @@ from g2d_jax.commands import read_config
 from g2d_jax.report.format import fixed
 from g2d_jax.report.progress import describe, stage_states
 from g2d_jax.report.read import studies
+from g2d_jax.report.tables import gibibytes
 from g2d_jax.runtime import memory, processes, storage
 from g2d_jax.runtime.lock import holder, holder_here
 from g2d_jax.runtime.tracking import Screen
@@ -107,7 +108,7 @@ def _run_status(workdir: epath.Path) -> bool:
         process = holder_here(workdir)
         more = ""
         if process is not None and (held := memory.held(process)) is not None:
-            more = f", with {held / memory.GIB:.1f} GiB of host memory, its children's too"
+            more = f", with {gibibytes(held)} of host memory, its children's too"
         screen.say(f"{owner} works on it now{more}")
     elif not (workdir / LINKS).exists() and any(stage.state != "done" for stage in states):
         screen.say(f"no process works on it: {processes.AGAIN}")

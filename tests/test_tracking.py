@@ -628,3 +628,9 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
         bar.update(1)
     screen.table("t", ["a"], [["b"]])
     assert not screen.interactive and "\x1b" not in out.getvalue()
+
+
+def test_a_command_in_a_message_stays_whole_for_copying() -> None:
+    command = "g2d sweep --config mine.py --workdir runs/a --seeds 3,4"
+    broken = wrapped(f"two points are not finished and left out: {command}", 40)
+    assert broken.split("\n") == ["two points are not finished and left", "  out:", f"  {command}"]

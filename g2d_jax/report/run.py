@@ -32,6 +32,9 @@ COLUMNS = ("stage", "policy", "measure", "value")
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
 
+ASKED = "as it was asked to"
+"""The ending of a run that was to stop after a stage."""
+
 ERRORS_NOTE = (
     "Errors are over problems: they are of these policies, and another seed of training is not in "
     "them. A study of several seeds (g2d sweep) has it."
@@ -164,6 +167,8 @@ def state(run: Run) -> str:
         return ""
     if run.is_running:
         return f"This is the report of a run under way ({'; '.join(missing)})."
+    if run.ending == ASKED:
+        return f"This run ended where --until asked it to ({'; '.join(missing)}): without it, it goes on."
     how = f" {run.ending}" if run.ending else ""
     error = f" It stopped with: {run.error}." if run.error and not run.ending else ""
     return (

@@ -29,6 +29,7 @@ MARGIN = 0.02
 much accuracy."""
 
 SHARES = {
+    0.05: "a twentieth",
     0.1: "a tenth",
     0.25: "a quarter",
     1 / 3: "a third",
@@ -237,6 +238,8 @@ def study_verdict(study: Study) -> str:
     where = f"On these {fmt.count(len(best.ids))} problems"
     if len(best.seeds) == 1:
         where += ", with one seed,"
+    if len(settings) < len(by_k):
+        where += f" and at {len(settings)} of {len(by_k)} K, those evaluated on dev,"
     losses = {paired.loss_of(row.first) for row in grpo} - {""}
     online = "GRPO" if losses <= {"grpo"} else "online training"
     grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"

@@ -155,6 +155,7 @@ def test_ctrl_c_is_told_by_its_name(session: SimpleNamespace) -> None:
     assert "stopped before its end by Ctrl-C (" in page
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_so_on_its_page_and_renews_it_no_more(
     forks: Forks, tmp_path: Path
 ) -> None:
@@ -171,7 +172,7 @@ def test_a_page_that_cannot_be_written_is_a_warning(forks: Forks, tmp_path: Path
     begun = run(forks, tmp_path, "look", "--until=sft")
     assert begun.returncode == 0, begun.stderr
     page = tmp_path / "work" / "report.html"
-    assert "stopped before its end as it was asked to (not begun: collect" in page.read_text()
+    assert "This run ended where --until asked it to (not begun: collect" in page.read_text()
     page.unlink()
     page.mkdir()
     (tmp_path / "seen").mkdir()
