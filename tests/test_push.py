@@ -68,7 +68,7 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
         (tmp_path / "pairs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pairs" / name).write_bytes(content)
     card, known = ((tmp_path / "pairs" / name).read_text() for name in ("README.md", "g2d.json"))
-    headline = (finished / "report.md").read_text().splitlines()[2]
+    headline = (finished / "report.md").read_text().splitlines()[4]  # below the verdict
     manifest = json.loads((finished / "03-collect" / "manifest.json").read_text())
     assert (
         headline in card

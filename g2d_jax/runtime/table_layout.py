@@ -53,8 +53,9 @@ def fit(
     # What is left goes to the narrowest first of those that are broken into lines.
     for _ in range(free):
         broken = [i for i in widths if widths[i] < natural[i]]
-        if broken:
-            widths[min(broken, key=widths.__getitem__)] += 1
+        if not broken:
+            break
+        widths[min(broken, key=widths.__getitem__)] += 1
     return dict(sorted(widths.items()))
 
 

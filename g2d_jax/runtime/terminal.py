@@ -73,14 +73,14 @@ def columns_of(stream: TextIO | None) -> int | None:
 def wrapped(text: str, columns: int) -> str:
     """Break lines that are wider than a terminal at spaces; what goes on is indented by two more.
 
-    What has no spaces, such as a path, stays whole, and so does a command, "g2d …" to the end of its
-    line: both can be copied.
+    What has no spaces, such as a path, stays whole, and so does a command, "g2d …" behind a colon:
+    both can be copied.
     """
     lines: list[str] = []
     for line in text.split("\n"):
         bare = line.lstrip(" ")
         start = line[: len(line) - len(bare)]
-        words = re.findall(" *(?:g2d .+|[^ ]+)", bare)
+        words = re.findall("(?<=:) g2d .+| *[^ ]+", bare)
         lines += _packed(words, columns, start, f"{start}  ")
     return "\n".join(lines)
 
