@@ -1,7 +1,7 @@
 """Put the claims of two papers beside what the packed studies measured, as the table of
 docs/evidence.md.
 
-    python benchmarks/claims.py                 # a minute; unpacks benchmarks/results/ by itself
+    python benchmarks/claims.py                 # half a minute; unpacks benchmarks/results/ by itself
     python benchmarks/claims.py --folder DIR    # of archives unpacked before, DIR/NAME of NAME.tar.xz
 
 The papers: G2D, arXiv 2605.21266, and "Bridging Offline and Online Reinforcement Learning for
@@ -16,8 +16,8 @@ for how many there are. Rules, by the whole of each interval:
     best    agrees if it is above 0 at any K, disagrees if it is below 0 at every K
     level   agrees within 2 points (of a number of pairs: 20 %), disagrees beyond them
 
-All else cannot be told. A study that was run since gets a line in SCALES: where an archive is not
-there its cells say that it is to come.
+All else cannot be told, and nothing of one seed, whose interval is over problems only. A study that
+was run since gets a line in SCALES: where an archive is not there its cells say that it is to come.
 """
 
 from __future__ import annotations
@@ -300,10 +300,13 @@ def arms_apart(study: Study, arm: str, other: str) -> list[Found]:
     return [over_problems(apart)]
 
 
-def rarely(study: Study) -> str:
-    """Name the arm that synchronises least often of those that do: s50, s100."""
-    arms = [group.arm for group in study.groups if group.arm[1:].isdecimal()]
-    return max(arms, key=lambda arm: int(arm[1:]))
+def rarely(study: Study) -> list[Found]:
+    """Compare the arm that synchronises every 50 or 100 updates with the one that always does; [] of
+    a study that has none."""
+    arms = {group.arm for group in study.groups}
+    return [
+        found for arm in ("s50", "s100") if arm in arms for found in arms_apart(study, arm, "s1")
+    ]
 
 
 def offline_added(study: Study) -> list[Found]:
@@ -430,7 +433,7 @@ CLAIMS = (
         "s = 100 (here 50) is as good as online",
         "spectrum",
         "level",
-        lambda study: arms_apart(study, rarely(study), "s1"),
+        rarely,
     ),
     Claim(
         "Bridging",
@@ -492,11 +495,14 @@ def cell(claim: Claim, scale: Scale, found: Sequence[Found] | None, seeds: int) 
     if found is None:
         return "to come" if getattr(scale, claim.source) else "no study"
     if not found:
-        return "out of range"
-    told = [text(each, claim.unit) for each in dict.fromkeys((found[0], found[-1]))]
+        return "out of range" if claim.source in ("over_k", "tuned") else "no study"
+    told = "; ".join(text(each, claim.unit) for each in dict.fromkeys((found[0], found[-1])))
     own = found[0].seeds
+    if own == 1:
+        # over problems only, which says nothing of another seed
+        return f"one seed: {told}"
     fewer = "" if own == seeds else f" ({own} seeds)"
-    return f"**{verdict(claim.rule, found, claim.unit)}** {'; '.join(told)}{fewer}"
+    return f"**{verdict(claim.rule, found, claim.unit)}** {told}{fewer}"
 
 
 def table(folder: Path, paper: str) -> list[str]:
@@ -511,7 +517,7 @@ def table(folder: Path, paper: str) -> list[str]:
         there = [each for each in found if each]
         if there:
             seeds = max(each[0].seeds for each in there)
-            heads.append(f" {scale.title}, {seeds} seeds |")
+            heads.append(f" {scale.title}, {seeds} seed{'s' * (seeds > 1)} |")
             for place, (claim, each) in enumerate(zip(claims, found, strict=True)):
                 lines[place] += f" {cell(claim, scale, each, seeds)} |"
     return ["".join(heads), "|" + "---|" * len(heads), *lines]

@@ -195,3 +195,13 @@ def test_a_claim_is_judged_by_whole_intervals(
 ) -> None:
     found = [CLAIMS["Found"](None, (low + high) / 2, low, high, 5) for low, high in intervals]
     assert CLAIMS["verdict"](rule, found, "") == verdict
+
+
+def test_a_claim_of_one_seed_has_no_verdict() -> None:
+    """Its interval is over problems only."""
+    claim, scale = CLAIMS["CLAIMS"][0], CLAIMS["SCALES"][0]
+    seeds = {
+        count: CLAIMS["cell"](claim, scale, [CLAIMS["Found"](5, 2.0, 1.0, 3.0, count)], count)
+        for count in (1, 3)
+    }
+    assert seeds == {1: "one seed: K=5 +2.0 [+1.0, +3.0]", 3: "**agrees** K=5 +2.0 [+1.0, +3.0]"}
