@@ -1,6 +1,9 @@
-"""docs/evidence.md says what the packed results of its studies give."""
+"""The pages of evidence say what the packed results of their studies give."""
 
 import csv
+import functools
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 from g2d_jax.report.study import write_study
 
 ROOT = Path(__file__).parents[1]
+CLAIMS = runpy.run_path(str(ROOT / "benchmarks" / "claims.py"))
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +28,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+written = functools.cache(write_study)
+
+
 @pytest.mark.slow
 def test_the_study_over_k_is_reported_as_its_page_says(results: Path) -> None:
-    _, page, table = write_study(results / "study-demo", "sweep-k-demo")
+    _, page, table = written(results / "study-demo", "sweep-k-demo")
     text = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     rows = [
         line.replace("\\", "").split(" | ") for line in Path(page).read_text("utf-8").splitlines()
@@ -56,24 +63,16 @@ def test_the_study_over_k_is_reported_as_its_page_says(results: Path) -> None:
 @pytest.mark.parametrize(
     ("archive", "name", "page", "measure"),
     [
-        ("study-demo", "ablations-demo", "evidence.md", "gain"),
         ("study-demo", "cause", "cause.md", "gain"),
         ("study-demo", "spectrum-demo", "spectrum.md", "accuracy"),
         ("fresh-demo", "sweep-k-demo", "evidence.md", "gain"),
         ("middle", "sweep-k-middle", "benchmarks/middle-scale.md", "gain"),
-        # its page has no gains of warm-ups
-        (
-            "middle-dpo",
-            "middle",
-            "benchmarks/middle-scale.md",
-            "offline_gain",
-        ),
     ],
 )
 def test_the_other_studies_are_reported_as_their_pages_say(
     results: Path, archive: str, name: str, page: str, measure: str
 ) -> None:
-    table = write_study(results / archive, name)[2]
+    table = written(results / archive, name)[2]
     text = (ROOT / "docs" / page).read_text("utf-8")
     intervals: dict[tuple[str, ...], dict[str, float]] = {}
     with open(table, encoding="utf-8", newline="") as file:
@@ -90,3 +89,119 @@ def test_the_other_studies_are_reported_as_their_pages_say(
             f"{parts[f'{measure}/{part}']:{sign}.1f}" for part in ("mean", "low", "high")
         )
         assert f"{mean} [{low}, {high}]" in text, row_of
+
+
+def intervals(text: str) -> set[tuple[str, ...]]:
+    """Every "mean [low, high]" of a text, without the signs of positive numbers."""
+    number = r"[+-]?\d+\.\d"
+    found = re.findall(rf"({number}) \[({number}), ({number})\]", text.replace("\\", ""))
+    return {tuple(part.removeprefix("+") for part in each) for each in found}
+
+
+def reported(folder: Path, name: str) -> set[tuple[str, ...]]:
+    """Every interval of a study's report, on its page or in its table, and what DPO added where the
+    warm-up was judged as a point of its own."""
+    _, page, table = written(folder, name)
+    measures: dict[tuple[str, ...], dict[str, str]] = {}
+    with open(table, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            measure, _, part = row["measure"].rpartition("/")
+            if row["seed"] == "all" and part in ("mean", "low", "high"):
+                of = (row["arm"], row["values"], row["K"], measure)
+                measures.setdefault(of, {})[part] = f"{100 * float(row['value']):.1f}"
+    in_table = {
+        tuple(parts[part] for part in ("mean", "low", "high")) for parts in measures.values()
+    }
+    points = CLAIMS["Results"](folder.parent).points(((folder.name, name),), tuned=False)
+    added = " ".join(CLAIMS["text"](found, "") for found in CLAIMS["added"](points))
+    return intervals(Path(page).read_text("utf-8")) | in_table | intervals(added)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "start", "end", "studies"),
+    [
+        (
+            "evidence.md",
+            "## K, and GRPO",
+            "**At the prices",
+            [("study-demo", "sweep-k-demo"), ("fresh-demo", "sweep-k-demo")],
+        ),
+        ("evidence.md", "## Which pairs", "## The demo", [("study-demo", "ablations-demo")]),
+        ("cause.md", "# ", "", [("study-demo", "cause")]),
+        ("spectrum.md", "# ", "## The first task", [("study-demo", "spectrum-demo")]),
+        (
+            "benchmarks/middle-scale.md",
+            "# ",
+            "**DPO at two further rates",
+            [("middle", "sweep-k-middle")],
+        ),
+        (
+            "benchmarks/middle-scale.md",
+            "**DPO at two further rates",
+            "",
+            [("middle-dpo", "middle")],
+        ),
+        (
+            "benchmarks/2026-11-26-gpu.md",
+            "## The study: what came out",
+            "By the rules above",
+            [("smollm2-gpu", "smollm2-study")],
+        ),
+    ],
+)
+def test_no_page_has_an_interval_that_its_studies_do_not_give(
+    results: Path, page: str, start: str, end: str, studies: list[tuple[str, str]]
+) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert start in text and end in text
+    part = text[text.index(start) :]
+    told = intervals(part[: part.index(end)] if end else part)
+    given = set()
+    for archive, name in studies:
+        given |= reported(results / archive, name)
+    assert len(told) >= 5
+    assert told - given == set()
+
+
+@pytest.mark.slow
+def test_the_claims_are_those_that_the_script_prints(results: Path) -> None:
+    assert f"\n\n{CLAIMS['tables'](results)}\n\n" in (ROOT / "docs" / "evidence.md").read_text(
+        "utf-8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "intervals", "verdict"),
+    [
+        ("more", [(1, 3), (0.1, 9)], "agrees"),
+        ("more", [(1, 3), (-0.1, 9)], "cannot tell"),
+        ("more", [(1, 3), (-4, -0.1)], "disagrees"),
+        ("less", [(-4, -0.1), (-9, -3)], "agrees"),
+        ("less", [(0.1, 2)], "disagrees"),
+        ("any", [(-9, -3), (0.1, 9)], "agrees"),
+        ("any", [(-9, -3), (-2, 1.9)], "disagrees"),
+        ("any", [(-9, -3), (-2, 2.1)], "cannot tell"),
+        ("best", [(-9, -3), (0.1, 9)], "agrees"),
+        ("best", [(-9, -3), (-2, -0.1)], "disagrees"),
+        ("best", [(-9, -3), (-2, 0.1)], "cannot tell"),
+        ("level", [(-1.9, 1.9)], "agrees"),
+        ("level", [(-4, -2.1)], "disagrees"),
+        ("level", [(-4, -1.9)], "cannot tell"),
+    ],
+)
+def test_a_claim_is_judged_by_whole_intervals(
+    rule: str, intervals: list[tuple[float, float]], verdict: str
+) -> None:
+    found = [CLAIMS["Found"](None, (low + high) / 2, low, high, 5) for low, high in intervals]
+    assert CLAIMS["verdict"](rule, found, "") == verdict
+
+
+def test_a_claim_of_one_seed_has_no_verdict() -> None:
+    """Its interval is over problems only."""
+    claim, scale = CLAIMS["CLAIMS"][0], CLAIMS["SCALES"][0]
+    seeds = {
+        count: CLAIMS["cell"](claim, scale, [CLAIMS["Found"](5, 2.0, 1.0, 3.0, count)], count)
+        for count in (1, 3)
+    }
+    assert seeds == {1: "one seed: K=5 +2.0 [+1.0, +3.0]", 3: "**agrees** K=5 +2.0 [+1.0, +3.0]"}
