@@ -72,7 +72,7 @@ SCALES = (
     Scale(
         "0.14M, `slips`",
         (("study-demo", "sweep-k-demo"), ("fresh-demo", "sweep-k-demo")),
-        tuned=("tuned-demo", "demo-study-judge"),
+        tuned=("demo-study", "demo-study-judge"),
         spectrum=("study-demo", "spectrum-demo"),
         cause=("study-demo", "cause"),
     ),
@@ -80,14 +80,14 @@ SCALES = (
     Scale(
         "135M, `stories` *",
         (("smollm2-gpu", "smollm2-study"),),
-        tuned=("tuned-stories", "smollm2-stories-judge"),
-        spectrum=("tuned-stories", "smollm2-stories-spectrum"),
+        tuned=("smollm2-stories", "smollm2-stories-judge"),
+        spectrum=("smollm2-stories", "smollm2-stories-spectrum"),
     ),
     Scale(
         "135M, `arithmetic`",
-        (("tuned-arithmetic", "smollm2-arithmetic-judge"),),
-        tuned=("tuned-arithmetic", "smollm2-arithmetic-judge"),
-        spectrum=("tuned-arithmetic", "smollm2-arithmetic-spectrum"),
+        (("smollm2-arithmetic", "smollm2-arithmetic-judge"),),
+        tuned=("smollm2-arithmetic", "smollm2-arithmetic-judge"),
+        spectrum=("smollm2-arithmetic", "smollm2-arithmetic-spectrum"),
     ),
 )
 

@@ -113,17 +113,13 @@ def conclude(
     """Show the final table and write report.html, report.md and report.csv. An error is a
     warning."""
     with only_warned(tracker, workdir):
-        from g2d_jax.report.read import read_run
         from g2d_jax.report.run import ASKED, write_run  # here: it loads what draws figures
         from g2d_jax.report.tables import FIRST, summary_table
-        from g2d_jax.report.verdict import run_verdict
 
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
                 result = summary_table(manifest, list(manifests.values()))
                 tracker.table(*result, first=FIRST, rest="report.html")
         # Where stages are left it was asked to stop before them.
-        page, *_ = write_run(workdir, figures=False, ending=ASKED)
-        if verdict := run_verdict(read_run(workdir, lenient=True)):
-            tracker.say(verdict)
+        page, *_ = write_run(workdir, figures=False, ending=ASKED, say=tracker.say)
         tracker.say(f"report: {page}")

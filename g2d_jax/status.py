@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from etils import epath
 
 from g2d_jax.commands import read_config
 from g2d_jax.report.format import fixed
-from g2d_jax.report.progress import describe, stage_states
+from g2d_jax.report.progress import describe, log_in, stage_states
 from g2d_jax.report.read import studies
 from g2d_jax.report.tables import gibibytes
 from g2d_jax.runtime import memory, processes, storage
@@ -69,7 +70,10 @@ def _study_status(workdir: epath.Path, name: str) -> bool:
         for stage, folder in stage_folders(workdir / "points" / name / label).items():
             if folder not in states:
                 running = bool(holder(folder))
-                states[folder], remarks[folder.name] = describe(stage, folder, folder, running)
+                read_log = partial(log_in, folder)
+                finished = storage.read_finished(folder)
+                said = describe(stage, folder, finished, read_log, running)
+                states[folder], remarks[folder.name] = said
             if states[folder] == "waiting":
                 left.append(stage)
             elif states[folder] != "done":

@@ -101,6 +101,11 @@ class Chart:
     def inline(self) -> Markup:
         """Write the SVG as part of a page: no style attributes and no styles, which its policy
         forbids."""
+        return self._inline
+
+    @cached_property
+    def _inline(self) -> Markup:
+        # once, for a page that is written again with another time on it
         root = ET.fromstring(self.file("svg"))
         for parent in list(root.iter()):
             for child in list(parent):

@@ -98,7 +98,8 @@ def comparison_headline(runs: Study) -> str:
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
     reached = (
         f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
-        f"{_spent(best)}, {second.name} {fmt.percent(second.accuracy.mean)} %{_spent(second)}"
+        f"{for_flops(best.costs['flops'])}, {second.name} {fmt.percent(second.accuracy.mean)} %"
+        f"{for_flops(second.costs['flops'])}"
     )
     if math.isnan(pair.low):
         return (
@@ -112,10 +113,9 @@ def comparison_headline(runs: Study) -> str:
     )
 
 
-def _spent(row: Row) -> str:
-    """Say what a policy cost, "" where that is not known or nothing."""
-    cost = row.costs["flops"]
-    return f" for {flops(cost)}" if cost > 0 else ""
+def for_flops(amount: float) -> str:
+    """Say what a policy cost, " for 448 GFLOPs", "" where that is not known or nothing."""
+    return f" for {flops(amount)}" if amount > 0 else ""
 
 
 def study_headline(study: Study) -> str:

@@ -4,7 +4,6 @@ browser that shows it renews."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
@@ -121,8 +120,8 @@ class _Follower:
     def end(self, ending: str) -> None:
         """Write the page of a run that ended badly. ending: how."""
         with self._only_warned():
-            run = read_run(self._session.workdir, lenient=True)
-            self._write(summary(dataclasses.replace(run, ending=ending), every_metric=False))
+            run = read_run(self._session.workdir, lenient=True, ending=ending)
+            self._write(summary(run, every_metric=False))
 
     def _write(self, report: Report) -> None:
         storage.write_bytes(self._session.workdir / PAGE, html(report).encode())

@@ -4,7 +4,9 @@ run under way show."""
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 from etils import epath
 
@@ -48,16 +50,19 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
     is_point = (workdir / LINKS).exists()
     folders = stage_folders(workdir) if is_point else plan(config).folders(workdir)
     told = told_by(workdir) if owner else {}
+    # Stages of a run share one log, which may be long.
+    read_log = cache(log_in)
     # A run does its stages one after the other: its process is at the first that is not finished.
     is_next = True
     states = []
     for name, folder in folders.items():
-        manifest = storage.read_finished(folder)[0] or {}
+        finished = storage.read_finished(folder)
+        manifest = finished[0] or {}
         logged, running = workdir, bool(owner) and is_next and not manifest
         if is_point:
             logged, running = folder, bool(holder(folder))
         is_next = is_next and bool(manifest)
-        state, remark = describe(name, folder, logged, running)
+        state, remark = describe(name, folder, finished, partial(read_log, logged), running)
         stage = config.stages[name]
         # Manifests of earlier versions have no peak.
         seconds, peak, note = number(manifest, "seconds"), number(manifest, "peak_memory_bytes"), ""
@@ -86,22 +91,38 @@ def _reached(told: dict[str, Any], stage: str) -> str:
     return f"{named}{done:.0f} of {total:.0f}{', ' * bool(left)}{left}"
 
 
-def describe(name: str, folder: epath.Path, logged: epath.Path, running: bool) -> tuple[str, str]:
-    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps
-    logged in `logged` or by the rollouts written. With a remark: on the damage, or the error that
-    is the last of its log; "" for none.
+Log: TypeAlias = Sequence[Mapping[str, Any]]
+"""What was logged, in its order."""
 
-    running: whether a process is at it.
+
+def log_in(folder: epath.Path) -> Log:
+    """Read the log of metrics in a folder, without what is damaged in it."""
+    ignored: list[str] = []
+    return storage.read_segments(folder / "metrics", ignored.append)
+
+
+def describe(
+    name: str,
+    folder: epath.Path,
+    finished: tuple[Mapping[str, Any] | None, str],
+    read_log: Callable[[], Log],
+    running: bool,
+) -> tuple[str, str]:
+    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps
+    logged or by the rollouts written. With a remark: on the damage, or the error that is the last
+    of its log; "" for none.
+
+    finished: what `storage.read_finished` says of the folder. read_log: is called for a stage that
+    is not finished. running: whether a process is at it.
     """
-    manifest, damage = storage.read_finished(folder)
+    manifest, damage = finished
     if damage:
         return "damaged", f"has a damaged manifest: {damage}"
     if manifest:
         return "done", ""
-    ignored: list[str] = []
     records = [
         record
-        for record in storage.read_segments(logged / "metrics", ignored.append)
+        for record in read_log()
         if record.get("stage") == name and isinstance(record.get("step"), int)
     ]
     error = ""

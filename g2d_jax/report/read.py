@@ -42,13 +42,15 @@ def read_run(
     rates: Rates | None = None,
     *,
     lenient: bool = False,
+    ending: str = "",
 ) -> Run:
     """Read config and manifests; all else is read when it is asked for. What is not written yet is
     empty.
 
     answers: `Run.answers`, shared by the points of a study, which share evaluations. rates:
     `Run.rates`.
-    lenient: read a damaged manifest as if its stage had not finished, see `Run.left_out`.
+    lenient: read a damaged manifest as if its stage had not finished, see `Run.left_out`. ending:
+    `Run.ending`.
     Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
     """
     root = epath.Path(workdir)
@@ -68,7 +70,8 @@ def read_run(
         if damage:
             left_out.append(f"{name} is left out: {damage}")
         stages[name] = Stage(folder, name, sections.get(name, {}), manifest or {})
-    return Run(root, config, stages, answers or functools.cache(read_answers), rates, left_out)
+    cached = answers or functools.cache(read_answers)
+    return Run(root, config, stages, cached, rates, left_out, ending)
 
 
 def studies(workdir: PathLike) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -95,17 +94,27 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
 ("": none has), its name there, and its numbers as text."""
 
 
-def write_run(workdir: PathLike, *, figures: bool = True, ending: str = "") -> list[str]:
+def write_run(
+    workdir: PathLike,
+    *,
+    figures: bool = True,
+    ending: str = "",
+    say: Callable[[str], None] | None = None,
+) -> list[str]:
     """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a
     work directory holds.
 
     The run may be unfinished. Returns the paths of the first three in this order. The same work
     directory gives the same bytes. A stage with a damaged manifest is left out, with a warning.
+    ending: `Run.ending`. say: is given the verdict, such as to print it.
     Raises ValueError as `read_run` does for other files, and if completions or pairs are damaged;
     OSError.
     """
-    run = dataclasses.replace(read_run(workdir, lenient=True), ending=ending)
-    return write(report(run), run.workdir, "report", figures=figures)
+    run = read_run(workdir, lenient=True, ending=ending)
+    page = report(run)
+    if say is not None and page.verdict:
+        say(page.verdict)
+    return write(page, run.workdir, "report", figures=figures)
 
 
 def summary(run: Run, *, every_metric: bool = True) -> Report:

@@ -138,7 +138,8 @@ class Run:
     answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for
     `Policy.costs`.
     left_out: what is wrong with manifests that were read as if they were not there. ending: how it
-    stopped, told by the process that still holds its lock; "" where the lock tells whether one works on it.
+    stopped, told by the process that still holds its lock; "" where the lock tells whether one
+    works on it.
     """
 
     workdir: epath.Path

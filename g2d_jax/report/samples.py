@@ -247,7 +247,7 @@ def _rows(
 
 
 class Outline(NamedTuple):
-    """What a policy's answers are like, by problem.
+    """The scores and lengths of a policy's answers, by problem.
 
     scores: mean accuracies over all samples, or rewards where these alone are scored; NaN without
     either. lengths: tokens of the samples that a list shows.

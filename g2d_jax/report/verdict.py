@@ -15,7 +15,7 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.format import number
-from g2d_jax.report.headlines import command, flops
+from g2d_jax.report.headlines import command, flops, for_flops
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.rows import Row, Study, rows_of
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run, Settings
@@ -57,9 +57,7 @@ def run_verdict(run: Run) -> str:
     if math.isnan(number(ordered[-1], "mean")):
         return ""
     reached = f"{fmt.percent(number(ordered[-1], 'mean'))} % of {problems(evaluation, 'problems')}"
-    text = f"{_made_by(last)}: {reached}"
-    if last.flops > 0:
-        text += f" for {flops(last.flops)}"
+    text = f"{_made_by(last)}: {reached}{for_flops(last.flops)}"
     gained = _gained(evaluation, ordered, last)
     return f"{text}; {gained}." if gained else f"{text}."
 
@@ -154,20 +152,18 @@ def _gained(evaluation: Manifest, ordered: Sequence[Manifest], last: Policy) -> 
         return f"that it differs from {before} cannot be told ({100 * whole:+.1f} points)"
     if whole < 0:
         return f"it lost {size} against {before}"
+    gained = f"it gained {size} on {before}"
     if last.kind != OFFLINE or last.parent is None or last.parent.name == first:
-        return f"it gained {size} on {before}"
+        return gained
     added, is_certain = _change(evaluation, last.parent.name, last.name)
     offline = [phase.name for phase in _phases(last) if phase.kind == OFFLINE]
     loss = f"the last {offline[-1]}" if len(offline) > 1 else offline[-1]
     if math.isnan(added):
-        return f"it gained {size} on {before}"
+        return gained
     if not is_certain:
-        return (
-            f"it gained {size} on {before}, and that any of it came from {loss} cannot be told "
-            f"({100 * added:+.1f})"
-        )
+        return f"{gained}, and that any of it came from {loss} cannot be told ({100 * added:+.1f})"
     if added < 0:
-        return f"it gained {size} on {before}, and more before {loss} took {-100 * added:.1f}"
+        return f"{gained}, and more before {loss} took {-100 * added:.1f}"
     share = added / whole
     nearest = min(SHARES, key=lambda named: abs(named - share))
     return f"{SHARES[nearest]} of the gain came from {loss}"

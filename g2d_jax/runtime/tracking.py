@@ -188,7 +188,7 @@ class Screen:
 
     @property
     def under_way(self) -> Underway | None:
-        """What the open bar shows, None while there is none. For other threads too."""
+        """The state of the open bar, None while there is none. For other threads too."""
         bar = self._bar
         return None if bar is None else bar.state
 
@@ -340,7 +340,7 @@ class Progress:
 
     @property
     def state(self) -> Underway:
-        """What the bar shows."""
+        """The state that the bar shows."""
         note = "  ".join(text for _, text in _beside(self._note))
         return Underway(self.stage, self.done, self.total, note, self._ahead)
 
