@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import lora
+from g2d_jax.models import kv_codes, lora
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import bytes_saved
-from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import mean_prompt, policy_shapes
@@ -124,10 +124,9 @@ def _generation(
     )
     if len(shapes.widths) > 1:
         number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-        for axis, array in (
-            (KEY_COLUMNS, state.cache.keys[0]),
-            (VALUE_COLUMNS, state.cache.values[0]),
-        ):
+        keys = kv_codes.parts(state.cache.keys[0], KEY_COLUMNS)
+        values = kv_codes.parts(state.cache.values[0], VALUE_COLUMNS)
+        for array, axis in (*keys, *values):
             others = tuple(x for x in jax.tree.leaves(state) if x is not array)
             yield Program(
                 name,

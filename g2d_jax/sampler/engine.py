@@ -24,7 +24,7 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
-from g2d_jax.models import decoder, lora
+from g2d_jax.models import decoder, kv_codes, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder
@@ -36,6 +36,7 @@ from g2d_jax.models.kernels import (
     choose,
     platform_of,
 )
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
@@ -173,11 +174,13 @@ class Sampler:
         params: Sequence[SamplingParams],
         lengths: Sequence[int],
         most_rows: int | None = None,
+        kv_cache_dtype: str = "",
     ) -> Shapes:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
+        kv_cache_dtype: see `Shapes`. most_rows: rows that decode together in this call at most;
+        None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
         rest wait to take the place of those that are done. Elsewhere a step costs the same with few
         rows as with many.
@@ -208,6 +211,7 @@ class Sampler:
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filtered=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
+            kv_cache_dtype=kv_cache_dtype,
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -402,13 +406,17 @@ class _Call:
     def _resized(self, cache: Cache) -> Cache:
         """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
-        resize = self.sampler.programs["resize"]
         everywhere = meshes.replicated(self.mesh)
         column = meshes.put(np.array(0, np.int32), everywhere)
         width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
-        keys = tuple(resize(x, ring, width, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(resize(x, ring, width, axis=programs.VALUE_COLUMNS) for x in cache.values)
+
+        def resize(array: jax.Array, axis: int) -> jax.Array:
+            return self.sampler.programs["resize"](array, ring, width, axis=axis)
+
+        resized = partial(kv_codes.map_parts, resize)
+        keys = tuple(map(partial(resized, KEY_COLUMNS), cache.keys))
+        values = tuple(map(partial(resized, VALUE_COLUMNS), cache.values))
         return Cache(keys, values, column, width)
 
     def _interrupt_codes(self) -> jax.Array:
