@@ -66,8 +66,8 @@ def _generation(
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths
     that is a program."""
     sampler, shapes, mesh = session.sampling.sampler, workload.shapes, session.sampling.sampler.mesh
-    kinds = "empty", "prefill", "insert", "resize", "decode"
-    empty, prefill, insert, resize, decode = (prefix + kind for kind in kinds)
+    kinds = "empty", "prefill", "insert", "resize", "decode", "take_rows"
+    empty, prefill, insert, resize, decode, take_rows = (prefix + kind for kind in kinds)
     run = sampler.programs
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
@@ -93,11 +93,11 @@ def _generation(
             host(meshes.row_ways(mesh)),
         )
 
-    def inputs_of_decode(outputs: Outputs) -> tuple[Any, ...]:
+    def inputs_of_decode(state: str, outputs: Outputs) -> tuple[Any, ...]:
         where = meshes.sharding(mesh, ("devices",), (mesh.size,))
         return (
             outputs[view],
-            outputs[insert],
+            outputs[state],
             jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where),
         )
 
@@ -145,13 +145,26 @@ def _generation(
             name,
             decode,
             run["decode"],
-            inputs_of_decode,
+            partial(inputs_of_decode, insert),
             work,
             static,
             sampler.chunk,
             resident,
             also=(prefill,),
         )
+    if shapes.tail:
+        # What is decoded in them is in the work of the other rows.
+        nothing = Work(0, 0.0, 0, parts)
+        taken = partial(_inputs_of_take_rows, insert, host(shapes.tail))
+        yield Program(name, take_rows, run["take_rows"], taken, nothing, resident=resident)
+        inputs = partial(inputs_of_decode, take_rows)
+        yield Program(
+            name, f"{decode}_tail", run["decode_tail"], inputs, nothing, static, resident=resident
+        )
+
+
+def _inputs_of_take_rows(insert: str, order: Any, outputs: Outputs) -> tuple[Any, ...]:
+    return outputs[insert], order
 
 
 def _prefill_work(

@@ -48,6 +48,12 @@ MIN_ROWS = 32
 """Fewest rows that keep a CPU's arithmetic busy; twice as many do it better where responses are so
 short that hardly a row waits for others."""
 
+MIN_TAIL = 8
+"""Fewest rows for the end of a call on a CPU, when most are done: a step of fewer costs as much."""
+
+LONG = 8
+"""Chunks of a response beyond which a CPU compiles decode for the end of a call besides."""
+
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
 units busy, and each takes memory in all of a layer's arrays that the cache could have."""
@@ -182,20 +188,23 @@ class Sampler:
         kv_cache_dtype: see `Shapes`. most_rows: rows that decode together in this call at most;
         None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
-        rest wait to take the place of those that are done. Elsewhere a step costs the same with few
-        rows as with many.
+        rest wait to take the place of those that are done; where responses are long, the last of
+        them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
         """
         ways = meshes.row_ways(self.mesh)
         is_cpu = self.platform == "cpu"
         rows = min(most_rows or self.max_num_seqs, _power(samples))
+        longest = max(p.max_new_tokens for p in params)
+        tail = 0
         if is_cpu:
-            are_short = max(p.max_new_tokens for p in params) <= 2 * self.chunk
-            least = 2 * MIN_ROWS if are_short else MIN_ROWS
+            least = 2 * MIN_ROWS if longest <= 2 * self.chunk else MIN_ROWS
             rows = min(rows, max(_power(samples) // 4, least))
+            if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
+                tail = max(rows // 4, MIN_TAIL)
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
-        widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
+        widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
@@ -211,6 +220,7 @@ class Sampler:
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filtered=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
+            tail=tail,
             kv_cache_dtype=kv_cache_dtype,
         )
 
@@ -302,6 +312,7 @@ class _Call:
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
+        self.rows = shapes.rows
         empty: tuple[State, Prompts] = sampler.programs["empty"](shapes=shapes)
         self.state, self.prompts = empty
         self.put = partial(meshes.put_rows, self.mesh)
@@ -319,9 +330,11 @@ class _Call:
             running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
+            self._fit_rows(len(running))
             chunk = self.sampler.chunk
             self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
-            self.state, emitted = self.sampler.programs["decode"](
+            decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
+            self.state, emitted = self.sampler.programs[decode](
                 self.sampler_params,
                 self.state,
                 self._interrupt_codes(),
@@ -394,6 +407,19 @@ class _Call:
         fresh.top_k[row] = params.top_k
         fresh.top_p[row] = params.top_p
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
+
+    def _fit_rows(self, running: int) -> None:
+        """Move the last samples into the few rows of a call's end."""
+        tail = self.shapes.tail
+        if not running <= tail < self.rows or not self.schedule.is_drained:
+            return
+        order = self.schedule.narrow(tail)
+        self.rows = tail
+        take_rows = self.sampler.programs["take_rows"]
+        self.state = take_rows(self.state, self.put(np.array(order, np.int32)))
+        places = {row: place for place, row in enumerate(order)}
+        self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
+        self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
 
     def _fit_width(self, longest: int) -> None:
         """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
@@ -469,7 +495,7 @@ class _Call:
         for found in processes.gather(sorted(mine.items())):
             ends |= dict(found)
         if ends:
-            ended = np.zeros(self.shapes.rows, np.bool_)
+            ended = np.zeros(self.rows, np.bool_)
             ended[list(ends)] = True
             self.state = self.sampler.programs["retire"](self.state, self.put(ended))
         return ends
@@ -539,9 +565,12 @@ def _jitted(
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
+        "take_rows": Jitted(programs.take_rows),
         "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
+        # By itself: the first chunk of a call does not wait until this one is compiled.
+        "decode_tail": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
     }
 
 

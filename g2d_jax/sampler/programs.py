@@ -120,6 +120,7 @@ class Shapes:
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
     use, ascending; the last is W. stops: K. filtered: whether any row uses top_k or top_p.
+    tail: of the rows, how many decode at a call's end, when no more samples run; 0: all to the end.
     kv_cache_dtype: "int8" for `Codes` of keys and values; empty: in the sampler's dtype.
     """
 
@@ -129,6 +130,7 @@ class Shapes:
     widths: tuple[int, ...]
     stops: int
     filtered: bool
+    tail: int = 0
     kv_cache_dtype: str = ""
 
 
@@ -359,6 +361,16 @@ def resize(array: Array, ring: tuple[Array, Array], width: Array, *, axis: int) 
     ages = width - 1 - jnp.arange(array.shape[axis])
     columns = (column - 1 - ages) % old_width
     return jnp.take(array, columns, axis=axis, mode="clip")
+
+
+def take_rows(state: State, order: Array) -> State:
+    """Keep some rows, int32 [fewer than S], in this order."""
+
+    def take(x: Array) -> Array:
+        axes = logical_axes(x)
+        return jnp.take(x, order, axis=axes.index("rows")) if axes else x
+
+    return jax.tree.map(take, state)
 
 
 def retire(state: State, ended: Array, *, mesh: Mesh) -> State:

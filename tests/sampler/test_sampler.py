@@ -625,6 +625,33 @@ def test_columns_come_into_use_and_go_out_of_it(model):
     assert_drawn(model, rollouts, requests)
 
 
+def test_the_end_of_a_call_decodes_in_few_rows(model):
+    """The last samples move into 8 of 20 rows, with their cache, their stop strings and what names
+    their draws."""
+    sizes = {"max_num_seqs": 20, "chunk": 4, "prefill_rows": 4}
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, decode=spelt, **sizes)
+    assert sampler.shapes(6, 40, [SamplingParams(32)], [9]).tail == 0, "eight chunks at most"
+    requests = [*REQUESTS[:3], *stopping(REQUESTS[3:])]
+    found, used = [], []
+    for tail in (8, 0):
+        shapes = sampler.shapes(6, 40, [one.params for one in requests], range(1, 18))
+        assert (shapes.rows, shapes.tail) == (20, 8)
+        shapes = dataclasses.replace(shapes, tail=tail)
+        before = dataclasses.replace(sampler.usage)
+        params = sampler.to_sampler_params(model)
+        rollouts = sampler.generate(params, requests, "test", shapes)
+        found.append(sorted(rollouts, key=lambda one: (one.problem_id, one.sample)))
+        assert sampler.usage.generated - before.generated == sum(
+            len(r.token_ids) for r in found[-1]
+        )
+        used.append(sampler.usage.row_steps - before.row_steps)
+    assert used[0] < 0.7 * used[1]
+    for one, other in zip(*found, strict=True):
+        assert (one.sample, one.stop_reason) == (other.sample, other.stop_reason)
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
 def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
     """A call in which some rows are filtered leaves the others as they are; top_k 1 is greedy."""
     prompt = REQUESTS[2].prompt_ids
