@@ -53,6 +53,9 @@ Attention = Callable[[Array, Array, Array, Segments], Array]
 LANES = 128
 """Splash attention's rows are a multiple of this."""
 
+PIECE_BYTES = 2**21
+"""Most bytes of 128 columns of a device's keys that the TPU's kernel of decode steps takes."""
+
 XLA_BLOCK = 512
 """Columns of a block of XLA's attention where there is no kernel of its own: enough to keep a
 matrix unit busy."""
@@ -118,6 +121,12 @@ def _obstacle(
             f"{head_dim}:"
         )
     return ""
+
+
+def piece_columns(width: int) -> int:
+    """Return the columns that the TPU's kernel of decode steps copies at once, of a ring of
+    `width`: those of a tile, or all of a narrow ring."""
+    return LANES if width % LANES == 0 else width
 
 
 def check_decode(kernel: DecodeKernel, platform: str) -> None:
