@@ -73,13 +73,16 @@ def attend_ring(
     *,
     key_scales: Array | None = None,
     value_scales: Array | None = None,
+    cores: int | None = None,
 ) -> Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads; zeros for
     rows at rest, of which `earlier` is -1.
 
     key_scales, value_scales: float32 [L, B, K, 1, W], by which a column's codes are multiplied,
-    where keys and values are int8.
+    where keys and values are int8. cores: of a device; None: as many as its kind has.
     """
+    if cores is None:
+        cores = 2 if mesh.devices.flat[0].device_kind in MEGACORE else 1
     query = meshes.spec(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
     )
@@ -87,7 +90,7 @@ def attend_ring(
     scales = () if key_scales is None else (key_scales, value_scales)
     specs = query, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0]), cache, cache
     run = jax.shard_map(
-        partial(_attend, 2 if mesh.devices.flat[0].device_kind in MEGACORE else 1),
+        partial(_attend, cores),
         mesh=mesh,
         in_specs=(*specs, *(cache for _ in scales)),
         out_specs=query,
@@ -188,8 +191,16 @@ def _attend(
     return out[:batch].reshape(q.shape)
 
 
-def _group(size: Sizes, width: int, last: bool, place: Any, earlier: Any, next_live: Any, q: Any,
-           *refs: Any) -> None:
+def _group(
+    size: Sizes,
+    width: int,
+    last: bool,
+    place: Any,
+    earlier: Any,
+    next_live: Any,
+    q: Any,
+    *refs: Any,
+) -> None:
     """Attend with a group of rows.
 
     refs: the cache in high-bandwidth memory, the output, buffers of steps, sums of the row under
@@ -207,27 +218,32 @@ def _group(size: Sizes, width: int, last: bool, place: Any, earlier: Any, next_l
     first = core * of_core + group * size.rows
     axes = (2, 2 if last else 1, 2, 2)[:count]  # of the columns
 
-    def items(row: Any, number: Any) -> tuple[list[Any], Any, Any]:
-        """List the items of the step that begins with this one of a row: of each its row, its
-        number, its pieces and whether there is one; and the item behind them. A step ends with its
-        group."""
+    def item(row: Any, number: Any, end: Any) -> tuple[Any, Any, Any, Any]:
+        """Return whether there is such an item before row `end`, its pieces, and the row and number
+        of the next one."""
+        exists = row < end
+        left = _pieces(size.piece, total, earlier[row], newest) - number * size.pieces
+        ends = exists & (left <= size.pieces)
+        following = jnp.where(ends, next_live[row + 1], row)
+        number = jnp.where(ends, 0, jnp.where(exists, number + 1, number))
+        return exists, jnp.where(exists, jnp.minimum(left, size.pieces), 0), following, number
+
+    def end_of_step(row: Any) -> Any:
+        """Return the row that a step which begins with this one ends before: its group's last, and
+        none of the other core's."""
         end = (row // size.rows + 1) * size.rows
-        end = jnp.where(row < (core + 1) * of_core, end, 0)
-        found = []
-        for _ in range(size.items):
-            exists = row < end
-            left = _pieces(size.piece, total, earlier[row], newest) - number * size.pieces
-            found.append((row, number, jnp.minimum(left, size.pieces), exists))
-            ends = left <= size.pieces
-            number = jnp.where(exists, jnp.where(ends, 0, number + 1), number)
-            row = jnp.where(exists & ends, next_live[row + 1], row)
-        return found, row, number
+        return jnp.where(row < (core + 1) * of_core, end, 0)
 
-    def each_copy(found: list[Any], slot: Any, act: Any) -> None:
-        """Act on the copies of the step's pieces to their places in the buffers."""
-        for at, (row, number, pieces, exists) in enumerate(found):
+    def each_copy(row: Any, number: Any, step: Any, act: Any) -> tuple[Any, Any]:
+        """Act on the copies of a step's pieces to their places in the buffers, and return the row
+        and number of the item behind the step."""
+        end, slot = end_of_step(row), step % size.steps
 
-            def copy(nth: Any, _: Any, at: int = at, row: Any = row, number: Any = number) -> None:
+        def of_item(at: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            row, number = carry
+            _, pieces, *following = item(row, number, end)
+
+            def copy(nth: Any, _: Any) -> None:
                 back = newest // size.piece - number * size.pieces - nth
                 source = jnp.where(back < 0, back + total, back)
                 for array, buffer, axis in zip(cache, buffers, axes, strict=True):
@@ -236,11 +252,14 @@ def _group(size: Sizes, width: int, last: bool, place: Any, earlier: Any, next_l
                     there = _cut(heads, axis, nth, size.piece)
                     act(pltpu.make_async_copy(here, there, semaphores.at[slot]))
 
-            jax.lax.fori_loop(0, jnp.where(exists, pieces, 0), copy, None)
+            jax.lax.fori_loop(0, pieces, copy, None)
+            return tuple(following)
 
-    def fetch(step: Any) -> None:
-        found, cursor[3], cursor[4] = items(cursor[3], cursor[4])
-        each_copy(found, step % size.steps, lambda copy: copy.start())
+        return jax.lax.fori_loop(0, size.items, of_item, (row, number))
+
+    def fetch(step: Any, _: Any = None) -> None:
+        begin = cursor[3], cursor[4]
+        cursor[3], cursor[4] = each_copy(*begin, step, lambda copy: copy.start())
 
     @pl.when(group == 0)
     def _() -> None:
@@ -249,23 +268,25 @@ def _group(size: Sizes, width: int, last: bool, place: Any, earlier: Any, next_l
             buffer[...] = jnp.zeros_like(buffer)
         cursor[0] = cursor[3] = next_live[first]
         cursor[1] = cursor[2] = cursor[4] = 0
-        jax.lax.fori_loop(0, size.steps - 1, lambda step, _: fetch(step), None)
+        jax.lax.fori_loop(0, size.steps - 1, fetch, None)
 
     def compute(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         step = cursor[2]
         fetch(step + size.steps - 1)
-        slot = step % size.steps
-        found, row, number = items(*carry)
-        each_copy(found, slot, lambda copy: copy.wait())
-        read = [buffer.at[slot] for buffer in buffers]
-        parts = []
-        for at, (own, nth, pieces, exists) in enumerate(found):
-            local = jnp.where(exists, own - first, 0)
+        each_copy(*carry, step, lambda copy: copy.wait())
+        read = [buffer.at[step % size.steps] for buffer in buffers]
+        last_row, parts = end_of_step(carry[0]), []
+        row, number = carry
+        for at in range(size.items):
+            exists, pieces, *following = item(row, number, last_row)
             heads = pl.ds(at * kv_heads, kv_heads)
-            ages = nth * size.pieces * size.piece + newest % size.piece
-            mask = _mask(size, width, pieces, ages, earlier[own])
-            parts.append(_part(q[local], [x[heads] for x in read], mask, last))
-        for (own, nth, _, exists), part in zip(found, parts, strict=True):
+            ages = number * size.pieces * size.piece + newest % size.piece
+            mask = _mask(size, width, pieces, ages, earlier[row])
+            local = jnp.where(exists, row - first, 0)
+            part = _part(q[local], [x[heads] for x in read], mask, last)
+            parts.append((exists, local, number, part))
+            row, number = following
+        for exists, local, nth, part in parts:
             sums = [x[...] for x in (largest, mass, mixed)]
             starts = [jnp.full_like(sums[0], LOWEST), *map(jnp.zeros_like, sums[1:])]
             sums = [jnp.where(nth == 0, new, old) for new, old in zip(starts, sums, strict=True)]
@@ -276,8 +297,8 @@ def _group(size: Sizes, width: int, last: bool, place: Any, earlier: Any, next_l
             mixed[...] = sums[2] * decay + part[2] * weight
 
             @pl.when(exists)
-            def _(own: Any = own) -> None:
-                out[own - first] = (mixed[...] / mass[...]).astype(out.dtype)
+            def _(local: Any = local) -> None:
+                out[local] = (mixed[...] / mass[...]).astype(out.dtype)
 
         cursor[2] = step + 1
         return row, number
@@ -313,9 +334,7 @@ def _part(q: Array, read: list[Array], mask: Array, last: bool) -> tuple[Array, 
     """Return the largest score of an item, its sum of weights and that of weighted values, [K, R,
     1], [K, R, 1] and [K, R, D] in float32."""
     k, v, *scales = read
-    scores = jnp.einsum(
-        "krd,kds->krs", q, k.astype(q.dtype), preferred_element_type=jnp.float32
-    )
+    scores = jnp.einsum("krd,kds->krs", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
     if scales:
         scores = scores * scales[0]
     scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, LOWEST)
