@@ -22,6 +22,7 @@ from g2d_jax.config.machine import (
     Checkpoint,
     Compute,
     DecodeKernel,
+    DecodeSetting,
     Engine,
     Faults,
     Logging,

@@ -180,7 +180,7 @@ def attend_blocks(
     block = min(COLUMN_BLOCK, width)
     total = width // block
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
-    reached = blocks_back(most, column, block, total)
+    reached = blocks_back(jnp.maximum(most, 0), column, block, total)
 
     def add_block(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (column // block - number) % total * block

@@ -417,7 +417,8 @@ def decode(
     advanced cache.
 
     tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of
-    tokens before it. A stacked model has a stacked cache, and attention reads as much of it as the
+    tokens before it; -1 of a row at rest, which reads nothing where `kernel` can leave a row out,
+    and whose hidden state is any number. A stacked model has a stacked cache, and attention reads as much of it as the
     longest row needs. An unstacked one has an array a layer, and attention reads the first
     `cache.width` columns, which is one of `widths`. kernel: "pallas" reads of a stacked cache what
     each row needs, see models/decode_kernel.py.
@@ -432,7 +433,8 @@ def decode(
     x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
     positions = place(positions, "rows")
     ropes = jax.tree.map(
-        lambda table: place(table, "rows", None, None), rotary_tables(c, positions[:, None])
+        lambda table: place(table, "rows", None, None),
+        rotary_tables(c, jnp.maximum(positions, 0)[:, None]),
     )
     reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
 

@@ -32,8 +32,9 @@ from g2d_jax.models.kernels import (
     LANES,
     AttentionSetting,
     DecodeKernel,
-    check_decode,
+    DecodeSetting,
     choose,
+    choose_decode,
     platform_of,
 )
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
@@ -105,8 +106,7 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
-    see models/kernels.py;
-    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. decode: ids to text,
+    and decode_attention: of decode steps, see models/kernels.py. decode: ids to text,
     which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
     are bit-equal for the same shapes and mesh; the noise always is.
@@ -123,7 +123,7 @@ class Sampler:
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
-        decode_attention: DecodeKernel = "xla",
+        decode_attention: DecodeSetting = "auto",
         decode: Decode | None = None,
         programs: Programs | None = None,
     ) -> None:
@@ -151,8 +151,15 @@ class Sampler:
             layout="packed" if config.layer_types else "sequence",
         )
         self._programs = programs or Programs()
-        check_decode(decode_attention, self.platform)
-        settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
+        heads = (config.num_key_value_heads,)
+        self.decode_kernel = choose_decode(
+            decode_attention,
+            platform=self.platform,
+            dtype=dtype,
+            head_dim=config.head_dim,
+            kv_heads=meshes.sharding(mesh, ("kv_heads",), heads).shard_shape(heads)[0],
+        )
+        settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, self.decode_kernel
         self.programs = self._programs.get_or_make(_jitted, *settings)
 
     def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:

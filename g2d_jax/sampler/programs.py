@@ -419,8 +419,8 @@ def decode_chunk(
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
-        # A row at rest reads its own token alone, so that it does not count as a long one.
-        position = jnp.where(active, rows.position, 0)
+        # A row at rest does not count as a long one, and need not be read.
+        position = jnp.where(active, rows.position, -1)
         hidden, cache = decode(
             params,
             drawn.token,

@@ -104,6 +104,7 @@ class RunSampling:
             decode=self.decode,
         )
         self.kernels["prompts"] = sampler.kernel
+        self.kernels["decode"] = sampler.decode_kernel
         return sampler
 
     @cached_property
