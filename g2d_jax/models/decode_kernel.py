@@ -21,6 +21,7 @@ Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers,
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
+from g2d_jax.models.kv_codes import Kept
 
 STEP_BYTES = 2**19
 """Bytes of the keys of a step: three steps of keys and values, of which two are on their way, are 3
@@ -64,22 +66,19 @@ class Sizes(NamedTuple):
 
 def attend_ring(
     q: Array,
-    keys: Array,
-    values: Array,
+    keys: Kept,
+    values: Kept,
     layer: Array,
     column: Array,
     earlier: Array,
     mesh: Mesh,
     *,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
     cores: int | None = None,
 ) -> Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads; zeros for
     rows at rest, of which `earlier` is -1.
 
-    key_scales, value_scales: float32 [L, B, K, 1, W], by which a column's codes are multiplied,
-    where keys and values are int8. cores: of a device; None: as many as its kind has.
+    cores: of a device; None: as many as its kind has.
     """
     if cores is None:
         cores = 2 if mesh.devices.flat[0].device_kind in MEGACORE else 1
@@ -87,16 +86,17 @@ def attend_ring(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
     )
     cache = PartitionSpec(None, query[0], query[2], None, None)
-    scales = () if key_scales is None else (key_scales, value_scales)
-    specs = query, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0]), cache, cache
+    # keys, values, and the scales of both where they are codes
+    arrays = [*chain.from_iterable(zip(*map(jax.tree.leaves, (keys, values)), strict=True))]
+    specs = query, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
     run = jax.shard_map(
         partial(_attend, cores),
         mesh=mesh,
-        in_specs=(*specs, *(cache for _ in scales)),
+        in_specs=(*specs, *(cache for _ in arrays)),
         out_specs=query,
         check_vma=False,
     )
-    return run(q, layer, column, earlier, keys, values, *scales)
+    return run(q, layer, column, earlier, *arrays)
 
 
 def columns_read(earlier: Array, column: Array, width: int) -> Array:

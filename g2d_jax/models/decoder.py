@@ -39,7 +39,7 @@ from g2d_jax.models.attention import (
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Codes, Kept
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.models.linear import Multiply, linear, quantised, wide_linear
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
@@ -520,13 +520,12 @@ def _read_ring(
 ) -> Array:
     """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
     longest does."""
-    keys, values = cached
-    if kernel == "xla" or isinstance(keys, Codes) or isinstance(values, Codes):
-        return attend_blocks(q, keys, values, number, column, *reach)
+    if kernel == "xla":
+        return attend_blocks(q, *cached, number, column, *reach)
     from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
 
     assert mesh is not None
-    return attend_ring(q, keys, values, number, column, reach[0], mesh=mesh)
+    return attend_ring(q, *cached, number, column, reach[0], mesh=mesh)
 
 
 def _read_columns(

@@ -24,6 +24,7 @@ from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
 from g2d_jax.models.decode_kernel import attend_ring, columns_read
 from g2d_jax.models.kernels import choose_decode
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, encode
 from g2d_jax.plan.target import ENVIRONMENT
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
@@ -196,22 +197,10 @@ def test_shapes_of_recipes_with_random_ages(
 @pytest.mark.parametrize("dim", slow(64, 128))
 def test_codes_are_multiplied_by_the_scales_of_their_columns(dim: int) -> None:
     q, keys, values = inputs(3, 2, 3, 512, dim=dim)
-    key_scales, value_scales = (
-        jnp.max(jnp.abs(x), axis=axis, keepdims=True) / 127 for x, axis in ((keys, 3), (values, 4))
-    )
-    codes = [jnp.round(x / s) for x, s in ((keys, key_scales), (values, value_scales))]
-    decoded = codes[0] * key_scales, codes[1] * value_scales
+    codes = encode(keys, KEY_COLUMNS), encode(values, VALUE_COLUMNS)
     earlier, column = jnp.array([511, -1, 40], jnp.int32), jnp.int32(150)
-    plain = attend_blocks(q, *decoded, LAYER, column, earlier, jnp.int32(511))
-    ours = jax.jit(partial(attend_ring, mesh=ONE))(
-        q,
-        *(x.astype(jnp.int8) for x in codes),
-        LAYER,
-        column,
-        earlier,
-        key_scales=key_scales,
-        value_scales=value_scales.swapaxes(3, 4),
-    )
+    plain = attend_blocks(q, *codes, LAYER, column, earlier, jnp.int32(511))
+    ours = jax.jit(partial(attend_ring, mesh=ONE))(q, *codes, LAYER, column, earlier)
     np.testing.assert_allclose(ours, live(plain, earlier), atol=1e-5)
 
 
@@ -282,6 +271,7 @@ import sys, jax, jax.numpy as jnp
 from jax.experimental import topologies
 from g2d_jax import mesh as meshes
 from g2d_jax.models.decode_kernel import attend_ring
+from g2d_jax.models.kv_codes import Codes
 device = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1]).devices[0]
 mesh = meshes.make_mesh(devices=[device])
 place = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.replicated(mesh))
@@ -289,15 +279,14 @@ for case in sys.argv[2:]:
     dtype, *sizes = case.split(",")
     rows, heads, repeats, dim, width = map(int, sizes)
     shapes = (2, rows, heads, dim, width), (2, rows, heads, width, dim)
-    scales = {}
+    keys, values = (place(dtype, *shape) for shape in shapes)
     if dtype == "int8":
-        scale = place("float32", 2, rows, heads, 1, width)
-        scales = {"key_scales": scale, "value_scales": scale}
+        scales = place("float32", 2, rows, heads, 1, width)
+        keys, values = Codes(keys, scales), Codes(values, scales)
     query = place("bfloat16" if dtype == "int8" else dtype, rows, 1, heads * repeats, dim)
     number = place("int32")
-    arguments = *(place(dtype, *shape) for shape in shapes), number, number, place("int32", rows)
-    run = lambda *arguments, **scales: attend_ring(*arguments, mesh=mesh, **scales)
-    compiled = jax.jit(run).lower(query, *arguments, **scales).compile()
+    run = lambda *arguments: attend_ring(*arguments, mesh=mesh)
+    compiled = jax.jit(run).lower(query, keys, values, number, number, place("int32", rows)).compile()
     print(case, compiled.as_text().count('custom_call_target="tpu_custom_call"'))
 """
 
