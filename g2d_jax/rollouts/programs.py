@@ -70,6 +70,9 @@ def _generation(
     empty, prefill, insert, resize, decode, take_rows = (prefix + kind for kind in kinds)
     run = sampler.programs
 
+    def params(outputs: Outputs) -> Any:
+        return sampler.on_sampling_mesh(outputs[view], workload.weights)
+
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
         return meshes.abstract_rows(mesh, shape, kind)
 
@@ -79,7 +82,7 @@ def _generation(
             host(shapes.prompts),
             host(shapes.prompts, kind=np.bool_),
         )
-        return outputs[view], outputs[empty][1], *host_arrays
+        return params(outputs), outputs[empty][1], *host_arrays
 
     def inputs_of_insert(outputs: Outputs) -> tuple[Any, ...]:
         state, _ = outputs[empty]
@@ -96,7 +99,7 @@ def _generation(
     def inputs_of_decode(state: str, outputs: Outputs) -> tuple[Any, ...]:
         where = meshes.sharding(mesh, ("devices",), (mesh.size,))
         return (
-            outputs[view],
+            params(outputs),
             outputs[state],
             jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where),
         )

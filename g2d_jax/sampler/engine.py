@@ -43,6 +43,7 @@ from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
+from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
@@ -106,7 +107,8 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
-    and decode_attention: of decode steps, see models/kernels.py. decode: ids to text,
+    and decode_attention: of decode steps, see models/kernels.py. policy_mesh: where the models lie
+    that it is given, if that has the devices in another order. decode: ids to text,
     which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
     are bit-equal for the same shapes and mesh; the noise always is.
@@ -124,6 +126,7 @@ class Sampler:
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
         decode_attention: DecodeSetting = "auto",
+        policy_mesh: Mesh | None = None,
         decode: Decode | None = None,
         programs: Programs | None = None,
     ) -> None:
@@ -141,6 +144,9 @@ class Sampler:
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
         self.usage, self.ready = Usage(), 0
+        self._reorder = None
+        if policy_mesh and [*policy_mesh.devices.flat] != [*mesh.devices.flat]:
+            self._reorder = Reorder(policy_mesh, mesh)
         self.kernel = choose(
             attention,
             platform=self.platform,
@@ -169,16 +175,25 @@ class Sampler:
         weights: the kind of codes that the layers' linear weights become, see models/quantise.py;
         empty: in dtype.
         """
-        return self.to_sampler_params_program(weights)(model)
+        return self.on_sampling_mesh(self.to_sampler_params_program(weights)(model), weights)
 
     def to_sampler_params_program(self, weights: str = "") -> Jitted:
-        """Return the program of `to_sampler_params`."""
+        """Return the program of `to_sampler_params`, whose results are for `on_sampling_mesh`."""
         return self._programs.get_or_make(
             _to_sampler_params,
             self.config.with_quantisation(weights),
             self.mesh,
             jnp.dtype(self.dtype),
+            self._reorder,
         )
+
+    def on_sampling_mesh(self, written: Decoder, weights: str = "") -> Decoder:
+        """Return the results of `to_sampler_params_program`, or their shapes, as they lie on the
+        sampling mesh."""
+        if self._reorder is None:
+            return written
+        layout = _layout(self.config.with_quantisation(weights), self.mesh)
+        return self._reorder.put_together(written, layout)
 
     def shapes(
         self,
@@ -528,21 +543,29 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
             yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
 
 
-def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
-    """Return the program of a sampler's `to_sampler_params`, of this config."""
-    layout = decoder.unstacked_shardings
-    convert = lora.to_unstacked_sampler_params
+def _layout(config: ModelConfig, mesh: Mesh) -> Decoder:
+    """Return the tree of a sampler's parameters with a NamedSharding in place of every array."""
+    # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for all;
+    # elsewhere each layer's arrays are read where they lie.
     if platform_of(mesh) == "tpu":
-        # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for
-        # all; elsewhere each layer's arrays are read where they lie.
-        layout = decoder.shardings
-        convert = lora.to_sampler_params
+        return decoder.shardings(config, mesh)
+    return decoder.unstacked_shardings(config, mesh)
+
+
+def _to_sampler_params(
+    config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, reorder: Reorder | None
+) -> Jitted:
+    """Return the program of a sampler's `to_sampler_params`, of this config."""
+    is_stacked = platform_of(mesh) == "tpu"
+    convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
+    layout = _layout(config, mesh)
 
     # Plans, and records of compiling, know the program by this name.
     def view(model: Decoder) -> Decoder:
-        return convert(model, dtype, config.quantise)
+        converted = convert(model, dtype, config.quantise)
+        return reorder.send_model(converted, layout) if reorder else converted
 
-    return Jitted(view, out_shardings=layout(config, mesh))
+    return Jitted(view, out_shardings=reorder.parts_shardings(layout) if reorder else layout)
 
 
 def _empty(

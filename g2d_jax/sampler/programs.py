@@ -415,7 +415,7 @@ def decode_chunk(
         step, state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        drawn = _draw_next(state, head, multiply, place, filtered)
+        drawn = _draw_next(state, head, multiply, mesh, filtered)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
@@ -454,17 +454,38 @@ def _draw_next(
     state: State,
     head: Array,
     multiply: Callable[..., Array],
-    place: Callable[..., Array],
+    mesh: Mesh,
     filtered: bool,
 ) -> Draw:
     """Draw each row's next token from the hidden state of its last one."""
     # Each device multiplies its words, and draws for its rows from all words.
-    hidden = place(state.hidden, "replica_rows", "embed")
-    logits = multiply(hidden, head, preferred_element_type=jnp.float32)
-    logits = place(place(logits, "rows", "vocab"), "all_rows", None)
+    logits = _logits(state.hidden, head, multiply, mesh)
+    logits = lay_out(mesh, logits, "all_rows", None)
     rows = state.rows
     settings = rows.random_keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
     return draw(logits, *settings, filtered=filtered)
+
+
+def _logits(hidden: Array, head: Array, multiply: Callable[..., Array], mesh: Mesh) -> Array:
+    """Compute the logits, float32 [S, V], of hidden [S, E] and the head [E, V]: split by rows over
+    data and fsdp, and by words over tensor."""
+    by_width = meshes.spec(mesh, ("replica_rows", "embed"), hidden.shape)
+    words = meshes.spec(mesh, ("embed", "vocab"), head.shape)
+    split = meshes.spec(mesh, ("rows", "vocab"), (hidden.shape[0], head.shape[1]))
+    product = partial(multiply, preferred_element_type=jnp.float32)
+    if by_width[1] is None or split[0] is None:
+        logits = product(lay_out(mesh, hidden, "replica_rows", "embed"), head)
+        return lay_out(mesh, logits, "rows", "vocab")
+
+    # Each device of fsdp has a summand for all of their rows. XLA for TPU would add up all rows on
+    # each of them, twice the bytes, and then take its own.
+    def summed(hidden: Array, head: Array) -> Array:
+        return jax.lax.psum_scatter(product(hidden, head), "fsdp", scatter_dimension=0, tiled=True)
+
+    run = jax.shard_map(
+        summed, mesh=mesh, in_specs=(by_width, words), out_specs=split, check_vma=False
+    )
+    return run(hidden, head)
 
 
 def _add_column(

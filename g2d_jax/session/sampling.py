@@ -100,6 +100,7 @@ class RunSampling:
             **chosen(self.config.compute, names),
             seed=self.config.seed,
             dtype=jnp.dtype(self.config.dtype),
+            policy_mesh=self.devices.mesh,
             programs=self.programs,
             decode=self.decode,
         )
