@@ -40,7 +40,7 @@ from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
-from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
+from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, ends_early
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
@@ -99,7 +99,8 @@ class Sampler:
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
     see models/kernels.py;
-    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. decode: ids to text,
+    decode_attention: of decode steps, "pallas" is models/decode_kernel.py, or decode_kernel_gpu.py.
+    decode: ids to text,
     which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
     are bit-equal for the same shapes and mesh; the noise always is.
@@ -133,6 +134,8 @@ class Sampler:
         self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
+        self.decode_attention = decode_attention
+        self.ends_early = ends_early(mesh)
         self.usage, self.ready = Usage(), 0
         self.kernel = choose(
             attention,
@@ -196,6 +199,10 @@ class Sampler:
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
+        elif self.decode_attention == "pallas":  # which reads what each row needs of any width
+            from g2d_jax.models.decode_kernel_gpu import BLOCK  # Pallas takes long to import
+
+            widths = (round_up(widest, BLOCK),)
         else:
             least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
             narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
@@ -424,7 +431,8 @@ class _Call:
         counts, stopped, interrupt_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(interrupt_code))
-        self.sampler.usage.row_steps += int(counts.max()) * len(counts)
+        steps = int(counts.max()) if self.sampler.ends_early else self.sampler.chunk
+        self.sampler.usage.row_steps += steps * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
@@ -526,7 +534,8 @@ def _jitted(
     """Return a sampler's programs by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
     empty = partial(_empty(config, mesh, dtype), mesh=mesh)
-    decode = partial(programs.decode_chunk, chunk=chunk, kernel=decode_kernel, **common)
+    sizes = {"chunk": chunk, "early": ends_early(mesh)}
+    decode = partial(programs.decode_chunk, kernel=decode_kernel, **sizes, **common)
     return {
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),

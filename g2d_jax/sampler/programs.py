@@ -27,7 +27,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.matmul import products_on
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
-from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
+from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.sampler.sampling import Draw, draw
 
@@ -357,6 +357,13 @@ def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
     return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
 
 
+def ends_early(mesh: Mesh) -> bool:
+    """Return whether a chunk ends when no row has tokens left. Not on GPUs: where it depends on data
+    whether a loop goes on, XLA's programs wait for the device in every round and copy the answer to
+    the host, and the device waits for the launches of the next one."""
+    return platform_of(mesh) not in ("gpu", "cuda")
+
+
 def decode_chunk(
     params: Decoder,
     state: State,
@@ -368,11 +375,12 @@ def decode_chunk(
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
+    early: bool = True,
 ) -> tuple[State, Emitted]:
-    """Take up to `chunk` steps with every row that has tokens left; end early when none has.
+    """Take `chunk` steps with every row that has tokens left; with `early` end when none has.
 
     interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
-    reaches all processes this way.
+    reaches all processes this way. early: see `ends_early`.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
@@ -384,12 +392,12 @@ def decode_chunk(
         floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(interrupt_codes)
     )
 
-    def running(carry: tuple[Array, State, Emitted]) -> Array:
-        step, state, _ = carry
+    def running(carry: tuple[Array, tuple[State, Emitted]]) -> Array:
+        step, (state, _) = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[Array, State, Emitted]) -> tuple[Array, State, Emitted]:
-        step, state, emitted = carry
+    def advance(step: Array, carry: tuple[State, Emitted]) -> tuple[State, Emitted]:
+        state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
         drawn = _draw_next(state, head, multiply, place, filtered)
@@ -415,9 +423,15 @@ def decode_chunk(
             generated=rows.generated + increment,
             remaining=remaining,
         )
-        return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
+        return lay_out_tree(State(rows, cache, hidden), place), emitted
 
-    _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
+    start = state, emitted
+    if early:
+        _, (state, emitted) = jax.lax.while_loop(
+            running, lambda carry: (carry[0] + 1, advance(*carry)), (jnp.int32(0), start)
+        )
+    else:
+        state, emitted = jax.lax.fori_loop(0, chunk, advance, start)
     return state, emitted._replace(
         tokens=place(emitted.tokens, "rows", None),
         logprobs=place(emitted.logprobs, "rows", None),
