@@ -52,9 +52,9 @@ def obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int) -> str:
 
     device: any of the mesh. dtype: of activations and cache.
     """
-    if device.platform not in ("gpu", "cuda") or "NVIDIA" not in device.device_kind:
+    capability = str(getattr(device, "compute_capability", ""))  # of AMD's GPUs a name, gfx942
+    if device.platform not in ("gpu", "cuda") or not capability[:1].isdigit():
         return f"it needs an NVIDIA GPU, and these devices are {device.device_kind!r}"
-    capability = str(getattr(device, "compute_capability", "9.0"))
     if int(capability.split(".")[0]) < 8:
         return f"it needs compute capability 8.0, and this GPU's is {capability}"
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16, jnp.float32):
@@ -90,7 +90,7 @@ def attend_columns(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[1:2], q.shape[3])
     )
     cache = PartitionSpec(query[0], query[2], None, None)
-    scales = [] if key_scales is None else [key_scales, value_scales]
+    scales = [x for x in (key_scales, value_scales) if x is not None]
     specs = query, cache, cache, PartitionSpec(), PartitionSpec(query[0]), *[cache] * len(scales)
     attend = partial(_attend, interpret=platform_of(mesh) == "cpu")
     run = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)

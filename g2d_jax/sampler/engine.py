@@ -40,7 +40,8 @@ from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
-from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, ends_early
+from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
+from g2d_jax.sampler.sampling import FILTERS
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
@@ -135,7 +136,7 @@ class Sampler:
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
         self.decode_attention = decode_attention
-        self.ends_early = ends_early(mesh)
+        self.ends_early = may_branch(mesh)
         self.usage, self.ready = Usage(), 0
         self.kernel = choose(
             attention,
@@ -192,6 +193,7 @@ class Sampler:
             are_short = max(p.max_new_tokens for p in params) <= 2 * self.chunk
             least = 2 * MIN_ROWS if are_short else MIN_ROWS
             rows = min(rows, max(_power(samples) // 4, least))
+        used = {"top_k" for p in params if p.top_k > 0} | {"top_p" for p in params if p.top_p < 1.0}
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
@@ -214,7 +216,7 @@ class Sampler:
             columns=columns,
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
-            filtered=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
+            filters=tuple(name for name in FILTERS if name in used),
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -328,7 +330,7 @@ class _Call:
                 self.sampler_params,
                 self.state,
                 self._interrupt_codes(),
-                filtered=self.shapes.filtered,
+                filters=self.shapes.filters,
                 widths=next(widths for widths in self.widths if self.width in widths),
             )
             self.sampler.usage.seconds += time.perf_counter() - started
@@ -533,16 +535,16 @@ def _jitted(
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
+    steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
     empty = partial(_empty(config, mesh, dtype), mesh=mesh)
-    sizes = {"chunk": chunk, "early": ends_early(mesh)}
-    decode = partial(programs.decode_chunk, kernel=decode_kernel, **sizes, **common)
+    decode = partial(programs.decode_chunk, **steps, **common)
     return {
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
         "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
-        "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
+        "decode": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
     }
 
 

@@ -29,7 +29,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.sampler.sampling import Draw, draw
+from g2d_jax.sampler.sampling import Draw, Filter, draw
 
 Held = TypeVar("Held", Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
@@ -117,7 +117,7 @@ class Shapes:
     """The shapes that the programs are compiled for.
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
-    use, ascending; the last is W. stops: K. filtered: whether any row uses top_k or top_p.
+    use, ascending; the last is W. stops: K. filters: those that any row uses.
     """
 
     rows: int
@@ -125,7 +125,7 @@ class Shapes:
     columns: tuple[int, ...]
     widths: tuple[int, ...]
     stops: int
-    filtered: bool
+    filters: tuple[Filter, ...]
 
 
 ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
@@ -357,10 +357,10 @@ def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
     return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
 
 
-def ends_early(mesh: Mesh) -> bool:
-    """Return whether a chunk ends when no row has tokens left. Not on GPUs: where it depends on data
-    whether a loop goes on, XLA's programs wait for the device in every round and copy the answer to
-    the host, and the device waits for the launches of the next one."""
+def may_branch(mesh: Mesh) -> bool:
+    """Return whether a step of decode may depend on data in what it does. Not on GPUs: where a loop
+    goes on by data, or one of several branches is taken, XLA's programs wait for the device and copy
+    the answer to the host, and the device waits for the launches of what follows."""
     return platform_of(mesh) not in ("gpu", "cuda")
 
 
@@ -370,17 +370,18 @@ def decode_chunk(
     interrupt_codes: Array,
     *,
     chunk: int,
-    filtered: bool,
+    filters: tuple[Filter, ...],
     widths: tuple[int, ...],
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
-    early: bool = True,
+    branches: bool = True,
 ) -> tuple[State, Emitted]:
-    """Take `chunk` steps with every row that has tokens left; with `early` end when none has.
+    """Take `chunk` steps with every row that has tokens left; with `branches` end when none has.
 
     interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
-    reaches all processes this way. early: see `ends_early`.
+    reaches all processes this way. branches: whether what is done may
+    depend on data, see `may_branch`.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
@@ -400,7 +401,7 @@ def decode_chunk(
         state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        drawn = _draw_next(state, head, multiply, place, filtered)
+        drawn = _draw_next(state, head, multiply, place, filters, branches)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
@@ -426,7 +427,7 @@ def decode_chunk(
         return lay_out_tree(State(rows, cache, hidden), place), emitted
 
     start = state, emitted
-    if early:
+    if branches:
         _, (state, emitted) = jax.lax.while_loop(
             running, lambda carry: (carry[0] + 1, advance(*carry)), (jnp.int32(0), start)
         )
@@ -446,7 +447,8 @@ def _draw_next(
     head: Array,
     multiply: Callable[..., Array],
     place: Callable[..., Array],
-    filtered: bool,
+    filters: tuple[Filter, ...],
+    branches: bool,
 ) -> Draw:
     """Draw each row's next token from the hidden state of its last one."""
     # Each device multiplies its words, and draws for its rows from all words.
@@ -455,7 +457,7 @@ def _draw_next(
     logits = place(place(logits, "rows", "vocab"), "all_rows", None)
     rows = state.rows
     settings = rows.random_keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
-    return draw(logits, *settings, filtered=filtered)
+    return draw(logits, *settings, filters=filters, branches=branches)
 
 
 def _add_column(

@@ -636,13 +636,12 @@ def test_a_greedy_sample_shares_its_prompt(model, base):
 
 
 @pytest.mark.parametrize(
-    ("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)]
+    ("asked", "filters"),
+    [({}, ()), ({"top_k": 1}, ("top_k",)), ({"top_p": 0.9, "top_k": 2}, ("top_k", "top_p"))],
 )
-def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filtered):
-    assert (
-        sampler.shapes(2, 2, [SamplingParams(5), SamplingParams(5, **asked)], [7]).filtered
-        == filtered
-    )
+def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filters):
+    params = [SamplingParams(5), SamplingParams(5, **asked)]
+    assert sampler.shapes(2, 2, params, [7]).filters == filters
 
 
 def test_no_requests(sampler, model):
