@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from g2d_jax.data.packing import round_up  # noqa: E402
+from g2d_jax.models import decode_kernel, decode_kernel_gpu  # noqa: E402
 from g2d_jax.models.attention import COLUMN_BLOCK, blocks_back  # noqa: E402
-from g2d_jax.models.decode_kernel import columns_read  # noqa: E402
 from g2d_jax.models.kernels import LANES  # noqa: E402
 
 CHUNK, GROUP, SIGMA = 16, 8, 0.8
@@ -97,8 +98,9 @@ def by_longest(earlier: jax.Array, column: jax.Array, width: int) -> jax.Array:
 
 
 PATHS: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
-    "TPU, pallas": columns_read,
+    "TPU, pallas": decode_kernel.columns_read,
     "TPU, xla": by_longest,
+    "GPU, pallas": partial(decode_kernel_gpu.columns_read, dim=128, itemsize=2),
 }
 """Columns that each way of a decode step reads of each row, int32 [steps, rows], of `Steps`."""
 

@@ -160,7 +160,7 @@ def decode(config: ModelConfig, folder: Path) -> bool:
         return jax.lax.fori_loop(0, steps, body, (jnp.float32(0), cache))
 
     for name, model in (("unrolled", jax.jit(decoder.unstack)(stacked)), ("scanned", stacked)):
-        run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, False)
+        run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, ())
         state, _ = empty(config, shapes, stacked=name == "scanned", dtype=bf16, cache_dtype=bf16)
         cache = state.cache
 
@@ -230,26 +230,24 @@ def filters(config: ModelConfig, folder: Path) -> bool:
     import jax
     import jax.numpy as jnp
 
-    from g2d_jax.sampler.sampling import draw
+    from g2d_jax.sampler.sampling import FILTERS, draw
 
     rows = 8 if is_tiny(config) else 256
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
     keys, places = jnp.zeros((rows, 2), jnp.uint32), jnp.arange(rows)
-    run = jax.jit(draw, static_argnames="filtered")
-    for name, top_k, top_p in (
-        ("unfiltered", 0, 1.0),
-        ("top-k 50", 50, 1.0),
-        ("top-p 0.9", 0, 0.9),
-        ("both", 50, 0.9),
+    run = jax.jit(draw, static_argnames="filters")
+    for name, used, top_k, top_p in (
+        ("unfiltered", (), 0, 1.0),
+        ("top-k 50", FILTERS[:1], 50, 1.0),
+        ("top-p 0.9", FILTERS[1:], 0, 0.9),
+        ("both", FILTERS, 50, 0.9),
     ):
         chosen = (
             jnp.ones(rows),
             jnp.full(rows, top_k, jnp.int32),
             jnp.full(rows, top_p, jnp.float32),
         )
-        taken = seconds(
-            lambda c=chosen, n=name: run(logits, keys, places, *c, filtered=n != "unfiltered")
-        )
+        taken = seconds(lambda c=chosen, u=used: run(logits, keys, places, *c, filters=u))
         say("filters", f"{name}, {rows} rows x {config.vocab_size:,}", f"{taken * 1e3:.2f} ms")
     return True
 

@@ -420,8 +420,9 @@ def decode(
     tokens before it; -1 of a row at rest, which reads nothing where `kernel` can leave a row out,
     and whose hidden state is any number. A stacked model has a stacked cache, and attention reads as much of it as the
     longest row needs. An unstacked one has an array a layer, and attention reads the first
-    `cache.width` columns, which is one of `widths`. kernel: "pallas" reads of a stacked cache what
-    each row needs, see models/decode_kernel.py.
+    `cache.width` columns, which is one of `widths`. kernel: "pallas" reads what each row needs, of a
+    stacked cache by models/decode_kernel.py, of an unstacked one, all of whose columns are then in
+    use, by models/decode_kernel_gpu.py.
 
     Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are.
     A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
@@ -465,6 +466,8 @@ def decode(
         ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
         by_sums = mesh is None or platform_of(mesh) == "cpu"
         read = partial(_read_columns, ages, cache.width, widths, by_sums)
+        if kernel == "pallas":
+            read = partial(_read_own_columns, cache.column, mesh)
         layers = []
         for number, block in enumerate(model.blocks):
             cached = cache.keys[number], cache.values[number]
@@ -555,6 +558,16 @@ def _read_columns(
     # that is compiled in, the one in use is run.
     at = jnp.searchsorted(jnp.array(widths), used)
     return jax.lax.switch(at, [partial(first, size) for size in widths])
+
+
+def _read_own_columns(
+    column: Array, mesh: Mesh | None, q: Array, cached: KeptPair, _: int, reach: Pair
+) -> Array:
+    """Attend to the columns of a layer's cache that each row reaches."""
+    from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
+
+    assert mesh is not None
+    return attend_columns(q, *cached, column, reach[0], mesh)
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> Array:  # type: ignore[assignment]

@@ -62,7 +62,7 @@ matrix unit busy."""
 
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
 
-_DECODE_OF_PLATFORM: dict[str, DecodeKernel] = {"tpu": "pallas"}
+_DECODE_OF_PLATFORM: dict[str, DecodeKernel] = {"tpu": "pallas", "gpu": "pallas", "cuda": "pallas"}
 """Of decode steps; elsewhere XLA."""
 
 
@@ -135,19 +135,21 @@ def piece_columns(width: int) -> int:
 def choose_decode(
     setting: DecodeSetting,
     *,
-    platform: str,
+    device: jax.Device,
     dtype: jnp.dtype,
     head_dim: int,
     kv_heads: int,
 ) -> DecodeKernel:
     """Choose the kernel of decode steps, as `choose` does that of whole rows.
 
-    setting: compute.decode_attention. dtype: of the cache. kv_heads: of a device. "auto" takes the
-    platform's kernel where it can serve and XLA elsewhere. Raises ValueError, which says what to
-    change, where a kernel is asked for that cannot serve.
+    setting: compute.decode_attention. device: any of the mesh. dtype: of activations and cache.
+    kv_heads: of a device. "auto" takes the platform's kernel where it can serve and XLA elsewhere.
+    Raises ValueError, which says what to change, where a kernel is asked for that cannot serve.
     """
-    kernel = _DECODE_OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
-    obstacle = _decode_obstacle(kernel, platform, jnp.dtype(dtype), head_dim, kv_heads)
+    kernel = _DECODE_OF_PLATFORM.get(device.platform, "xla") if setting == "auto" else setting
+    if kernel == "xla":
+        return "xla"
+    obstacle = _decode_obstacle(device, jnp.dtype(dtype), head_dim, kv_heads)
     if obstacle and setting != "auto":
         raise ValueError(
             f"compute.decode_attention is {setting!r}, but {obstacle} set it to auto or xla"
@@ -155,17 +157,23 @@ def choose_decode(
     return "xla" if obstacle else kernel
 
 
-def _decode_obstacle(
-    kernel: DecodeKernel, platform: str, dtype: jnp.dtype, head_dim: int, kv_heads: int
-) -> str:
+def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_heads: int) -> str:
     """Explain why the kernel of decode steps cannot serve, as `_obstacle` does."""
-    if kernel == "xla":
-        return ""
-    if _DECODE_OF_PLATFORM.get(platform) != kernel:
-        return f"that kernel needs a TPU and these devices are {platform!r}: run there, or"
-    if head_dim % 8:
-        return f"it needs a head_dim that is a multiple of 8, and this model's is {head_dim}:"
-    if kv_heads * head_dim * LANES * dtype.itemsize > PIECE_BYTES:
+    capability = ""
+    if device.platform in ("gpu", "cuda"):
+        capability = str(getattr(device, "compute_capability", ""))  # of AMD's GPUs a name, gfx942
+    is_nvidia = capability[:1].isdigit()
+    if device.platform != "tpu" and not is_nvidia:
+        return (
+            "that kernel needs a TPU or an NVIDIA GPU and these devices are "
+            f"{device.device_kind!r}: run there, or"
+        )
+    if is_nvidia and int(capability.split(".")[0]) < 8:
+        return f"it needs compute capability 8.0, and this GPU's is {capability}:"
+    if head_dim % 8 or (is_nvidia and head_dim > 256):
+        most = " and at most 256" * is_nvidia
+        return f"it needs a head_dim that is a multiple of 8{most}, and this model's is {head_dim}:"
+    if not is_nvidia and kv_heads * head_dim * LANES * dtype.itemsize > PIECE_BYTES:
         return (
             f"its memory is too small for {kv_heads} key heads of {head_dim} on a device: raise "
             "compute.sampling_tensor, or"

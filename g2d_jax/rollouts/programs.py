@@ -143,7 +143,7 @@ def _generation(
             )
     work = _decode_work(session, workload, parts)
     for widths in sampler.decoded_widths(shapes):
-        static = {"filtered": shapes.filtered, "widths": widths}
+        static = {"filters": shapes.filters, "widths": widths}
         yield Program(
             name,
             decode,

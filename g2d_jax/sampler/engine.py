@@ -42,8 +42,9 @@ from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
-from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
+from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
 from g2d_jax.sampler.reorder import Reorder
+from g2d_jax.sampler.sampling import FILTERS
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
@@ -143,6 +144,7 @@ class Sampler:
         self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
+        self.ends_early = may_branch(mesh)
         self.usage, self.ready = Usage(), 0
         self._reorder = None
         if policy_mesh and [*policy_mesh.devices.flat] != [*mesh.devices.flat]:
@@ -160,7 +162,7 @@ class Sampler:
         heads = (config.num_key_value_heads,)
         self.decode_kernel = choose_decode(
             decode_attention,
-            platform=self.platform,
+            device=mesh.devices.flat[0],
             dtype=dtype,
             head_dim=config.head_dim,
             kv_heads=meshes.sharding(mesh, ("kv_heads",), heads).shard_shape(heads)[0],
@@ -223,6 +225,7 @@ class Sampler:
             rows = min(rows, max(_power(samples) // 4, least))
             if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
                 tail = max(rows // 4, MIN_TAIL)
+        used = {"top_k" for p in params if p.top_k > 0} | {"top_p" for p in params if p.top_p < 1.0}
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
@@ -230,6 +233,10 @@ class Sampler:
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
+        elif self.decode_kernel == "pallas":  # which reads what each row needs of any width
+            from g2d_jax.models.decode_kernel_gpu import BLOCK  # Pallas takes long to import
+
+            widths = (round_up(widest, BLOCK),)
         else:
             least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
             narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
@@ -241,7 +248,7 @@ class Sampler:
             columns=columns,
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
-            filtered=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
+            filters=tuple(name for name in FILTERS if name in used),
             tail=tail,
             kv_cache_dtype=kv_cache_dtype,
         )
@@ -360,7 +367,7 @@ class _Call:
                 self.sampler_params,
                 self.state,
                 self._interrupt_codes(),
-                filtered=self.shapes.filtered,
+                filters=self.shapes.filters,
                 widths=next(widths for widths in self.widths if self.width in widths),
             )
             self.sampler.usage.seconds += time.perf_counter() - started
@@ -480,7 +487,8 @@ class _Call:
         counts, stopped, interrupt_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(interrupt_code))
-        self.sampler.usage.row_steps += int(counts.max()) * len(counts)
+        steps = int(counts.max()) if self.sampler.ends_early else self.sampler.chunk
+        self.sampler.usage.row_steps += steps * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
@@ -589,8 +597,9 @@ def _jitted(
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
+    steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
     empty = partial(_empty(config, mesh, dtype), mesh=mesh)
-    decode = partial(programs.decode_chunk, chunk=chunk, kernel=decode_kernel, **common)
+    decode = partial(programs.decode_chunk, **steps, **common)
     return {
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
@@ -598,9 +607,9 @@ def _jitted(
         "take_rows": Jitted(programs.take_rows),
         "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
-        "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
+        "decode": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
         # By itself: the first chunk of a call does not wait until this one is compiled.
-        "decode_tail": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
+        "decode_tail": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
     }
 
 

@@ -28,10 +28,10 @@ from g2d_jax.matmul import products_on
 from g2d_jax.models import kv_codes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
-from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
+from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.sampler.sampling import Draw, draw
+from g2d_jax.sampler.sampling import Draw, Filter, draw
 
 Held = TypeVar("Held", Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
@@ -119,9 +119,9 @@ class Shapes:
     """The shapes that the programs are compiled for.
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
-    use, ascending; the last is W. stops: K. filtered: whether any row uses top_k or top_p.
-    tail: of the rows, how many decode at a call's end, when no more samples run; 0: all to the end.
-    kv_cache_dtype: "int8" for `Codes` of keys and values; empty: in the sampler's dtype.
+    use, ascending; the last is W. stops: K. filters: those that any row uses. tail: of the rows,
+    how many decode at a call's end, when no more samples run; 0: all to the end. kv_cache_dtype:
+    "int8" for `Codes` of keys and values; empty: in the sampler's dtype.
     """
 
     rows: int
@@ -129,7 +129,7 @@ class Shapes:
     columns: tuple[int, ...]
     widths: tuple[int, ...]
     stops: int
-    filtered: bool
+    filters: tuple[Filter, ...]
     tail: int = 0
     kv_cache_dtype: str = ""
 
@@ -380,22 +380,31 @@ def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
     return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
 
 
+def may_branch(mesh: Mesh) -> bool:
+    """Return whether a step of decode may depend on data in what it does. Not on GPUs: where a loop
+    goes on by data, or one of several branches is taken, XLA's programs wait for the device and copy
+    the answer to the host, and the device waits for the launches of what follows."""
+    return platform_of(mesh) not in ("gpu", "cuda")
+
+
 def decode_chunk(
     params: Decoder,
     state: State,
     interrupt_codes: Array,
     *,
     chunk: int,
-    filtered: bool,
+    filters: tuple[Filter, ...],
     widths: tuple[int, ...],
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
+    branches: bool = True,
 ) -> tuple[State, Emitted]:
-    """Take up to `chunk` steps with every row that has tokens left; end early when none has.
+    """Take `chunk` steps with every row that has tokens left; with `branches` end when none has.
 
     interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
-    reaches all processes this way.
+    reaches all processes this way. branches: whether what is done may
+    depend on data, see `may_branch`.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
@@ -407,15 +416,15 @@ def decode_chunk(
         floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(interrupt_codes)
     )
 
-    def running(carry: tuple[Array, State, Emitted]) -> Array:
-        step, state, _ = carry
+    def running(carry: tuple[Array, tuple[State, Emitted]]) -> Array:
+        step, (state, _) = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[Array, State, Emitted]) -> tuple[Array, State, Emitted]:
-        step, state, emitted = carry
+    def advance(step: Array, carry: tuple[State, Emitted]) -> tuple[State, Emitted]:
+        state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        drawn = _draw_next(state, head, multiply, mesh, filtered)
+        drawn = _draw_next(state, head, multiply, mesh, filters, branches)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
@@ -438,9 +447,15 @@ def decode_chunk(
             generated=rows.generated + increment,
             remaining=remaining,
         )
-        return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
+        return lay_out_tree(State(rows, cache, hidden), place), emitted
 
-    _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
+    start = state, emitted
+    if branches:
+        _, (state, emitted) = jax.lax.while_loop(
+            running, lambda carry: (carry[0] + 1, advance(*carry)), (jnp.int32(0), start)
+        )
+    else:
+        state, emitted = jax.lax.fori_loop(0, chunk, advance, start)
     return state, emitted._replace(
         tokens=place(emitted.tokens, "rows", None),
         logprobs=place(emitted.logprobs, "rows", None),
@@ -455,7 +470,8 @@ def _draw_next(
     head: Array,
     multiply: Callable[..., Array],
     mesh: Mesh,
-    filtered: bool,
+    filters: tuple[Filter, ...],
+    branches: bool,
 ) -> Draw:
     """Draw each row's next token from the hidden state of its last one."""
     # Each device multiplies its words, and draws for its rows from all words.
@@ -463,7 +479,7 @@ def _draw_next(
     logits = lay_out(mesh, logits, "all_rows", None)
     rows = state.rows
     settings = rows.random_keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
-    return draw(logits, *settings, filtered=filtered)
+    return draw(logits, *settings, filters=filters, branches=branches)
 
 
 def _logits(hidden: Array, head: Array, multiply: Callable[..., Array], mesh: Mesh) -> Array:

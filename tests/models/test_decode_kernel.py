@@ -23,7 +23,6 @@ from g2d_jax.models import decoder
 from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
 from g2d_jax.models.decode_kernel import attend_ring, columns_read
-from g2d_jax.models.kernels import choose_decode
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, encode
 from g2d_jax.plan.target import ENVIRONMENT
 
@@ -227,43 +226,6 @@ def test_a_decode_step_is_the_same_with_it() -> None:
         (ours[1].keys, ours[1].values),
         (theirs[1].keys, theirs[1].values),
     )
-
-
-MODEL = {"dtype": jnp.bfloat16, "head_dim": 128, "kv_heads": 4}
-
-
-@pytest.mark.parametrize(
-    ("platform", "model", "kernel"),
-    [
-        ("tpu", {}, "pallas"),
-        ("tpu", {"dtype": jnp.float32, "head_dim": 80}, "pallas"),
-        ("tpu", {"head_dim": 20}, "xla"),
-        ("tpu", {"kv_heads": 128}, "xla"),
-        ("cpu", {}, "xla"),
-        ("gpu", {}, "xla"),
-    ],
-)
-def test_each_platform_has_its_kernel(platform: str, model: dict, kernel: str) -> None:
-    assert choose_decode("auto", platform=platform, **MODEL | model) == kernel
-    assert choose_decode("xla", platform=platform, **MODEL | model) == "xla"
-
-
-@pytest.mark.parametrize(
-    ("platform", "model", "why"),
-    [
-        (
-            "gpu",
-            {},
-            r"needs a TPU and these devices are 'gpu': run there, or set it to auto or xla",
-        ),
-        ("tpu", {"head_dim": 20}, "a head_dim that is a multiple of 8, and this model's is 20"),
-        ("tpu", {"kv_heads": 128}, "128 key heads of 128 on a device: raise compute.sampling_tens"),
-    ],
-)
-def test_it_is_refused_where_it_cannot_serve(platform: str, model: dict, why: str) -> None:
-    assert choose_decode("pallas", platform="tpu", **MODEL) == "pallas"
-    with pytest.raises(ValueError, match=rf"compute.decode_attention is 'pallas', but .*{why}"):
-        choose_decode("pallas", platform=platform, **MODEL | model)
 
 
 FOR_TPU = """

@@ -353,6 +353,10 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent"
 )
 
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None, reason="the extra cuda is not installed"
+)
+
 
 def run_apart(*arguments):
     """Run Python in a process of its own, since libtpu reads the environment once; return what it
@@ -502,3 +506,59 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
         and sent["decode"] < 2e7
     ), (more, sent)
     assert called["decode"] == (kernel == "pallas")
+
+
+GPU_SAMPLER = """
+import re
+from functools import partial
+from g2d_jax.plan import target
+from g2d_jax.plan.topologies import topology
+machine = topology("{machine}x2")
+target.prepare(machine)
+import jax
+import jax.numpy as jnp
+import numpy as np
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.records import SamplingParams
+from g2d_jax.sampler import programs
+from g2d_jax.sampler.engine import Sampler
+mesh = meshes.make_mesh(1, 1, 2, devices=target.devices(machine))
+config = ModelConfig("qwen2", 1024, 256, 2, 12, 2, {head_dim}, 512, tie_word_embeddings=True)
+bfloat16 = jnp.dtype("bfloat16")
+sampler = Sampler(config, mesh, seed=0, max_num_seqs=32, dtype=bfloat16)
+shapes = sampler.shapes(4, 32, [SamplingParams(900, top_k=5, top_p=0.9)], [100])
+state, _ = sampler.abstract(shapes)
+shardings = decoder.unstacked_shardings(config, mesh)
+params = meshes.placed(jax.eval_shape(decoder.unstack, decoder.abstract(config, bfloat16)), shardings)
+codes = jax.ShapeDtypeStruct((2,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (2,)))
+sizes = {{"chunk": sampler.chunk, "filters": shapes.filters, "widths": shapes.widths[-1:]}}
+for kernel in ("xla", "pallas"):
+    branches = programs.may_branch(mesh)
+    chunk = partial(programs.decode_chunk, kernel=kernel, branches=branches, **sizes)
+    run = jax.jit(partial(chunk, mesh=mesh, dtype=bfloat16), donate_argnums=1)
+    compiled = run.lower(params, state, codes).compile()
+    text = compiled.as_text()
+    loops = re.findall(r" while\\(.*", text)
+    unknown = sum("known_trip_count" not in loop for loop in loops)
+    more = compiled.memory_analysis().temp_size_in_bytes / meshes.device_bytes(state.cache)
+    called = len(re.findall(r"%pallas_call[\\w.]* = .* custom-call\\(", text))
+    print("program", len(loops), unknown, len(re.findall(r" conditional\\(", text)), called, more)
+"""
+
+
+@needs_cuda
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "head_dim"), [("h100", 128), ("h200", 128), ("a100-80", 128), ("l40s", 256)]
+)
+def test_decode_on_a_gpu_waits_for_nothing(machine, head_dim):
+    """Loops have known trip counts and nothing is conditional, so that the host launches a chunk
+    ahead; the kernel of decode steps compiles, once a layer, and does not copy the cache."""
+    text = run_apart("-c", GPU_SAMPLER.format(machine=machine, head_dim=head_dim))
+    rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
+    for (loops, unknown, conditionals, called, more), kernels in zip(rows, (0, 2), strict=True):
+        assert int(loops) >= 3, "steps, and a search for each filter"
+        assert (int(unknown), int(conditionals), int(called)) == (0, 0, kernels)
+        assert float(more) < 0.5

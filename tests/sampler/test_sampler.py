@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -715,13 +716,57 @@ def test_a_greedy_sample_shares_its_prompt(model, base):
 
 
 @pytest.mark.parametrize(
-    ("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)]
+    ("asked", "filters"),
+    [({}, ()), ({"top_k": 1}, ("top_k",)), ({"top_p": 0.9, "top_k": 2}, ("top_k", "top_p"))],
 )
-def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filtered):
-    assert (
-        sampler.shapes(2, 2, [SamplingParams(5), SamplingParams(5, **asked)], [7]).filtered
-        == filtered
+def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filters):
+    params = [SamplingParams(5), SamplingParams(5, **asked)]
+    assert sampler.shapes(2, 2, params, [7]).filters == filters
+
+
+@pytest.fixture
+def chunk_of_filters(sampler, model):
+    """A chunk of 6 steps of rows with 0, 3, 1 and 9 tokens left, of which some use a filter."""
+    shapes = sampler.shapes(4, 4, [SamplingParams(9, top_k=5), SamplingParams(9, top_p=0.8)], [7])
+    state, _ = sampler.programs["empty"](shapes=shapes)
+    rows = dataclasses.replace(
+        state.rows,
+        remaining=jnp.array([0, 3, 1, 9]),
+        top_k=jnp.array([0, 5, 0, 0]),
+        top_p=jnp.array([1.0, 1.0, 0.8, 1.0]),
     )
+    hidden = jax.random.normal(jax.random.key(0), state.hidden.shape)
+    state = dataclasses.replace(state, rows=rows, hidden=hidden)
+    return partial(
+        programs.decode_chunk,
+        sampler.to_sampler_params(model),
+        state,
+        jnp.zeros(1, jnp.int32),
+        chunk=6,
+        filters=shapes.filters,
+        widths=shapes.widths[-1:],
+        mesh=sampler.mesh,
+        dtype=jnp.float32,
+    )
+
+
+def test_nothing_in_a_chunk_without_branches_depends_on_data(chunk_of_filters):
+    """As on a GPU, whose host would wait for the answer."""
+    branches = r"\b(?:cond|while)\["
+    without = str(jax.make_jaxpr(partial(chunk_of_filters, branches=False))())
+    assert "scan[" in without and not re.findall(branches, without)
+    assert re.findall(branches, str(jax.make_jaxpr(chunk_of_filters)()))
+
+
+@pytest.mark.slow
+def test_a_chunk_without_branches_draws_the_same(chunk_of_filters):
+    """All of its steps are taken, and rows at rest do nothing."""
+    _, ours = jax.jit(partial(chunk_of_filters, branches=False))()
+    _, theirs = jax.jit(chunk_of_filters)()
+    assert ours.counts.tolist() == theirs.counts.tolist() == [0, 3, 1, 6]
+    for row, count in enumerate(ours.counts):
+        np.testing.assert_array_equal(ours.tokens[row, :count], theirs.tokens[row, :count])
+        np.testing.assert_array_equal(ours.logprobs[row, :count], theirs.logprobs[row, :count])
 
 
 def test_no_requests(sampler, model):
