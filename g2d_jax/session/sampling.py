@@ -19,7 +19,6 @@ from g2d_jax.records import SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import run_id
-from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.session.devices import Devices
@@ -134,7 +133,7 @@ class RunSampling:
             shapes, mesh = sampler.shapes(*call, 1), self.devices.for_sampling
             model = self.devices.model.base.with_quantisation(weights)
             ways = mesh.size // mesh.shape["data"]
-            split = capacity.Split(model, self.devices.itemsize, ways, mesh.size, shapes.widths[-1])
+            split = self.devices.split(ways, model, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)
