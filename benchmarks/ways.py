@@ -23,15 +23,6 @@ TINY = {
     "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
-# What JAX calls a device -> its name in a plan, and what each adds to the number there.
-KINDS = {
-    **dict.fromkeys(["TPU v5 lite", "TPU v5e"], ("v5e-{:.0f}", 1)),
-    **dict.fromkeys(["TPU v5", "TPU v5p"], ("v5p-{:.0f}", 2)),
-    **dict.fromkeys(["TPU v6 lite", "TPU v6e"], ("v6e-{:.0f}", 1)),
-    "TPU7x": ("tpu7x-{:.0f}", 0.5),
-    **dict.fromkeys(["NVIDIA H100 80GB HBM3"], ("h100x{:.0f}", 1)),
-    "NVIDIA H200": ("h200x{:.0f}", 1),
-}
 
 
 def is_tiny(config: ModelConfig) -> bool:
@@ -43,10 +34,15 @@ def machine() -> str:
     """The name of this machine's devices for `g2d plan`, "" if it has none."""
     import jax
 
-    from g2d_jax.plan.topologies import TOPOLOGIES
+    from g2d_jax.plan.topologies import DEVICES, TOPOLOGIES
+    from g2d_jax.rates import kind_of
 
-    name, adds = KINDS.get(jax.devices()[0].device_kind, ("", 0))
-    found = name.format(adds * jax.device_count())
+    kind = kind_of(jax.devices()[0])
+    if not kind:
+        return ""
+    device = DEVICES[kind]
+    count = device.name_counts * jax.device_count() // device.per_chip
+    found = f"{kind}{'x' if device.platform == 'gpu' else '-'}{count}"
     return found if found in TOPOLOGIES else ""
 
 

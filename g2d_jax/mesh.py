@@ -248,6 +248,17 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
     return Mesh(_in_lines(mesh, sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def torus_axes(mesh: Mesh) -> tuple[int, int]:
+    """Count the axes of a slice's torus on which a group of devices along fsdp lies, and one along
+    tensor; 1 at least, and where devices have no places."""
+    counts = []
+    for group in (mesh.devices[0, :, 0], mesh.devices[0, 0]):
+        places = {tuple(getattr(device, "coords", ())) for device in group}
+        counts.append(sum(len(set(along)) > 1 for along in zip(*places, strict=True)))
+    fsdp, tensor = counts
+    return max(fsdp, 1), max(tensor, 1)
+
+
 def _in_lines(mesh: Mesh, sizes: tuple[int, int, int]) -> np.ndarray:
     """Arrange the devices of a mesh as (data, fsdp, tensor) so that those of a group along fsdp and
     tensor are neighbours in a slice, one after the other; in the mesh's order where no slice has a

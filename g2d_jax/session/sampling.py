@@ -4,7 +4,7 @@ response."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from g2d_jax.records import SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import run_id
-from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.session.devices import Devices
@@ -142,14 +141,8 @@ class RunSampling:
             mesh = self.devices.for_sampling
             model = self.devices.model.base.with_quantisation(weights)
             ways = mesh.size // mesh.shape["data"]
-            split = capacity.Split(
-                model,
-                self.devices.itemsize,
-                ways,
-                mesh.size,
-                shapes.widths[-1],
-                kv_cache_dtype,
-            )
+            split = self.devices.split(ways, model, shapes.widths[-1])
+            split = replace(split, kv_cache_dtype=kv_cache_dtype)
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)
