@@ -36,6 +36,7 @@ from g2d_jax.config.section import (
     Bounds,
     Dtype,
     FieldError,
+    KVCacheDtype,
     Measure,
     SamplingWeights,
     Section,

@@ -28,6 +28,7 @@ from jax.sharding import Mesh, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import platform_of
+from g2d_jax.models.kv_codes import Codes, Kept
 
 BLOCK = 64
 """Columns of a block at most: 128 bytes of a key's line in bfloat16. A row reads one block more than
@@ -68,33 +69,30 @@ def obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int) -> str:
 
 
 def attend_columns(
-    q: Array,
-    keys: Array,
-    values: Array,
-    column: Array,
-    earlier: Array,
-    mesh: Mesh,
-    *,
-    key_scales: Array | None = None,
-    value_scales: Array | None = None,
+    q: Array, keys: Kept, values: Kept, column: Array, earlier: Array, mesh: Mesh
 ) -> Array:
     """Attend with one query a row to a ring of columns, each device for its rows and heads: [B, 1,
     H, D].
 
-    q [B, 1, H, D]; keys [B, K, D, W], values [B, K, W, D] of one layer. column: int32 scalar, of
-    the newest token. earlier: int32 [B], tokens of the row before it that it sees; -1: the row is
-    at rest, reads nothing and gives zeros. key_scales, value_scales: float32 [B, K, 1, W] where
-    keys and values are int8 codes. On a CPU the kernel is interpreted, for tests.
+    q [B, 1, H, D]; keys [B, K, D, W], values [B, K, W, D] of one layer, or codes of both. column:
+    int32 scalar, of the newest token. earlier: int32 [B], tokens of the row before it that it sees;
+    -1: the row is at rest, reads nothing and gives zeros. On a CPU the kernel is interpreted, for
+    tests.
     """
     query = meshes.spec(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[1:2], q.shape[3])
     )
-    cache = PartitionSpec(query[0], query[2], None, None)
-    scales = [x for x in (key_scales, value_scales) if x is not None]
-    specs = query, cache, cache, PartitionSpec(), PartitionSpec(query[0]), *[cache] * len(scales)
+    of_cache = PartitionSpec(query[0], query[2], None, None)
+    arrays, scales = [], []
+    for kept in (keys, values):
+        array, *scale = kept if isinstance(kept, Codes) else (kept,)
+        arrays.append(array)
+        scales += scale
+    cache = *arrays, *scales
+    specs = query, PartitionSpec(), PartitionSpec(query[0]), *[of_cache] * len(cache)
     attend = partial(_attend, interpret=platform_of(mesh) == "cpu")
     run = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)
-    return run(q, keys, values, column, earlier, *scales)
+    return run(q, column, earlier, *cache)
 
 
 def block_columns(width: int, dim: int, itemsize: int) -> int:
@@ -124,16 +122,10 @@ def shares(rows: int, kv_heads: int, width: int, block: int) -> int:
     return min(wanted, width // block)
 
 
-def _attend(
-    q: Array,
-    keys: Array,
-    values: Array,
-    column: Array,
-    earlier: Array,
-    *scales: Array,
-    interpret: bool,
-) -> Array:
-    """Attend on one device's rows and heads."""
+def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: bool) -> Array:
+    """Attend on one device's rows and heads. cache: keys, values, and scales of both if they are
+    codes."""
+    keys, values, *scales = cache
     batch, _, heads, dim = q.shape
     kv_heads, width = values.shape[1:3]
     repeats = heads // kv_heads

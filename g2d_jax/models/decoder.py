@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
-from g2d_jax.models import quantise
+from g2d_jax.models import kv_codes, quantise
 from g2d_jax.models.attention import (
     SAVED,
     Segments,
@@ -39,6 +39,7 @@ from g2d_jax.models.attention import (
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Codes, Kept
 from g2d_jax.models.linear import Multiply, linear, quantised, wide_linear
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
@@ -47,6 +48,9 @@ PRODUCT = "product"
 
 Pair = tuple[Array, Array]
 """Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
+
+KeptPair = tuple[Kept, Kept]
+"""Keys and values as a cache keeps them."""
 
 
 class Parameters(nnx.Module):
@@ -182,13 +186,13 @@ class Cache:
     """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
     one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer; of a stacked model one array of all,
-    which begins with L. See attention.attend_cached for why they differ. column: int32 scalar,
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer, or their `Codes`; of a stacked model
+    one array of all, which begins with L. See attention.attend_cached for why they differ. column: int32 scalar,
     where the next token is written. width: int32 scalar, the columns in use, no more than W.
     """
 
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+    keys: tuple[Kept, ...]
+    values: tuple[Kept, ...]
     column: Array
     width: Array
 
@@ -434,8 +438,8 @@ def decode(
     reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
 
     def layer(
-        x: Array, block: Block, cached: Pair, number: Any, read: Callable
-    ) -> tuple[Array, Pair]:
+        x: Array, block: Block, cached: KeptPair, number: Any, read: Callable
+    ) -> tuple[Array, KeptPair]:
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             # Written before it is read: a token sees itself.
             kept = _write_column(place, cache.column, number, cached, k, v)
@@ -476,17 +480,25 @@ def _write_column(
     place: Callable[..., Array],
     column: Array,
     number: Any,
-    cached: Pair,
+    cached: KeptPair,
     k: Array,
     v: Array,
-) -> Pair:
+) -> KeptPair:
     """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
     keys, values = cached
-    layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
-    k, v = (place(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
-    k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
-    keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, column))
-    return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, column, 0))
+    k, v = (place(x[:, 0], "rows", "kv_heads", None) for x in (k, v))
+
+    def write(array: Array, new: Array, axis: int) -> Array:
+        start: list[Any] = [0] * array.ndim
+        start[axis] = column
+        if array.ndim == 5:  # of a stacked cache
+            start[0], new = number, new[None]
+        return jax.lax.dynamic_update_slice(array, new, start)
+
+    newest = kv_codes.like(keys, k[..., None], KEY_COLUMNS)
+    keys = kv_codes.map_parts(write, KEY_COLUMNS, keys, newest)
+    newest = kv_codes.like(values, v[..., None, :], VALUE_COLUMNS)
+    return keys, kv_codes.map_parts(write, VALUE_COLUMNS, values, newest)
 
 
 def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
@@ -503,18 +515,19 @@ def _read_ring(
     mesh: Mesh | None,
     kernel: DecodeKernel,
     q: Array,
-    cached: Pair,
+    cached: KeptPair,
     number: Array,
     reach: Pair,
 ) -> Array:
     """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
     longest does."""
-    if kernel == "xla":
-        return attend_blocks(q, *cached, number, column, *reach)
+    keys, values = cached
+    if kernel == "xla" or isinstance(keys, Codes) or isinstance(values, Codes):
+        return attend_blocks(q, keys, values, number, column, *reach)
     from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
 
     assert mesh is not None
-    return attend_ring(q, *cached, number, column, reach[0], mesh=mesh)
+    return attend_ring(q, keys, values, number, column, reach[0], mesh=mesh)
 
 
 def _read_columns(
@@ -523,7 +536,7 @@ def _read_columns(
     widths: tuple[int, ...],
     by_sums: bool,
     q: Array,
-    cached: Pair,
+    cached: KeptPair,
     _: int,
     reach: Pair,
 ) -> Array:
@@ -533,9 +546,10 @@ def _read_columns(
     mask = ages[None] <= reach[0][:, None]  # [B, W]
 
     def first(size: int) -> Array:
-        return attend_cached(
-            q, keys[..., :size], values[..., :size, :], mask[:, :size], by_sums=by_sums
-        )
+        cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=size)
+        near = kv_codes.map_parts(cut, KEY_COLUMNS, keys)
+        near_values = kv_codes.map_parts(cut, VALUE_COLUMNS, values)
+        return attend_cached(q, near, near_values, mask[:, :size], by_sums=by_sums)
 
     if len(widths) == 1:
         return first(widths[0])
@@ -546,7 +560,7 @@ def _read_columns(
 
 
 def _read_own_columns(
-    column: Array, mesh: Mesh | None, q: Array, cached: Pair, _: int, reach: Pair
+    column: Array, mesh: Mesh | None, q: Array, cached: KeptPair, _: int, reach: Pair
 ) -> Array:
     """Attend to the columns of a layer's cache that each row reaches."""
     from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import

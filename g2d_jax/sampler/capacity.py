@@ -37,9 +37,13 @@ ENOUGH = 0.9
 does not count."""
 
 
-def kv_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes of keys and values of one token in all layers."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+def kv_bytes(config: ModelConfig, itemsize: int, kv_cache_dtype: str = "") -> int:
+    """Count the bytes of keys and values of one token in all layers. itemsize: of a number, where
+    they are no codes."""
+    head = config.head_dim * itemsize
+    if kv_cache_dtype:  # a byte a number, and a float32 scale
+        head = config.head_dim + 4
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head
 
 
 def bytes_saved(config: ModelConfig, itemsize: int) -> int:
@@ -58,7 +62,7 @@ class Split:
     """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
     config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and
-    of a cached number.
+    of a cached number. kv_cache_dtype: see `kv_bytes`.
     """
 
     config: ModelConfig
@@ -66,6 +70,7 @@ class Split:
     ways: int
     devices: int
     columns: int
+    kv_cache_dtype: str = ""
 
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
         """Choose the most rows that decode together, over all devices; 0 where none fits.
@@ -76,7 +81,7 @@ class Split:
         if memory is None:
             return UNKNOWN
         free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
-        row_bytes = self.columns * kv_bytes(self.config, self.itemsize)
+        row_bytes = self.columns * kv_bytes(self.config, self.itemsize, self.kv_cache_dtype)
         rows = int(max(free, 0) * self.devices / row_bytes)
         if rows >= self._step:
             return rows // self._step * self._step
@@ -100,7 +105,8 @@ class Split:
         many more."""
         config = self.config
         # A row that decodes has, over its life, half of its columns filled.
-        cached = rows * self.columns / 2 * kv_bytes(config, self.itemsize) / self.devices
+        token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
+        cached = rows * self.columns / 2 * token / self.devices
         read = self._weight_bytes(matmul_params(config)) + cached
         hidden = rows * self.ways / self.devices * config.hidden_size * self.itemsize
         # Two all-reduces a layer.

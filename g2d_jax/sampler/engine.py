@@ -24,7 +24,7 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
-from g2d_jax.models import decoder, lora
+from g2d_jax.models import decoder, kv_codes, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder
@@ -36,6 +36,7 @@ from g2d_jax.models.kernels import (
     choose,
     platform_of,
 )
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
@@ -47,6 +48,12 @@ from g2d_jax.sampler.schedule import Sample, Schedule
 MIN_ROWS = 32
 """Fewest rows that keep a CPU's arithmetic busy; twice as many do it better where responses are so
 short that hardly a row waits for others."""
+
+MIN_TAIL = 8
+"""Fewest rows for the end of a call on a CPU, when most are done: a step of fewer costs as much."""
+
+LONG = 8
+"""Chunks of a response beyond which a CPU compiles decode for the end of a call besides."""
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
@@ -177,27 +184,32 @@ class Sampler:
         params: Sequence[SamplingParams],
         lengths: Sequence[int],
         most_rows: int | None = None,
+        kv_cache_dtype: str = "",
     ) -> Shapes:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
+        kv_cache_dtype: see `Shapes`. most_rows: rows that decode together in this call at most;
+        None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
-        rest wait to take the place of those that are done. Elsewhere a step costs the same with few
-        rows as with many.
+        rest wait to take the place of those that are done; where responses are long, the last of
+        them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
         """
         ways = meshes.row_ways(self.mesh)
         is_cpu = self.platform == "cpu"
         rows = min(most_rows or self.max_num_seqs, _power(samples))
+        longest = max(p.max_new_tokens for p in params)
+        tail = 0
         if is_cpu:
-            are_short = max(p.max_new_tokens for p in params) <= 2 * self.chunk
-            least = 2 * MIN_ROWS if are_short else MIN_ROWS
+            least = 2 * MIN_ROWS if longest <= 2 * self.chunk else MIN_ROWS
             rows = min(rows, max(_power(samples) // 4, least))
+            if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
+                tail = max(rows // 4, MIN_TAIL)
         used = {"top_k" for p in params if p.top_k > 0} | {"top_p" for p in params if p.top_p < 1.0}
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
-        widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
+        widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
@@ -217,6 +229,8 @@ class Sampler:
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filters=tuple(name for name in FILTERS if name in used),
+            tail=tail,
+            kv_cache_dtype=kv_cache_dtype,
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -307,6 +321,7 @@ class _Call:
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
+        self.rows = shapes.rows
         empty: tuple[State, Prompts] = sampler.programs["empty"](shapes=shapes)
         self.state, self.prompts = empty
         self.put = partial(meshes.put_rows, self.mesh)
@@ -324,9 +339,11 @@ class _Call:
             running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
+            self._fit_rows(len(running))
             chunk = self.sampler.chunk
             self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
-            self.state, emitted = self.sampler.programs["decode"](
+            decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
+            self.state, emitted = self.sampler.programs[decode](
                 self.sampler_params,
                 self.state,
                 self._interrupt_codes(),
@@ -400,6 +417,19 @@ class _Call:
         fresh.top_p[row] = params.top_p
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
+    def _fit_rows(self, running: int) -> None:
+        """Move the last samples into the few rows of a call's end."""
+        tail = self.shapes.tail
+        if not running <= tail < self.rows or not self.schedule.is_drained:
+            return
+        order = self.schedule.narrow(tail)
+        self.rows = tail
+        take_rows = self.sampler.programs["take_rows"]
+        self.state = take_rows(self.state, self.put(np.array(order, np.int32)))
+        places = {row: place for place, row in enumerate(order)}
+        self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
+        self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
+
     def _fit_width(self, longest: int) -> None:
         """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
         that are compiled in; fewer than before, too."""
@@ -411,13 +441,17 @@ class _Call:
     def _resized(self, cache: Cache) -> Cache:
         """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
-        resize = self.sampler.programs["resize"]
         everywhere = meshes.replicated(self.mesh)
         column = meshes.put(np.array(0, np.int32), everywhere)
         width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
-        keys = tuple(resize(x, ring, width, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(resize(x, ring, width, axis=programs.VALUE_COLUMNS) for x in cache.values)
+
+        def resize(array: jax.Array, axis: int) -> jax.Array:
+            return self.sampler.programs["resize"](array, ring, width, axis=axis)
+
+        resized = partial(kv_codes.map_parts, resize)
+        keys = tuple(map(partial(resized, KEY_COLUMNS), cache.keys))
+        values = tuple(map(partial(resized, VALUE_COLUMNS), cache.values))
         return Cache(keys, values, column, width)
 
     def _interrupt_codes(self) -> jax.Array:
@@ -471,7 +505,7 @@ class _Call:
         for found in processes.gather(sorted(mine.items())):
             ends |= dict(found)
         if ends:
-            ended = np.zeros(self.shapes.rows, np.bool_)
+            ended = np.zeros(self.rows, np.bool_)
             ended[list(ends)] = True
             self.state = self.sampler.programs["retire"](self.state, self.put(ended))
         return ends
@@ -542,9 +576,12 @@ def _jitted(
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
+        "take_rows": Jitted(programs.take_rows),
         "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
+        # By itself: the first chunk of a call does not wait until this one is compiled.
+        "decode_tail": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
     }
 
 

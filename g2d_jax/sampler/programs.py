@@ -25,9 +25,11 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.matmul import products_on
+from g2d_jax.models import kv_codes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.sampler.sampling import Draw, Filter, draw
 
@@ -91,8 +93,8 @@ class Prompts:
     hidden: [N, E], of the last token.
     """
 
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+    keys: tuple[Kept, ...]
+    values: tuple[Kept, ...]
     hidden: Array
 
 
@@ -118,6 +120,8 @@ class Shapes:
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
     use, ascending; the last is W. stops: K. filters: those that any row uses.
+    tail: of the rows, how many decode at a call's end, when no more samples run; 0: all to the end.
+    kv_cache_dtype: "int8" for `Codes` of keys and values; empty: in the sampler's dtype.
     """
 
     rows: int
@@ -126,10 +130,12 @@ class Shapes:
     widths: tuple[int, ...]
     stops: int
     filters: tuple[Filter, ...]
+    tail: int = 0
+    kv_cache_dtype: str = ""
 
 
-ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
-"""The axes of keys and values, counted from the end: they may begin with the layers."""
+ROWS = -4
+"""The axis of the rows in keys and values, counted from the end: they may begin with the layers."""
 
 
 def logical_axes(array: Any) -> tuple[str | None, ...]:
@@ -165,23 +171,26 @@ def empty(
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
 
-    def zeros(*shape: int) -> tuple[Array, ...]:
+    def zeros(columns: int, *shape: int) -> tuple[Kept, ...]:
         if stacked:
-            return (jnp.zeros((layers, *shape), cache_dtype),)
+            shape = (layers, *shape)
         # Each its own buffer: they are donated.
-        return tuple(jnp.zeros(shape, cache_dtype) for _ in range(layers))
+        arrays = [jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers)]
+        if not shapes.kv_cache_dtype:
+            return tuple(arrays)
+        return tuple(kv_codes.encode(array, columns) for array in arrays)
 
     cache = Cache(
-        keys=zeros(shapes.rows, heads, dim, width),
-        values=zeros(shapes.rows, heads, width, dim),
+        keys=zeros(KEY_COLUMNS, shapes.rows, heads, dim, width),
+        values=zeros(VALUE_COLUMNS, shapes.rows, heads, width, dim),
         column=jnp.int32(0),
         width=jnp.int32(shapes.widths[0]),
     )
     rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
     state = State(rows, cache, jnp.zeros((shapes.rows, config.hidden_size), dtype))
     prompts = Prompts(
-        keys=zeros(shapes.prompts, heads, dim, columns),
-        values=zeros(shapes.prompts, heads, columns, dim),
+        keys=zeros(KEY_COLUMNS, shapes.prompts, heads, dim, columns),
+        values=zeros(VALUE_COLUMNS, shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
     )
     return lay_out_tree((state, prompts), partial(lay_out, mesh))
@@ -217,13 +226,16 @@ def prefill(
     assert kv is not None
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
-    def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
-        new = jnp.moveaxis(new, (-4, -3, -2, -1), order).astype(old.dtype)  # from [N, P', H, D]
+    def replace(old: Array, new: Array, axis: int) -> Array:
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
         is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
         return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
+
+    def put(order: tuple[int, ...], axis: int, old: Kept, new: Array) -> Kept:
+        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
+        return kv_codes.map_parts(replace, axis, old, kv_codes.like(old, new, axis))
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
@@ -269,9 +281,10 @@ def insert(
             row = order[number]
             place = places[number]
             write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
+            put = partial(kv_codes.map_parts, write)
             return (
-                tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
-                tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
+                tuple(map(partial(put, KEY_COLUMNS), keys, prompts.keys)),
+                tuple(map(partial(put, VALUE_COLUMNS), values, prompts.values)),
                 jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
                 begun.at[row].set(True),
             )
@@ -348,6 +361,16 @@ def resize(array: Array, ring: tuple[Array, Array], width: Array, *, axis: int) 
     ages = width - 1 - jnp.arange(array.shape[axis])
     columns = (column - 1 - ages) % old_width
     return jnp.take(array, columns, axis=axis, mode="clip")
+
+
+def take_rows(state: State, order: Array) -> State:
+    """Keep some rows, int32 [fewer than S], in this order."""
+
+    def take(x: Array) -> Array:
+        axes = logical_axes(x)
+        return jnp.take(x, order, axis=axes.index("rows")) if axes else x
+
+    return jax.tree.map(take, state)
 
 
 def retire(state: State, ended: Array, *, mesh: Mesh) -> State:

@@ -14,7 +14,7 @@ import pytest
 from matrix import slow
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, kv_codes
 from g2d_jax.models.attention import attend_cached
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
 from g2d_jax.models.decode_kernel_gpu import (
@@ -24,6 +24,7 @@ from g2d_jax.models.decode_kernel_gpu import (
     obstacle,
     shares,
 )
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 kernel = jax.jit(partial(attend_columns, mesh=ONE))
@@ -91,19 +92,10 @@ def test_a_row_reads_its_own_blocks_alone() -> None:
 @pytest.mark.slow
 def test_codes_are_multiplied_by_the_scales_of_their_columns() -> None:
     q, keys, values = inputs(3, 2, 2, 128)
-    earlier, column = jnp.array([5, 100, 127], jnp.int32), 20
-    numbers, axes = (keys, values), (2, 3)
-    scales = [
-        jnp.max(jnp.abs(x), axis=axis, keepdims=True) / 127
-        for x, axis in zip(numbers, axes, strict=True)
-    ]
-    rounded = [jnp.round(x / scale) for x, scale in zip(numbers, scales, strict=True)]
-    decoded = (x * scale for x, scale in zip(rounded, scales, strict=True))
-    codes = [x.astype(jnp.int8) for x in rounded]
-    plain = attend_cached(q, *decoded, seen(column, earlier, 128), by_sums=False)
-    named = {"key_scales": scales[0], "value_scales": scales[1].swapaxes(2, 3)}
-    ours = kernel(q, *codes, jnp.int32(column), earlier, **named)
-    np.testing.assert_allclose(ours, plain, atol=1e-5)
+    earlier, column = jnp.array([5, 100, 127], jnp.int32), jnp.int32(20)
+    codes = kv_codes.encode(keys, KEY_COLUMNS), kv_codes.encode(values, VALUE_COLUMNS)
+    plain = attend_cached(q, *codes, seen(20, earlier, 128), by_sums=False)
+    np.testing.assert_allclose(kernel(q, *codes, column, earlier), plain, atol=1e-5)
 
 
 @pytest.mark.slow
