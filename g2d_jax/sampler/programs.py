@@ -403,8 +403,8 @@ def decode_chunk(
     """Take `chunk` steps with every row that has tokens left; with `branches` end when none has.
 
     interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
-    reaches all processes this way. branches: whether what is done may
-    depend on data, see `may_branch`.
+    reaches all processes this way. branches: whether what is done may depend on data, see
+    `may_branch`.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
