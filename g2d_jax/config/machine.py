@@ -44,8 +44,8 @@ class Compute(Section):
     remat: RematSetting = "auto"  # what the backward pass recomputes; "auto" goes by the platform
     # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
     attention: AttentionSetting = "auto"
-    # its kernel in decode steps: "xla", "pallas" (TPU: models/decode_kernel.py, compiled only, not
-    # run); "auto": the platform's own
+    # its kernel in decode steps: "xla", "pallas" (TPU and GPU: models/decode_kernel*.py, compiled
+    # only, not run); "auto": the platform's own
     decode_attention: DecodeSetting = "auto"
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
