@@ -457,7 +457,8 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
             made[program.name] = compiled.outputs
             more = (compiled.peak - arguments) / program.work.parts.get("KV cache", 1)
             kernels = program.lower(made).as_text().count("@tpu_custom_call")
-            print("program", program.name, more, sum(compiled.sent.values()), kernels)
+            scattered = compiled.sent["reduce-scatter"]
+            print("program", program.name, more, sum(compiled.sent.values()), kernels, scattered)
 """
 
 
@@ -497,7 +498,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
         overrides += [f"stages.warmup.sampling_weights={weights}"]
     text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))
     rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
-    more, sent, called = ({name: float(row[i]) for name, *row in rows} for i in (0, 1, 2))
+    more, sent, called, scattered = ({name: float(row[i]) for name, *row in rows} for i in range(4))
     assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
     assert (
         more["insert"] < 0.2
@@ -506,6 +507,62 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
         and sent["decode"] < 2e7
     ), (more, sent)
     assert called["decode"] == (kernel == "pallas")
+    # over more ways than there are key heads the logits are sums, of which each device wants its rows
+    assert (scattered["decode"] > 0) == (tensor > 4)
+
+
+RECIPE = """
+from g2d_jax import mesh as meshes
+from g2d_jax.plan import target, planning
+from g2d_jax.plan.hlo import bytes_sent, collectives
+from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.topologies import topology
+from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
+machine = topology("v5e-16")
+target.prepare(machine)
+compiler = planning.Compiler(machine)
+with planning.planned(Config.of(resolve("qwen2.5-7b", [])), compiler) as context:
+    programs = {program.name: program for program in programs_of(context, "warmup")}
+    sampler, decode = context.sampling.sampler, programs["decode"]
+    state, prompts = sampler.abstract(programs["empty"].static["shapes"])
+    made = {"insert": state, "prefill": prompts}
+    written = compiler.compile(programs["view"], made)
+    made["view"] = written.outputs
+    compiled = decode.lower(made).compile()
+sending = collectives(compiled.as_text(), decode.dynamic)
+count = sum(each.times for each in sending) / decode.dynamic
+sent = sum(bytes_sent(sending).values()) / decode.dynamic
+peaks = written.peak / 2**30, compiled.memory_analysis().peak_memory_in_bytes / 2**30
+print("step", *sampler.mesh.shape.values(), decode.work.rows, count, sent / 1e6, *peaks)
+for name in ("v5e-16", "v6e-8", "v5p-16", "tpu7x-8"):
+    machine = topology(name)
+    for ways, heads in ((4, 4), (16, 4), (8, 2), (8, 8)):
+        if machine.devices % ways:
+            continue
+        mesh = meshes.sampling(meshes.make_mesh(devices=target.devices(machine)), ways, heads)
+        hops = set()
+        for line in (*mesh.devices.reshape(-1, heads), *mesh.devices.transpose(0, 2, 1).reshape(-1, ways // heads)):
+            places = [(*chip.coords, chip.core_on_chip) for chip in line]
+            for a, b in zip(places, places[1:]):
+                hops.add(sum(abs(x - y) for x, y in zip(a, b)))
+        print("lines", name, ways, heads, hops)
+"""
+
+
+@needs_libtpu
+def test_a_decode_step_of_the_7b_recipe_on_a_tpu():
+    """On v5e-16, counted with trip counts: two collectives a layer, and five. The sampler's
+    parameters are written without a second copy of them. Groups are lines of the torus."""
+    lines = [line.split() for line in run_apart("-c", RECIPE).splitlines()]
+    (step,) = ([*map(float, line[1:])] for line in lines if line[0] == "step")
+    *sizes, rows, count, sent, written, peak = step
+    assert (sizes, rows) == ([4, 1, 4], 256)
+    assert count <= 70 and sent <= 50
+    own, training = 2 * 7.62e9 / 4 / 2**30, 4 * 7.62e9 / 16 / 2**30
+    assert written < own + training + own / 2 and peak < 8
+    places = [line[1:] for line in lines if line[0] == "lines"]
+    assert len(places) == 14 and {"".join(hops) for *_, hops in places} == {"{1}"}, places
 
 
 GPU_SAMPLER = """
