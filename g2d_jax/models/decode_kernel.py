@@ -32,7 +32,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax.data.packing import round_up
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
 from g2d_jax.models.kv_codes import Kept
@@ -120,7 +119,7 @@ def sizes(
     at_once = max(STEP_BYTES // piece_bytes, 1)
     pieces = min(4, at_once, width // piece)
     # Queries are padded to tiles of 16 * 128; two of each are there, one on its way.
-    row_bytes = kv_heads * round_up(repeats, 16) * round_up(dim, LANES) * 2 * 4
+    row_bytes = kv_heads * (pl.cdiv(repeats, 16) * 16) * (pl.cdiv(dim, LANES) * LANES) * 2 * 4
     most = min(max(ROW_BYTES // row_bytes, 1), 32)
     groups = -(-rows // (cores * most))
     return Sizes(
