@@ -449,6 +449,18 @@ def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     assert_bit_equal(rollouts, run(other, placed, [*short, *more]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("ways", "sizes"), [(8, (1, 4, 2)), (4, (2, 2, 2)), (1, (8, 1, 1))])
+def test_samples_are_the_same_however_the_weights_are_split(model, base, ways, sizes):
+    """One copy of the weights over 8 devices, two over 4, eight over 1."""
+    training = meshes.make_mesh(1, 8, 1)
+    mesh = meshes.sampling(training, ways, CONFIG.num_key_value_heads)
+    assert (*mesh.shape.values(),) == sizes
+    sampler = make_sampler(mesh, prefill_rows=8)
+    placed = jax.device_put(model, decoder.shardings(CONFIG, training))
+    assert_same(model, base[0], run(sampler, placed, REQUESTS))
+
+
 def rounded(model: decoder.Decoder) -> decoder.Decoder:
     """The model with what int8 codes of its linear weights stand for in their place."""
 
