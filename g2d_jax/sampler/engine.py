@@ -107,9 +107,10 @@ class Sampler:
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
     see models/kernels.py; decode_attention: of decode steps, "pallas" is models/decode_kernel.py or
-    decode_kernel_gpu.py. decode: ids to text, which requests with stop strings need. programs: where another sampler's of the same settings,
-    such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
-    are bit-equal for the same shapes and mesh; the noise always is.
+    decode_kernel_gpu.py. decode: ids to text, which requests with stop strings need. programs:
+    where another sampler's of the same settings, such as another point's of a sweep, may lie; the
+    attribute has them by name. Samples of one key are bit-equal for the same shapes and mesh; the
+    noise always is.
     """
 
     def __init__(
