@@ -28,9 +28,10 @@ class Family:
     scaled_embeddings: by the square root of hidden_size. sliding: which layers have a sliding
     window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
     ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
-    may have one. stated: fields of ModelConfig that config.json of this family has beside those of
-    every family. fixed: what config.json says besides. The rest: what transformers takes where
-    config.json leaves the field out; kv_heads_optional: as many as there are heads;
+    may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
+    and with rope_local_base_freq. stated: fields of ModelConfig that config.json of this family has
+    beside those of every family. fixed: what config.json says besides. The rest: what transformers
+    takes where config.json leaves the field out; kv_heads_optional: as many as there are heads;
     no_rope_layer_interval: each so many layers one has no rotary embeddings.
     """
 
@@ -42,6 +43,7 @@ class Family:
     gelu: bool = False
     scaled_embeddings: bool = False
     sliding: Literal["", "all", "last", "pattern"] = ""
+    sliding_rope: bool = False
     stated: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     kv_heads_optional: bool = False
@@ -51,6 +53,7 @@ class Family:
     rope_theta: float = 10_000.0
     tie_word_embeddings: bool = False
     no_rope_layer_interval: int = 0
+    sliding_window_pattern: int = 6
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
 
@@ -93,6 +96,19 @@ FAMILIES = {
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,
     ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        qk_norm="all heads",
+        norms=POST_NORM,
+        sliding="pattern",
+        sliding_rope=True,
+        stated=("attention_bias", "rope_local_base_freq"),
+        kv_heads_optional=True,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        rope_theta=500_000.0,
+        sliding_window_pattern=4,
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         qk_norm="each head",
@@ -101,6 +117,7 @@ FAMILIES = {
         gelu=True,
         scaled_embeddings=True,
         sliding="pattern",
+        sliding_rope=True,
         stated=("attention_bias", "rope_local_base_freq", "query_pre_attn_scalar"),
         head_dim=256,
         max_position_embeddings=131_072,
@@ -225,11 +242,12 @@ class ModelConfig:
     no_rope_layers: of each layer 0 where it has no rotary embeddings, else 1; empty: as the family
     has it. sliding_window: the positions that a token sees in layers whose entry in layer_types is
     SLIDING, itself included; without entries no layer has a window.
-    rope_local_base_freq: theta of those layers where it is another one. query_pre_attn_scalar:
-    scores are divided by its root, where the family has it, else by head_dim's. lora: adapters
-    beside the linear layers; only they are then trained. quantise: the kind of codes, of
-    quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError for a
-    family that is not known, for what it does not have, and for sizes that do not go together.
+    rope_local_base_freq: theta of those layers, where the family has one of their own.
+    query_pre_attn_scalar: scores are divided by its root, where the family has it, else by
+    head_dim's. lora: adapters beside the linear layers; only they are then trained. quantise: the
+    kind of codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises
+    ValueError for a family that is not known, for what it does not have, and for sizes that do not
+    go together.
     """
 
     family: str
@@ -331,8 +349,10 @@ class ModelConfig:
             object.__setattr__(
                 self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers)
             )
-        if theta := self.traits.rope_local_base_freq:
-            object.__setattr__(self, "rope_local_base_freq", self.rope_local_base_freq or theta)
+        if self.traits.sliding_rope and self.rope_local_base_freq is None:
+            theta = self.traits.rope_local_base_freq or self.rope_theta
+            object.__setattr__(self, "rope_local_base_freq", theta)
+        if self.traits.query_pre_attn_scalar:
             object.__setattr__(
                 self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim
             )

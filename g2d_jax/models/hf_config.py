@@ -74,7 +74,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, SmolLM3, OLMo 2, text-only Gemma 3)"
+            "Mistral, SmolLM3, OLMo 2 and 3, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -91,12 +91,14 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
     window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
     of_family: dict[str, Any] = {}
-    if local_theta := absent.rope_local_base_freq:
-        raw = _by_layer_type(raw)
-        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
     if scalar := absent.query_pre_attn_scalar:
         of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
+    if absent.sliding_rope:
+        raw = _by_layer_type(raw)
     theta, scaling = _rope(raw, absent.rope_theta, positions)
+    if absent.sliding_rope:
+        local_theta = absent.rope_local_base_freq or theta
+        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
     return ModelConfig(
         family=family,
         **sizes,
@@ -127,25 +129,18 @@ def config_to_hf(
 ) -> dict[str, Any]:
     """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both
     read."""
-    others = (
-        "num_key_value_heads",
-        "head_dim",
-        "tie_word_embeddings",
-        "rope_theta",
-        "rms_norm_eps",
-    )
+    others = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "rms_norm_eps")
     named = (*SIZES, *others, "max_position_embeddings", *config.traits.stated)
     copied = {name: getattr(config, name) for name in named}
     if "no_rope_layers" in copied:
         copied["no_rope_layers"] = list(config.no_rope_layers)
-    scaling = config.rope_scaling
     return {
         "architectures": [config.traits.architecture],
         "model_type": config.family,
         **copied,
         **config.traits.fixed,
         **_sliding_to_hf(config),
-        "rope_scaling": scaling and {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)},
+        **_rope_to_hf(config),
         **_activation(config.traits),
         "attention_dropout": 0.0,
         "bos_token_id": bos_id,
@@ -189,7 +184,7 @@ def _sliding(
         return None, ()
     usual = [SLIDING] * layers
     if family.sliding == "pattern":
-        every = _field(raw, "sliding_window_pattern", int, 6)
+        every = _field(raw, "sliding_window_pattern", int, family.sliding_window_pattern)
         for number in range(every - 1, layers, every):
             usual[number] = FULL
     else:
@@ -310,6 +305,25 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
         number("beta_slow", default=1.0),
         _field(rope, "truncate", bool, True),
     )
+
+
+def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that `_rope` and `_by_layer_type` read."""
+    theta, scaling = config.rope_theta, None
+    if config.rope_scaling:
+        scaling = {
+            "rope_type": config.rope_scaling.rope_type,
+            **dataclasses.asdict(config.rope_scaling),
+        }
+    fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
+    usual = (config.traits.rope_theta,) * 2
+    own = config.traits.sliding_rope and not config.traits.rope_local_base_freq
+    if own and (theta, config.rope_local_base_freq) != usual:
+        # transformers 4 takes rope_theta for all layers, its version 5 not for sliding ones.
+        local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        full = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
+        fields["rope_parameters"] = {SLIDING: local, FULL: full}
+    return fields
 
 
 def _mscale(factor: float, scale: float) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig, YarnRope
 
 # Family, vocab_size, rope_theta and rms_norm_eps.
 _FAMILIES = {
@@ -22,6 +22,7 @@ _FAMILIES = {
     "SmolLM2": ("llama", 49_152, 100_000.0, 1e-5),
     "SmolLM3": ("smollm3", 128_256, 5e6, 1e-6),
     "Mistral": ("mistral", 32_768, 1e6, 1e-5),
+    "Olmo-3": ("olmo3", 100_278, 500_000.0, 1e-6),
     "OLMo-2": ("olmo2", 100_352, 500_000.0, 1e-6),
     "gemma-3": ("gemma3_text", 262_144, 1e6, 1e-6),
 }
@@ -60,9 +61,20 @@ _TIED = {"tie_word_embeddings": True}
 _TIED_25 = {**_TIED, "vocab_size": 151_936}
 
 
+def _sliding(layers: int, window: int, every: int) -> dict[str, Any]:
+    """Return the fields of a window in all layers but each so-many-th."""
+    kinds = tuple(SLIDING if number % every else FULL for number in range(1, layers + 1))
+    return {"sliding_window": window, "layer_types": kinds}
+
+
 def _gemma(layers: int) -> dict[str, Any]:
-    kinds = tuple(SLIDING if number % 6 else FULL for number in range(1, layers + 1))
-    return {"sliding_window": 512, "layer_types": kinds, "head_dim": 256, **_TIED}
+    return {**_sliding(layers, 512, 6), "head_dim": 256, **_TIED}
+
+
+_OLMO3 = {
+    **_sliding(32, 4096, 4),
+    "rope_scaling": YarnRope(8.0, 8192, 1.2079441541679836),
+}
 
 
 def _scaled(factor: float) -> dict[str, Any]:
@@ -91,6 +103,7 @@ SHAPES: dict[str, ModelConfig] = {
     "SmolLM3-3B": _shape("SmolLM3", 2048, 11_008, 36, 16, 4, 65_536, **_TIED),
     "Mistral-7B-v0.3": _shape("Mistral", 4096, 14_336, 32, 32, 8, 32_768),
     "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
+    "Olmo-3-7B": _shape("Olmo-3", 4096, 11_008, 32, 32, 32, 65_536, **_OLMO3),
     "gemma-3-270m": _shape("gemma-3", 640, 2048, 18, 4, 1, 32_768, **_gemma(18)),
     "gemma-3-1b": _shape("gemma-3", 1152, 6912, 26, 4, 1, 32_768, **_gemma(26)),
 }
@@ -99,6 +112,7 @@ _OTHER_NAMES = {
     "Meta-Llama-3-8B": "Llama-3-8B",
     "Meta-Llama-3.1-8B": "Llama-3.1-8B",
     "Mistral-7B-Instruct-v0.3": "Mistral-7B-v0.3",
+    "Olmo-3-1025-7B": "Olmo-3-7B",
     "Athene-RM-8B": "Llama-3.1-8B",  # a reward model's trunk: models/reward_model.py
 }
 

@@ -73,14 +73,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0},
     ),
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "rope_parameters": {
+                "full_attention": YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 8,
+            "attention_bias": True,
+        },
+    ),
 }
 
-# others have all of their arithmetic
+# Others have all of their arithmetic, or golden logits (test_golden.py) show it.
 SLOW = (
     "llama-biased",
     "qwen3-biased",
     "mistral",
     "qwen3-sliding",
+    "olmo3",
 )
 
 
@@ -94,9 +107,21 @@ class Reference:
     model: Any
 
 
+class References(dict[str, Reference]):
+    """The references by name, each made when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory):
+        super().__init__()
+        self.factory = factory
+
+    def __missing__(self, name: str) -> Reference:
+        self[name] = make_reference(name, self.factory.mktemp(name))
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
-    return {name: make_reference(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+    return References(tmp_path_factory)
 
 
 @pytest.fixture(params=some(FAMILIES.keys() - {*SLOW}, FAMILIES))

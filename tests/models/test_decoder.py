@@ -17,7 +17,7 @@ from plain import logits, noisy
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import SEGMENT_STRIDE
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig, YarnRope
 
 COMMON: dict[str, Any] = {
     "vocab_size": 61,
@@ -38,6 +38,14 @@ CONFIGS = {
         **COMMON,
     ),
     "olmo2": ModelConfig("olmo2", head_dim=6, attention_bias=True, **COMMON),
+    "olmo3": ModelConfig(
+        "olmo3",
+        head_dim=6,
+        sliding_window=4,
+        layer_types=(SLIDING, FULL),
+        rope_scaling=YarnRope(4.0, 8, 1.2),
+        **COMMON,
+    ),
     "gemma3": ModelConfig(
         "gemma3_text",
         head_dim=6,

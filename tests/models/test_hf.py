@@ -61,6 +61,7 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "qwen3-sliding",
             "smollm3",
             "olmo2",
+            "olmo3",
         ),
     ],
 )

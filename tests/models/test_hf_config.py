@@ -62,6 +62,18 @@ OLMO2 = {
     "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
     "tie_word_embeddings": False, "vocab_size": 100352,
 }  # fmt: skip
+OLMO3_7B = {
+    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 100257,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "max_position_embeddings": 65536,
+    "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+        "original_max_position_embeddings": 8192, "rope_type": "yarn",
+    },
+    "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 100278,
+}  # fmt: skip
 GEMMA3_1B = {
     "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
@@ -78,7 +90,8 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
     scaling = raw.pop("rope_scaling", None) or {"rope_type": "default"}
     rope = {**scaling, "rope_theta": raw.pop("rope_theta")}
-    if theta := raw.pop("rope_local_base_freq", None):
+    local = rope["rope_theta"] if raw["model_type"] == "olmo3" else None
+    if theta := raw.pop("rope_local_base_freq", local):
         rope = {FULL: rope, SLIDING: {"rope_type": "default", "rope_theta": theta}}
     return {**raw, "rope_parameters": rope}
 
@@ -92,6 +105,7 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
         (MISTRAL, "Mistral-7B-v0.3"),
         (SMOLLM3, "SmolLM3-3B"),
         (OLMO2, "OLMo-2-0425-1B"),
+        (OLMO3_7B, "Olmo-3-7B"),
         (GEMMA3_1B, "gemma-3-1b"),
     ],
 )
@@ -182,6 +196,7 @@ def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
             range(0, 28, 2),
         ),
         (GEMMA3_1B, {"num_hidden_layers": 7}, 512, (0, 1, 2, 3, 4, 6)),
+        (OLMO3_7B, {"layer_types": None, "num_hidden_layers": 5}, 4096, (0, 1, 2, 4)),
         (GEMMA3_1B, {"layer_types": [FULL] * 25 + [SLIDING], "sliding_window": 64}, 64, [25]),
     ],
 )
@@ -195,6 +210,19 @@ def test_which_layers_have_a_window(
     )
     assert config_from_hf(config_to_hf(config)) == config
     assert config.windows(window) == () and set(config.windows(window + 1)) <= {window, NO_WINDOW}
+
+
+def test_a_theta_of_olmo3_is_that_of_all_layers_where_one_is_stated() -> None:
+    """As transformers 4 writes it; of an export its version 5 reads both."""
+    transformers = pytest.importorskip("transformers")
+    config = config_from_hf({**OLMO3_7B, "rope_theta": 20_000})
+    assert (config.rope_theta, config.rope_local_base_freq) == (20_000.0, 20_000.0)
+    read = transformers.AutoConfig.for_model(**config_to_hf(config))
+    assert {kind: rope["rope_theta"] for kind, rope in read.rope_parameters.items()} == {
+        FULL: 20_000.0,
+        SLIDING: 20_000.0,
+    }
+    assert config_from_hf(read.to_dict()) == config
 
 
 def test_unused_window_is_accepted() -> None:
