@@ -56,7 +56,11 @@ class Family:
     sliding_window_pattern: int = 6
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
+    attention_multiplier: float | None = None
 
+
+SCALARS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+"""Fields of ModelConfig that are 1 in a family without them."""
 
 FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, sliding="last"),
@@ -108,6 +112,14 @@ FAMILIES = {
         rms_norm_eps=1e-5,
         rope_theta=500_000.0,
         sliding_window_pattern=4,
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        stated=("attention_bias", "attention_multiplier", *SCALARS),
+        fixed={"mlp_bias": False},
+        kv_heads_optional=True,
+        max_position_embeddings=2048,
+        attention_multiplier=1.0,
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
@@ -244,10 +256,12 @@ class ModelConfig:
     SLIDING, itself included; without entries no layer has a window.
     rope_local_base_freq: theta of those layers, where the family has one of their own.
     query_pre_attn_scalar: scores are divided by its root, where the family has it, else by
-    head_dim's. lora: adapters beside the linear layers; only they are then trained. quantise: the
-    kind of codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises
-    ValueError for a family that is not known, for what it does not have, and for sizes that do not
-    go together.
+    head_dim's; attention_multiplier: they are multiplied by it instead, where the family has it.
+    embedding_multiplier, residual_multiplier: of embeddings, and of what a layer's two parts add.
+    logits_scaling: logits are divided by it. lora: adapters beside the linear layers; only they are
+    then trained. quantise: the kind of codes, of quantise.py, that the linear layers are held as;
+    empty: as they are. Raises ValueError for a family that is not known, for what it does not have,
+    and for sizes that do not go together.
     """
 
     family: str
@@ -269,6 +283,10 @@ class ModelConfig:
     layer_types: tuple[str, ...] = ()
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
+    attention_multiplier: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
     lora: Lora | None = None
     quantise: str = ""
 
@@ -290,6 +308,22 @@ class ModelConfig:
         return max(
             self.max_position_embeddings, int(rope.factor * rope.original_max_position_embeddings)
         )
+
+    @property
+    def query_scale(self) -> float:
+        """The factor of queries whose scores are then divided by the root of head_dim."""
+        if self.attention_multiplier:
+            return self.attention_multiplier * self.head_dim**0.5
+        if self.query_pre_attn_scalar:
+            return float((self.head_dim / self.query_pre_attn_scalar) ** 0.5)
+        return 1.0
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of embeddings."""
+        if self.traits.scaled_embeddings:
+            return float(self.hidden_size**0.5)
+        return self.embedding_multiplier
 
     def windows(self, length: int) -> tuple[int, ...]:
         """Return the window of each layer; nothing where all of them are as long as the
@@ -322,8 +356,12 @@ class ModelConfig:
             "no_rope_layers",
             "rope_local_base_freq",
             "query_pre_attn_scalar",
+            "attention_multiplier",
+            *SCALARS,
         ):
-            if getattr(self, name) and name not in self.traits.stated:
+            inert = 1 if name in SCALARS else None
+            value = getattr(self, name)
+            if value and value != inert and name not in self.traits.stated:
                 raise ValueError(f"{name}: the family {self.family} has none")
         for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
@@ -332,6 +370,8 @@ class ModelConfig:
             "rope_theta",
             "rope_local_base_freq",
             "query_pre_attn_scalar",
+            "attention_multiplier",
+            *SCALARS,
             "sliding_window",
         ):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
@@ -356,6 +396,8 @@ class ModelConfig:
             object.__setattr__(
                 self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim
             )
+        if self.traits.attention_multiplier and self.attention_multiplier is None:
+            object.__setattr__(self, "attention_multiplier", self.traits.attention_multiplier)
         if self.layer_types and not (self.traits.sliding and self.sliding_window):
             raise ValueError(
                 f"layer_types: the family {self.family} has none, or sliding_window is not set"

@@ -250,10 +250,8 @@ def project_qkv(
     rotated. projected: `project` of this block, of a name and x."""
     q, k, v = (projected(name, x) for name in ("q", "k", "v"))
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
-    if (
-        c.query_pre_attn_scalar and c.query_pre_attn_scalar != c.head_dim
-    ):  # whose root attention divides by
-        q = q * (c.head_dim / c.query_pre_attn_scalar) ** 0.5
+    if c.query_scale != 1:
+        q = q * c.query_scale
     return rotate(q, rope), rotate(k, rope), v
 
 
@@ -262,7 +260,23 @@ def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array])
     y = norm(c, block, "mlp_norm", x)
     gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(projected("gate", y))
     y = projected("down", gate * projected("up", y))
-    return x + norm(c, block, "mlp_post_norm", y)
+    return add_residual(c, x, norm(c, block, "mlp_post_norm", y))
+
+
+def add_residual(c: ModelConfig, x: Array, y: Array) -> Array:
+    """Add to x what a part of a layer computes of it."""
+    if c.residual_multiplier != 1:
+        y = y * c.residual_multiplier
+    return x + y
+
+
+def last_norm(model: Decoder, x: Array) -> Array:
+    """Apply the final norm to x [B, T, E], and the scale of logits, which are its products with
+    `head_matrix`."""
+    x = norm(model.config, model, "final_norm", x)
+    if model.config.logits_scaling != 1:
+        x = x / model.config.logits_scaling
+    return x
 
 
 def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
@@ -309,7 +323,8 @@ def apply_block(
     qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, projected)
     mixed, kept = attention(*qkv)
     y = projected("o", mixed, inputs=2)
-    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), projected), kept
+    x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
+    return mlp(c, block, x, projected), kept
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -375,7 +390,7 @@ def forward(
             x, output = layer(x, own)
             outputs.append(output)
         kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
-    return norm(c, model, "final_norm", x), kv
+    return last_norm(model, x), kv
 
 
 def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
@@ -393,8 +408,8 @@ def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None)
     own type.
     """
     x = model.embed[...][tokens].astype(dtype)
-    if model.config.traits.scaled_embeddings:
-        x = x * jnp.asarray(model.config.hidden_size**0.5, dtype)
+    if model.config.embedding_scale != 1:
+        x = x * jnp.asarray(model.config.embedding_scale, dtype)
     return lay_out(mesh, x, "replica_rows", None, "embed")
 
 
@@ -466,7 +481,7 @@ def decode(
             layers.append(kept)
     keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width
-    return norm(c, model, "final_norm", x)[:, 0], Cache(keys, values, column, cache.width)
+    return last_norm(model, x)[:, 0], Cache(keys, values, column, cache.width)
 
 
 def _write_column(

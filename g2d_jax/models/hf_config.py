@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from g2d_jax.models.config import (
     FAMILIES,
     FULL,
+    SCALARS,
     SIZES,
     SLIDING,
     Family,
@@ -74,7 +75,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, SmolLM3, OLMo 2 and 3, text-only Gemma 3)"
+            "Mistral, SmolLM3, OLMo 2 and 3, Granite, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -90,7 +91,10 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         )
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
     window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
-    of_family: dict[str, Any] = {}
+    of_family: dict[str, Any] = {name: _field(raw, name, float, 1.0) for name in SCALARS}
+    if absent.attention_multiplier or raw.get("attention_multiplier") is not None:
+        default = absent.attention_multiplier
+        of_family["attention_multiplier"] = _field(raw, "attention_multiplier", float, default)
     if scalar := absent.query_pre_attn_scalar:
         of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
     if absent.sliding_rope:

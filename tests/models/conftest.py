@@ -73,6 +73,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0},
     ),
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "attention_bias": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.7,
+            "tie_word_embeddings": True,
+        },
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -94,6 +105,7 @@ SLOW = (
     "mistral",
     "qwen3-sliding",
     "olmo3",
+    "granite",
 )
 
 

@@ -38,6 +38,15 @@ CONFIGS = {
         **COMMON,
     ),
     "olmo2": ModelConfig("olmo2", head_dim=6, attention_bias=True, **COMMON),
+    "granite": ModelConfig(
+        "granite",
+        head_dim=6,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.6,
+        logits_scaling=1.7,
+        **COMMON,
+    ),
     "olmo3": ModelConfig(
         "olmo3",
         head_dim=6,

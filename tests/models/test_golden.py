@@ -46,6 +46,12 @@ YARN = {
     "original_max_position_embeddings": 4,
 }
 OWN = {
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 0.7,
+    },
     "olmo3": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {

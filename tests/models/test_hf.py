@@ -62,6 +62,7 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "smollm3",
             "olmo2",
             "olmo3",
+            "granite",
         ),
     ],
 )

@@ -344,6 +344,21 @@ def test_unused_window_is_accepted() -> None:
             {"no_rope_layers": [2] * 36},
             "no_rope_layers must be a list of 0 or 1 for each layer",
         ),
+        (
+            LLAMA31_8B,
+            {"logits_scaling": 8.0},
+            "logits_scaling: the family llama has none",
+        ),
+        (
+            LLAMA31_8B,
+            {"attention_multiplier": 1},
+            "attention_multiplier: the family llama has none",
+        ),
+        (
+            {**LLAMA31_8B, "model_type": "granite"},
+            {"residual_multiplier": 0},
+            "residual_multiplier must be a positive number, got 0",
+        ),
         (LLAMA31_8B, {"mlp_bias": True}, "mlp_bias = True is not supported"),
         (LLAMA31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
