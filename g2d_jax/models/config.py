@@ -30,8 +30,9 @@ class Family:
     ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
     may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
     and with rope_local_base_freq. stated: fields of ModelConfig that config.json of this family has
-    beside those of every family. fixed: what config.json says besides. The rest: what transformers
-    takes where config.json leaves the field out; kv_heads_optional: as many as there are heads;
+    beside those of every family. fixed: what config.json says besides. ignored_dropout: rates that
+    published models state and that training here does not apply. The rest: what transformers takes
+    where config.json leaves the field out; kv_heads_optional: as many as there are heads;
     no_rope_layer_interval: each so many layers one has no rotary embeddings.
     """
 
@@ -46,6 +47,8 @@ class Family:
     sliding_rope: bool = False
     stated: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    ignored_dropout: tuple[str, ...] = ()
+    attention_bias: bool = False
     kv_heads_optional: bool = False
     head_dim: int | None = None
     max_position_embeddings: int = 32_768
@@ -120,6 +123,15 @@ FAMILIES = {
         kv_heads_optional=True,
         max_position_embeddings=2048,
         attention_multiplier=1.0,
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        stated=("attention_bias", "attention_out_bias"),
+        fixed={"mlp_bias": False, "residual_dropout": 0.0},
+        ignored_dropout=("attention_dropout", "residual_dropout"),
+        attention_bias=True,
+        head_dim=128,
+        max_position_embeddings=524_288,
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
@@ -250,7 +262,8 @@ class ModelConfig:
     """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, a gated feed-forward
     layer.
 
-    family: a name in FAMILIES. attention_bias: of all four linear layers of attention.
+    family: a name in FAMILIES. attention_bias: of all four linear layers of attention, or of all
+    but the last, in a family that states attention_out_bias for that one.
     no_rope_layers: of each layer 0 where it has no rotary embeddings, else 1; empty: as the family
     has it. sliding_window: the positions that a token sees in layers whose entry in layer_types is
     SLIDING, itself included; without entries no layer has a window.
@@ -278,6 +291,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32_768
     attention_bias: bool = False
+    attention_out_bias: bool = False
     no_rope_layers: tuple[int, ...] = ()
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
@@ -308,6 +322,13 @@ class ModelConfig:
         return max(
             self.max_position_embeddings, int(rope.factor * rope.original_max_position_embeddings)
         )
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Whether the last linear layer of attention has a bias."""
+        if "attention_out_bias" in self.traits.stated:
+            return self.attention_out_bias
+        return self.attention_bias
 
     @property
     def query_scale(self) -> float:
@@ -353,6 +374,7 @@ class ModelConfig:
             raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
         for name in (
             "attention_bias",
+            "attention_out_bias",
             "no_rope_layers",
             "rope_local_base_freq",
             "query_pre_attn_scalar",

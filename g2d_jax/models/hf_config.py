@@ -35,6 +35,7 @@ T = TypeVar("T", bool, int, float)
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "mlp_bias": (False, None),
     "attention_dropout": (0, None),
+    "residual_dropout": (0, None),
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
@@ -75,7 +76,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, SmolLM3, OLMo 2 and 3, Granite, text-only Gemma 3)"
+            "Mistral, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -115,7 +116,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         rope_scaling=scaling,
         rms_norm_eps=_field(raw, "rms_norm_eps", float, absent.rms_norm_eps),
         max_position_embeddings=positions,
-        attention_bias=_field(raw, "attention_bias", bool, False),
+        attention_bias=_field(raw, "attention_bias", bool, absent.attention_bias),
+        attention_out_bias=_field(raw, "attention_out_bias", bool, False),
         no_rope_layers=_no_rope_layers(raw, absent, sizes["num_hidden_layers"]),
         sliding_window=window,
         layer_types=layer_types,
@@ -165,6 +167,8 @@ def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     activation = {name: (value,) for name, value in _activation(family).items()}
     for name, supported in (_SUPPORTED | activation).items():
+        if name in family.ignored_dropout:
+            continue
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
 

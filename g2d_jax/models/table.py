@@ -82,7 +82,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
     if c.traits.qkv_bias or c.attention_bias:
         for name, axes in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             table[f"{name}_bias"] = _row(c, axes, "zeros", f"{attn}.{name}_proj.bias")
-    if c.attention_bias:
+    if c.has_out_bias:
         table["o_bias"] = _row(c, ("norm",), "zeros", f"{attn}.o_proj.bias")
     if c.traits.qk_norm:
         for name, axes in (("q_norm", heads), ("k_norm", kv_heads)):

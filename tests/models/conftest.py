@@ -84,6 +84,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "seed_oss": (
+        "SeedOssConfig",
+        {"rope_parameters": THETA, "head_dim": 16, "attention_out_bias": False},
+    ),
+    "seed_oss-out-bias": (
+        "SeedOssConfig",
+        {"head_dim": 20, "attention_bias": False, "attention_out_bias": True},
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -106,6 +114,8 @@ SLOW = (
     "qwen3-sliding",
     "olmo3",
     "granite",
+    "seed_oss",
+    "seed_oss-out-bias",
 )
 
 

@@ -47,6 +47,7 @@ CONFIGS = {
         logits_scaling=1.7,
         **COMMON,
     ),
+    "seed_oss": ModelConfig("seed_oss", head_dim=6, attention_bias=True, **COMMON),
     "olmo3": ModelConfig(
         "olmo3",
         head_dim=6,

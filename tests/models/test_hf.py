@@ -63,6 +63,7 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "olmo2",
             "olmo3",
             "granite",
+            "seed_oss",
         ),
     ],
 )

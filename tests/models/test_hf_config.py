@@ -225,6 +225,15 @@ def test_a_theta_of_olmo3_is_that_of_all_layers_where_one_is_stated() -> None:
     assert config_from_hf(read.to_dict()) == config
 
 
+def test_dropout_of_seed_oss_is_read_as_none() -> None:
+    raw = {**LLAMA31_8B, "model_type": "seed_oss", "attention_dropout": 0.1}
+    raw |= {"residual_dropout": 0.1, "attention_bias": None, "rope_scaling": None}
+    config = config_from_hf(raw)
+    assert (config.attention_bias, config.has_out_bias) == (True, False)
+    written = config_to_hf(config)
+    assert (written["attention_dropout"], written["residual_dropout"]) == (0.0, 0.0)
+
+
 def test_unused_window_is_accepted() -> None:
     unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
@@ -343,6 +352,11 @@ def test_unused_window_is_accepted() -> None:
             SMOLLM3,
             {"no_rope_layers": [2] * 36},
             "no_rope_layers must be a list of 0 or 1 for each layer",
+        ),
+        (
+            LLAMA31_8B,
+            {"attention_out_bias": True},
+            "attention_out_bias: the family llama has none",
         ),
         (
             LLAMA31_8B,
