@@ -93,18 +93,23 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
     return np.clip((numbers - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
 
 
-def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, Array]:
-    """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
+def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, ...]:
+    """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]; and the scale of queries
+    [B, T, 1] where YaRN has one."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
     scaling = config.rope_scaling
     size = scaling.attention_factor if isinstance(scaling, YarnRope) else 1.0
-    return jnp.cos(angles) * size, jnp.sin(angles) * size
+    table = jnp.cos(angles) * size, jnp.sin(angles) * size
+    if not isinstance(scaling, YarnRope) or not scaling.llama_4_scaling_beta:
+        return table
+    lengths = positions[..., None] // scaling.original_max_position_embeddings
+    return *table, 1 + scaling.llama_4_scaling_beta * jnp.log1p(lengths.astype(jnp.float32))
 
 
-def rotate(x: Array, table: tuple[Array, Array]) -> Array:
+def rotate(x: Array, table: tuple[Array, ...]) -> Array:
     """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in
     float32."""
-    cos, sin = (t[:, :, None, :] for t in table)
+    cos, sin = (t[:, :, None, :] for t in table[:2])
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     halves = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(halves, axis=-1).astype(x.dtype)

@@ -29,7 +29,8 @@ class Family:
     window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
     ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
     may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
-    and with rope_local_base_freq. stated: fields of ModelConfig that config.json of this family has
+    and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
+    has all of it in rope_parameters. stated: fields of ModelConfig that config.json of this family has
     beside those of every family. fixed: what config.json says besides. ignored_dropout: rates that
     published models state and that training here does not apply. The rest: what transformers takes
     where config.json leaves the field out; kv_heads_optional: as many as there are heads;
@@ -45,6 +46,7 @@ class Family:
     scaled_embeddings: bool = False
     sliding: Literal["", "all", "last", "pattern"] = ""
     sliding_rope: bool = False
+    scaled_queries: bool = False
     stated: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     ignored_dropout: tuple[str, ...] = ()
@@ -56,6 +58,7 @@ class Family:
     rope_theta: float = 10_000.0
     tie_word_embeddings: bool = False
     no_rope_layer_interval: int = 0
+    sliding_window: int | None = 4096
     sliding_window_pattern: int = 6
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
@@ -133,6 +136,15 @@ FAMILIES = {
         head_dim=128,
         max_position_embeddings=524_288,
     ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        sliding="all",
+        scaled_queries=True,
+        head_dim=128,
+        max_position_embeddings=262_144,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         qk_norm="each head",
@@ -194,7 +206,8 @@ class YarnRope:
     Frequencies that turn more than beta_fast times within the original length stay, those of fewer
     than beta_slow turns are divided by the factor; between them is a ramp, which truncate begins
     and ends at whole dimensions.
-    attention_factor: of cos and sin.
+    attention_factor: of cos and sin. llama_4_scaling_beta: queries are multiplied by 1 + beta times
+    the logarithm of 1 + how many original lengths lie before them (transformers, ministral3).
     """
 
     rope_type: ClassVar[str] = "yarn"
@@ -204,6 +217,7 @@ class YarnRope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    llama_4_scaling_beta: float = 0.0
 
 
 RopeScaling = LinearRope | Llama3Rope | YarnRope

@@ -46,7 +46,10 @@ PRODUCT = "product"
 """The name under which the results of linear layers are kept by remat "dots"."""
 
 Pair = tuple[Array, Array]
-"""Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
+"""Keys and values, or what each row and the longest one reaches."""
+
+Rope = tuple[Array, ...]
+"""A `rotary_table`."""
 
 
 class Parameters(nnx.Module):
@@ -244,7 +247,7 @@ def project(
 
 
 def project_qkv(
-    c: ModelConfig, block: Block, x: Array, rope: Pair, projected: Callable[..., Array]
+    c: ModelConfig, block: Block, x: Array, rope: Rope, projected: Callable[..., Array]
 ) -> tuple[Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
     rotated. projected: `project` of this block, of a name and x."""
@@ -252,7 +255,10 @@ def project_qkv(
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
     if c.query_scale != 1:
         q = q * c.query_scale
-    return rotate(q, rope), rotate(k, rope), v
+    q, k = rotate(q, rope), rotate(k, rope)
+    for scale in rope[2:]:
+        q = q * scale[..., None].astype(q.dtype)
+    return q, k, v
 
 
 def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array]) -> Array:
@@ -279,7 +285,7 @@ def last_norm(model: Decoder, x: Array) -> Array:
     return x
 
 
-def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
+def rotary_tables(c: ModelConfig, positions: Array) -> list[Rope]:
     """Return the rotary table of the layers, and that of sliding ones where they have a theta of
     their own."""
     tables = [rotary_table(c, positions)]
@@ -289,7 +295,7 @@ def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
     return tables
 
 
-def layer_rope(c: ModelConfig, tables: list[Pair], number: Any) -> Pair:
+def layer_rope(c: ModelConfig, tables: list[Rope], number: Any) -> Rope:
     """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the
     layer has none."""
     rope, *local = tables
@@ -306,7 +312,7 @@ def apply_block(
     c: ModelConfig,
     block: Block,
     x: Array,
-    rope: Pair,
+    rope: Rope,
     attention: Callable[[Array, Array, Array], tuple[Array, Any]],
     multiply: Multiply,
     dropout: Dropout | None = None,

@@ -45,7 +45,6 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (None,),
     "use_bidirectional_attention": (False, None),
 }
-_SLIDING_WINDOW = 4096  # where config.json leaves it out
 
 MAX_LAYERS = 10_000
 """More than any model has: what config.json says is not believed before lists of all layers are
@@ -76,7 +75,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, text-only Gemma 3)"
+            "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -100,7 +99,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
     if absent.sliding_rope:
         raw = _by_layer_type(raw)
-    theta, scaling = _rope(raw, absent.rope_theta, positions)
+    theta, scaling = _rope(raw, absent, positions)
     if absent.sliding_rope:
         local_theta = absent.rope_local_base_freq or theta
         of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
@@ -186,7 +185,7 @@ def _sliding(
     """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
     window = None
     if family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False):
-        window = raw.get("sliding_window", _SLIDING_WINDOW)
+        window = raw.get("sliding_window", family.sliding_window)
     kinds = raw.get("layer_types")
     if kinds is None and window is None and family.sliding != "pattern":
         return None, ()
@@ -216,7 +215,7 @@ def _sliding(
             "or is not in use"
         )
     if SLIDING in kinds:
-        return _field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)
+        return _field(raw, "sliding_window", int, family.sliding_window), tuple(kinds)
     return None, ()
 
 
@@ -268,11 +267,13 @@ def _is_list_of(value: Any, members: tuple[Any, ...]) -> bool:
     return isinstance(value, list) and all(entry in members for entry in value)
 
 
-def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, RopeScaling | None]:
+def _rope(
+    raw: Mapping[str, Any], family: Family, positions: int
+) -> tuple[float, RopeScaling | None]:
     """Read rope_theta and the scaling, from rope_parameters (transformers 5) or rope_theta and
     rope_scaling (4).
 
-    theta: where it is not stated. positions: max_position_embeddings.
+    positions: max_position_embeddings.
     """
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or {}
@@ -284,11 +285,20 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
             f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 "
             "and yarn are"
         )
-    if unknown := sorted(set(rope) - _ROPE_FIELDS):
+    known = _ROPE_FIELDS | {"max_position_embeddings"} if family.scaled_queries else _ROPE_FIELDS
+    if unknown := sorted(set(rope) - known):
         raise ValueError(f"config.json: {field}: unknown entries {unknown}")
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError(f"config.json: {field}.partial_rotary_factor is not supported")
-    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, theta))
+    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, family.rope_theta))
+    beta = rope.get("llama_4_scaling_beta")
+    if (beta is not None or family.scaled_queries) and (
+        kind != "yarn" or not family.scaled_queries or type(beta) not in (int, float) or beta < 0
+    ):
+        raise ValueError(
+            f"config.json: {field}: llama_4_scaling_beta is of ministral3, which has it, and of "
+            f"rope type yarn: got {beta!r} and {kind}"
+        )
     if kind == "default":
         return theta, None
     length = _field(rope, "original_max_position_embeddings", int, positions)
@@ -312,6 +322,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
         number("beta_fast", default=32.0),
         number("beta_slow", default=1.0),
         _field(rope, "truncate", bool, True),
+        float(beta or 0.0),
     )
 
 
@@ -323,6 +334,10 @@ def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
             "rope_type": config.rope_scaling.rope_type,
             **dataclasses.asdict(config.rope_scaling),
         }
+        if not config.traits.scaled_queries:
+            scaling.pop("llama_4_scaling_beta", None)
+    if config.traits.scaled_queries:
+        return {"rope_parameters": {**(scaling or {}), "rope_theta": theta}}
     fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
     usual = (config.traits.rope_theta,) * 2
     own = config.traits.sliding_rope and not config.traits.rope_local_base_freq

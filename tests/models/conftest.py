@@ -92,6 +92,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "SeedOssConfig",
         {"head_dim": 20, "attention_bias": False, "attention_out_bias": True},
     ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 16,
+            "sliding_window": 40,
+            "rope_parameters": {
+                **YARN_ROPE,
+                "original_max_position_embeddings": 32,
+                "max_position_embeddings": 512,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -116,6 +131,7 @@ SLOW = (
     "granite",
     "seed_oss",
     "seed_oss-out-bias",
+    "ministral3",
 )
 
 

@@ -48,6 +48,12 @@ CONFIGS = {
         **COMMON,
     ),
     "seed_oss": ModelConfig("seed_oss", head_dim=6, attention_bias=True, **COMMON),
+    "ministral3": ModelConfig(
+        "ministral3",
+        head_dim=6,
+        rope_scaling=YarnRope(4.0, 4, 1.2, llama_4_scaling_beta=0.3),
+        **COMMON,
+    ),
     "olmo3": ModelConfig(
         "olmo3",
         head_dim=6,

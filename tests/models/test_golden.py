@@ -52,6 +52,7 @@ OWN = {
         "residual_multiplier": 0.6,
         "logits_scaling": 0.7,
     },
+    "ministral3": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
     "olmo3": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {

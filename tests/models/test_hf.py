@@ -64,6 +64,7 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "olmo3",
             "granite",
             "seed_oss",
+            "ministral3",
         ),
     ],
 )

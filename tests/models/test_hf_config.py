@@ -225,6 +225,25 @@ def test_a_theta_of_olmo3_is_that_of_all_layers_where_one_is_stated() -> None:
     assert config_from_hf(read.to_dict()) == config
 
 
+def test_ministral3_has_its_scaling_in_rope_parameters_alone() -> None:
+    rope = {
+        **YARN,
+        "rope_theta": 1e6,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1,
+        "mscale_all_dim": 1,
+    }
+    raw = {**MISTRAL, "model_type": "ministral3", "rope_parameters": rope}
+    del raw["sliding_window"], raw["rope_theta"]
+    config = config_from_hf(raw)
+    expected = YarnRope(4.0, 32_768, 1.0, llama_4_scaling_beta=0.1)
+    assert (config.rope_scaling, config.rope_theta, config.layer_types) == (expected, 1e6, ())
+    written = config_to_hf(config)
+    assert written["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+    assert not {"rope_scaling", "rope_theta"} & set(written)
+    assert config_from_hf(written) == config
+
+
 def test_dropout_of_seed_oss_is_read_as_none() -> None:
     raw = {**LLAMA31_8B, "model_type": "seed_oss", "attention_dropout": 0.1}
     raw |= {"residual_dropout": 0.1, "attention_bias": None, "rope_scaling": None}
@@ -352,6 +371,21 @@ def test_unused_window_is_accepted() -> None:
             SMOLLM3,
             {"no_rope_layers": [2] * 36},
             "no_rope_layers must be a list of 0 or 1 for each layer",
+        ),
+        (
+            {**MISTRAL, "model_type": "ministral3"},
+            {"rope_scaling": YARN},
+            "llama_4_scaling_beta is of ministral3, which has it, .* got None and yarn",
+        ),
+        (
+            {**MISTRAL, "model_type": "ministral3"},
+            {},
+            "llama_4_scaling_beta is of ministral3, .* got None and default",
+        ),
+        (
+            MISTRAL,
+            {"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta is of ministral3, .* got 0.1 and yarn",
         ),
         (
             LLAMA31_8B,
