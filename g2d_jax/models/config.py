@@ -30,11 +30,13 @@ class Family:
     ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
     may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
     and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
-    has all of it in rope_parameters. stated: fields of ModelConfig that config.json of this family has
-    beside those of every family. fixed: what config.json says besides. ignored_dropout: rates that
-    published models state and that training here does not apply. The rest: what transformers takes
-    where config.json leaves the field out; kv_heads_optional: as many as there are heads;
-    no_rope_layer_interval: each so many layers one has no rotary embeddings.
+    has all of it in rope_parameters. fused: linear layers that Hugging Face stores as one, by its
+    name, in the order of their outputs. ropes: the rope types that it may have. stated: fields of
+    ModelConfig that config.json of this family has beside those of every family. fixed: what
+    config.json says besides. ignored_dropout: rates that published models state and that training
+    here does not apply. The rest: what transformers takes where config.json leaves the field out;
+    kv_heads_optional: as many as there are heads; no_rope_layer_interval: each so many layers one
+    has no rotary embeddings.
     """
 
     architecture: str
@@ -47,6 +49,8 @@ class Family:
     sliding: Literal["", "all", "last", "pattern"] = ""
     sliding_rope: bool = False
     scaled_queries: bool = False
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     stated: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     ignored_dropout: tuple[str, ...] = ()
@@ -145,6 +149,21 @@ FAMILIES = {
         rms_norm_eps=1e-5,
         sliding_window=None,
     ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        sliding="all",
+        fused={
+            "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+            "mlp.gate_up_proj": ("gate_proj", "up_proj"),
+        },
+        ropes=("default", "longrope", "su"),
+        stated=("partial_rotary_factor",),
+        fixed={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+        kv_heads_optional=True,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         qk_norm="each head",
@@ -220,7 +239,24 @@ class YarnRope:
     llama_4_scaling_beta: float = 0.0
 
 
-RopeScaling = LinearRope | Llama3Rope | YarnRope
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE's frequency scaling (Ding et al. 2024, arXiv:2402.13753), as transformers has it for
+    Phi-3 and Phi-4-mini.
+
+    Wavelengths are multiplied by short_factor, one a frequency, in sequences of at most
+    original_max_position_embeddings, and by long_factor in longer ones, at all of their positions:
+    only the former are built here. attention_factor: of cos and sin.
+    """
+
+    rope_type: ClassVar[str] = "longrope"
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | LongRope
 
 
 def no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
@@ -277,18 +313,19 @@ class ModelConfig:
     layer.
 
     family: a name in FAMILIES. attention_bias: of all four linear layers of attention, or of all
-    but the last, in a family that states attention_out_bias for that one.
-    no_rope_layers: of each layer 0 where it has no rotary embeddings, else 1; empty: as the family
-    has it. sliding_window: the positions that a token sees in layers whose entry in layer_types is
-    SLIDING, itself included; without entries no layer has a window.
-    rope_local_base_freq: theta of those layers, where the family has one of their own.
-    query_pre_attn_scalar: scores are divided by its root, where the family has it, else by
-    head_dim's; attention_multiplier: they are multiplied by it instead, where the family has it.
-    embedding_multiplier, residual_multiplier: of embeddings, and of what a layer's two parts add.
-    logits_scaling: logits are divided by it. lora: adapters beside the linear layers; only they are
-    then trained. quantise: the kind of codes, of quantise.py, that the linear layers are held as;
-    empty: as they are. Raises ValueError for a family that is not known, for what it does not have,
-    and for sizes that do not go together.
+    but the last, in a family that states attention_out_bias for that one. no_rope_layers: of each
+    layer 0 where it has no rotary embeddings, else 1; empty: as the family has it. sliding_window:
+    the positions that a token sees in layers whose entry in layer_types is SLIDING, itself
+    included; without entries no layer has a window. rope_local_base_freq: theta of those layers,
+    where the family has one of their own. query_pre_attn_scalar: scores are divided by its root,
+    where the family has it, else by head_dim's; attention_multiplier: they are multiplied by it
+    instead, where the family has it. embedding_multiplier, residual_multiplier: of embeddings, and
+    of what a layer's two parts add. logits_scaling: logits are divided by it.
+    partial_rotary_factor: the share of head_dim, its first numbers, that rotary embeddings turn.
+    lora: adapters beside the linear layers; only they are then trained. quantise: the kind of
+    codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError
+    for a family that is not known, for what it does not have, and for sizes that do not go
+    together.
     """
 
     family: str
@@ -315,6 +352,7 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    partial_rotary_factor: float = 1.0
     lora: Lora | None = None
     quantise: str = ""
 
@@ -326,11 +364,13 @@ class ModelConfig:
     @property
     def positions(self) -> int:
         """The positions that the model is made for: max_position_embeddings, and no fewer than YaRN
-        extends it to.
+        extends it to; with LongRoPE those of its short sequences.
 
         Qwen2.5's config.json keeps the length before the extension.
         """
         rope = self.rope_scaling
+        if isinstance(rope, LongRope):
+            return rope.original_max_position_embeddings
         if not isinstance(rope, YarnRope):
             return self.max_position_embeddings
         return max(
@@ -343,6 +383,11 @@ class ModelConfig:
         if "attention_out_bias" in self.traits.stated:
             return self.attention_out_bias
         return self.attention_bias
+
+    @property
+    def rotary_dim(self) -> int:
+        """The numbers of a head that rotary embeddings turn."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def query_scale(self) -> float:
@@ -394,8 +439,9 @@ class ModelConfig:
             "query_pre_attn_scalar",
             "attention_multiplier",
             *SCALARS,
+            "partial_rotary_factor",
         ):
-            inert = 1 if name in SCALARS else None
+            inert = 1 if name in (*SCALARS, "partial_rotary_factor") else None
             value = getattr(self, name)
             if value and value != inert and name not in self.traits.stated:
                 raise ValueError(f"{name}: the family {self.family} has none")
@@ -421,6 +467,15 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if not 0 < self.partial_rotary_factor <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(
+                f"partial_rotary_factor must turn an even part of head_dim {self.head_dim}, got "
+                f"{self.partial_rotary_factor}"
+            )
+        if isinstance(self.rope_scaling, LongRope):
+            for name in ("short_factor", "long_factor"):
+                if len(getattr(self.rope_scaling, name)) != self.rotary_dim // 2:
+                    raise ValueError(f"{name} of longrope must have {self.rotary_dim // 2} numbers")
         if (interval := self.traits.no_rope_layer_interval) and not self.no_rope_layers:
             object.__setattr__(
                 self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers)

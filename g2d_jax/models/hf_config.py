@@ -23,6 +23,7 @@ from g2d_jax.models.config import (
     Family,
     LinearRope,
     Llama3Rope,
+    LongRope,
     ModelConfig,
     RopeScaling,
     YarnRope,
@@ -36,6 +37,9 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "mlp_bias": (False, None),
     "attention_dropout": (0, None),
     "residual_dropout": (0, None),
+    "resid_pdrop": (0, None),
+    "embd_pdrop": (0, None),
+    "lm_head_bias": (False, None),
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
@@ -45,6 +49,8 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (None,),
     "use_bidirectional_attention": (False, None),
 }
+
+_LONG_ROPE_LENGTH = 4096  # where config.json leaves it out
 
 MAX_LAYERS = 10_000
 """More than any model has: what config.json says is not believed before lists of all layers are
@@ -66,16 +72,15 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Read the contents of a config.json of a model_type in FAMILIES.
 
     Raises ValueError naming the field for another model type (mixtures of experts, vision …),
-    sliding windows in a family without them, rope types other than "default", "linear", "llama3"
-    and "yarn", biases of feed-forward layers, quantised weights, and for missing or misformed
-    sizes.
+    sliding windows in a family without them, rope types that the family does not have, biases of
+    feed-forward layers, quantised weights, and for missing or misformed sizes.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, text-only Gemma 3)"
+            "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -100,6 +105,11 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     if absent.sliding_rope:
         raw = _by_layer_type(raw)
     theta, scaling = _rope(raw, absent, positions)
+    partial_factor = _field(raw, "partial_rotary_factor", float, 1.0)
+    if isinstance(raw.get("rope_parameters"), Mapping):
+        partial_factor = _field(
+            raw["rope_parameters"], "partial_rotary_factor", float, partial_factor
+        )
     if absent.sliding_rope:
         local_theta = absent.rope_local_base_freq or theta
         of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
@@ -120,6 +130,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         no_rope_layers=_no_rope_layers(raw, absent, sizes["num_hidden_layers"]),
         sliding_window=window,
         layer_types=layer_types,
+        partial_rotary_factor=partial_factor,
         **of_family,
     )
 
@@ -166,7 +177,9 @@ def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     activation = {name: (value,) for name, value in _activation(family).items()}
     for name, supported in (_SUPPORTED | activation).items():
-        if name in family.ignored_dropout:
+        if name in (*family.stated, *family.ignored_dropout):
+            continue
+        if name == "original_max_position_embeddings" and "longrope" in family.ropes:
             continue
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
@@ -280,15 +293,20 @@ def _rope(
     if not isinstance(rope, Mapping):
         raise ValueError(f"config.json: {field} must be an object, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", *(scaling.rope_type for scaling in _ROPES)):
+    if kind not in family.ropes:
         raise ValueError(
-            f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 "
-            "and yarn are"
+            f"config.json: {field}: rope type {kind!r} is not supported; of this family "
+            f"{', '.join(family.ropes)} are"
         )
-    known = _ROPE_FIELDS | {"max_position_embeddings"} if family.scaled_queries else _ROPE_FIELDS
+    known = set(_ROPE_FIELDS)
+    if family.scaled_queries:
+        known.add("max_position_embeddings")
+    if kind in ("longrope", "su"):
+        known |= {"short_factor", "long_factor"}
     if unknown := sorted(set(rope) - known):
         raise ValueError(f"config.json: {field}: unknown entries {unknown}")
-    if rope.get("partial_rotary_factor") not in (None, 1):
+    is_partial = "partial_rotary_factor" in family.stated
+    if rope.get("partial_rotary_factor") not in (None, 1) and not is_partial:
         raise ValueError(f"config.json: {field}.partial_rotary_factor is not supported")
     theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, family.rope_theta))
     beta = rope.get("llama_4_scaling_beta")
@@ -301,6 +319,8 @@ def _rope(
         )
     if kind == "default":
         return theta, None
+    if kind in ("longrope", "su"):
+        return theta, _long_rope(raw, rope, positions)
     length = _field(rope, "original_max_position_embeddings", int, positions)
     default = None
     if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
@@ -326,9 +346,58 @@ def _rope(
     )
 
 
+def _long_rope(raw: Mapping[str, Any], rope: Mapping[str, Any], positions: int) -> LongRope:
+    """Read LongRoPE's scaling as transformers reads Phi-3's: the original length beside the rope's
+    entries, 4096 where it is absent."""
+    length = _field(raw, "original_max_position_embeddings", int, _LONG_ROPE_LENGTH)
+    factors = {}
+    for name in ("short_factor", "long_factor"):
+        numbers = rope.get(name)
+        if not isinstance(numbers, list) or not all(
+            type(number) in (int, float) and 0 < number < math.inf for number in numbers
+        ):
+            raise ValueError(f"config.json: {name} must be a list of positive numbers")
+        factors[name] = tuple(map(float, numbers))
+    size = _long_attention_factor(_field(rope, "factor", float, positions / length), length)
+    return LongRope(
+        **factors,
+        original_max_position_embeddings=length,
+        attention_factor=_field(rope, "attention_factor", float, size),
+    )
+
+
+def _long_attention_factor(factor: float, length: int) -> float:
+    """Return by how much LongRoPE lengthens queries and keys where positions are extended by this
+    factor from `length`."""
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(length))
+
+
+def _long_rope_to_hf(config: ModelConfig, scaling: LongRope) -> dict[str, Any]:
+    """Return the fields that `_long_rope` reads. transformers 4 wants no entries but these three,
+    if they say it all."""
+    entries: dict[str, Any] = {
+        "type": "longrope",
+        "short_factor": list(scaling.short_factor),
+        "long_factor": list(scaling.long_factor),
+    }
+    length = scaling.original_max_position_embeddings
+    usual = _long_attention_factor(config.max_position_embeddings / length, length)
+    if scaling.attention_factor != usual:
+        entries["attention_factor"] = scaling.attention_factor
+    return {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": entries,
+        "original_max_position_embeddings": length,
+    }
+
+
 def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
     """Return the fields that `_rope` and `_by_layer_type` read."""
     theta, scaling = config.rope_theta, None
+    if isinstance(config.rope_scaling, LongRope):
+        return _long_rope_to_hf(config, config.rope_scaling)
     if config.rope_scaling:
         scaling = {
             "rope_type": config.rope_scaling.rope_type,

@@ -24,7 +24,7 @@ from g2d_jax.models import gguf_folder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header
-from g2d_jax.models.table import expected_shapes
+from g2d_jax.models.table import expected_shapes, fused, tensors
 from g2d_jax.runtime import gguf_file, storage
 
 CONFIG = "config.json"
@@ -206,7 +206,7 @@ def architecture_headers(
     extra: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Stored]:
     """Return the tensors of `headers` that belong to the architecture, checked against it by name,
-    shape and dtype.
+    shape and dtype, and those that hold several linear layers as these.
 
     extra: names and stored shapes of tensors required beside the decoder's own, such as a reward
     model's head. Raises ValueError naming the tensor (and file) that is missing, unexpected,
@@ -242,7 +242,19 @@ def architecture_headers(
     _refuse(folder, "of another shape than config.json says", misshapen)
     read = f"{', '.join(DTYPES)} are read; quantised weights are not"
     _refuse(folder, f"of an unsupported dtype ({read})", unknown)
-    return headers
+    return _split(headers, config)
+
+
+def _split(headers: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+    """Return the tensors, with the linear layers of a fused one in its place."""
+    table, found = tensors(config), dict(headers)
+    for whole, parts in fused(config).items():
+        stored, start = found.pop(whole), 0
+        for part in parts:
+            stop = start + table[part][1].stored_shape[0]
+            found[part] = stored.part(start, stop)
+            start = stop
+    return found
 
 
 def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:

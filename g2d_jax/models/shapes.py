@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig, YarnRope
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, LongRope, ModelConfig, YarnRope
 
 # Family, vocab_size, rope_theta and rms_norm_eps.
 _FAMILIES = {
@@ -23,6 +23,7 @@ _FAMILIES = {
     "SmolLM3": ("smollm3", 128_256, 5e6, 1e-6),
     "Mistral": ("mistral", 32_768, 1e6, 1e-5),
     "Olmo-3": ("olmo3", 100_278, 500_000.0, 1e-6),
+    "Phi-4": ("phi3", 200_064, 10_000.0, 1e-5),
     "OLMo-2": ("olmo2", 100_352, 500_000.0, 1e-6),
     "gemma-3": ("gemma3_text", 262_144, 1e6, 1e-6),
 }
@@ -77,6 +78,25 @@ _OLMO3 = {
 }
 
 
+# fmt: off
+_PHI4_LONG = (
+    1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649,
+    2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845,
+    5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158,
+    11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105,
+    25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71,
+    32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+)
+# fmt: on
+_PHI4_MINI = {
+    "sliding_window": 262_144,
+    "layer_types": (SLIDING,) * 32,
+    "rope_scaling": LongRope((1.0,) * 48, _PHI4_LONG, 4096, 1.1902380714238083),
+    "partial_rotary_factor": 0.75,
+    **_TIED,
+}
+
+
 def _scaled(factor: float) -> dict[str, Any]:
     return {"rope_scaling": Llama3Rope(factor, 1.0, 4.0, 8192)}
 
@@ -104,6 +124,7 @@ SHAPES: dict[str, ModelConfig] = {
     "Mistral-7B-v0.3": _shape("Mistral", 4096, 14_336, 32, 32, 8, 32_768),
     "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
     "Olmo-3-7B": _shape("Olmo-3", 4096, 11_008, 32, 32, 32, 65_536, **_OLMO3),
+    "Phi-4-mini": _shape("Phi-4", 3072, 8192, 32, 24, 8, 131_072, **_PHI4_MINI),
     "gemma-3-270m": _shape("gemma-3", 640, 2048, 18, 4, 1, 32_768, **_gemma(18)),
     "gemma-3-1b": _shape("gemma-3", 1152, 6912, 26, 4, 1, 32_768, **_gemma(26)),
 }
@@ -124,7 +145,7 @@ def shape(name: str) -> ModelConfig:
     Raises ValueError with the nearest names when the table has no such model.
     """
     plain = name.rsplit("/", 1)[-1]
-    for suffix in ("-Instruct", "-Base", "-it", "-pt"):
+    for suffix in ("-Instruct", "-instruct", "-Base", "-it", "-pt"):
         plain = plain.removesuffix(suffix)
     plain = _OTHER_NAMES.get(plain, plain)
     if plain not in SHAPES:

@@ -107,6 +107,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phi3": (
+        "Phi3Config",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "partial_rotary_factor": 0.5,
+            "sliding_window": 40,
+            "pad_token_id": 0,
+        },
+    ),
+    "phi3-longrope": (
+        "Phi3Config",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.3, 2.0, 2.5, 3.0],
+                "long_factor": [2.0, 4.0, 8.0, 9.0, 10.0, 11.0],
+            },
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -132,6 +158,8 @@ SLOW = (
     "seed_oss",
     "seed_oss-out-bias",
     "ministral3",
+    "phi3",
+    "phi3-longrope",
 )
 
 

@@ -54,6 +54,7 @@ CONFIGS = {
         rope_scaling=YarnRope(4.0, 4, 1.2, llama_4_scaling_beta=0.3),
         **COMMON,
     ),
+    "phi3": ModelConfig("phi3", head_dim=8, partial_rotary_factor=0.5, **COMMON),
     "olmo3": ModelConfig(
         "olmo3",
         head_dim=6,

@@ -53,6 +53,11 @@ OWN = {
         "logits_scaling": 0.7,
     },
     "ministral3": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
+    "phi3": {
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "longrope", "short_factor": [1.5], "long_factor": [3.0]},
+    },
     "olmo3": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {

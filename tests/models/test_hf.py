@@ -65,6 +65,8 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "granite",
             "seed_oss",
             "ministral3",
+            "phi3",
+            "phi3-longrope",
         ),
     ],
 )
@@ -154,6 +156,7 @@ def test_bfloat16_file_gives_the_rounded_weights(
             ("llama3", {"fsdp": -1}),
             ("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}),
             ("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}),
+            ("phi3", {"fsdp": 2, "tensor": 2, "data": -1}),
         ),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],

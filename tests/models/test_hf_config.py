@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, YarnRope
+from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, LongRope, YarnRope
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
@@ -83,6 +83,15 @@ GEMMA3_1B = {
     "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None,
     "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
 }  # fmt: skip
+PHI3_MINI = {
+    "architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
+    "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+    "sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064,
+}  # fmt: skip
+LONG = {"type": "longrope", "short_factor": [1.5] * 48, "long_factor": [3.0] * 48}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
@@ -244,6 +253,21 @@ def test_ministral3_has_its_scaling_in_rope_parameters_alone() -> None:
     assert config_from_hf(written) == config
 
 
+def test_longrope_has_its_length_beside_the_entries() -> None:
+    raw = {**PHI3_MINI, "rope_scaling": LONG, "max_position_embeddings": 131_072}
+    config = config_from_hf(raw)
+    # sqrt(1 + ln 32 / ln 4096)
+    assert config.rope_scaling == LongRope((1.5,) * 48, (3.0,) * 48, 4096, 1.1902380714238083)
+    assert config.positions == 4096
+    written = config_to_hf(config)
+    assert written["rope_scaling"] == LONG
+    assert written["original_max_position_embeddings"] == 4096
+    entries = {**LONG, "attention_factor": 1.5}
+    other = config_from_hf({**raw, "rope_scaling": entries})
+    assert config_to_hf(other)["rope_scaling"] == entries
+    assert config_from_hf({**raw, "rope_scaling": {**LONG, "type": "su"}}) == config
+
+
 def test_dropout_of_seed_oss_is_read_as_none() -> None:
     raw = {**LLAMA31_8B, "model_type": "seed_oss", "attention_dropout": 0.1}
     raw |= {"residual_dropout": 0.1, "attention_bias": None, "rope_scaling": None}
@@ -372,6 +396,29 @@ def test_unused_window_is_accepted() -> None:
             {"no_rope_layers": [2] * 36},
             "no_rope_layers must be a list of 0 or 1 for each layer",
         ),
+        (
+            PHI3_MINI,
+            {"rope_scaling": YARN},
+            "rope type 'yarn' is not supported; of this family def",
+        ),
+        (PHI3_MINI, {"embd_pdrop": 0.1}, "embd_pdrop = 0.1 is not supported"),
+        (PHI3_MINI, {"lm_head_bias": True}, "lm_head_bias = True is not supported"),
+        (
+            PHI3_MINI,
+            {"partial_rotary_factor": 0.01},
+            "partial_rotary_factor must turn an even part of head_dim 96, got 0.01",
+        ),
+        (
+            PHI3_MINI,
+            {"rope_scaling": {**LONG, "short_factor": [1.0]}},
+            "short_factor of longrope must have 48 numbers",
+        ),
+        (
+            PHI3_MINI,
+            {"rope_scaling": {**LONG, "long_factor": ["1"] * 48}},
+            "long_factor must be a list of positive numbers",
+        ),
+        (QWEN25_7B, {"rope_scaling": LONG}, "rope type 'longrope' is not supported"),
         (
             {**MISTRAL, "model_type": "ministral3"},
             {"rope_scaling": YARN},
