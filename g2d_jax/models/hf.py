@@ -40,6 +40,7 @@ from g2d_jax.models.hf_folder import (
     GENERATION,
     INDEX,
     find_weights,
+    has_images,
     read_config,
     read_sampling,
     resolve,
@@ -51,6 +52,7 @@ from g2d_jax.runtime import processes, storage
 __all__ = [
     "config_from_hf",
     "config_to_hf",
+    "has_images",
     "load",
     "read_config",
     "read_sampling",

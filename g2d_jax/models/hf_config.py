@@ -56,6 +56,17 @@ MAX_LAYERS = 10_000
 """More than any model has: what config.json says is not believed before lists of all layers are
 made."""
 
+# Models with images: what transformers takes where the text_config of one leaves it out.
+_WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "mistral3": {},
+}
+
 _ROPES: tuple[type[RopeScaling], ...] = (LinearRope, Llama3Rope, YarnRope)
 _ROPE_FIELDS = {
     "rope_type",
@@ -69,18 +80,21 @@ _ROPE_FIELDS |= {entry.name for rope in _ROPES for entry in dataclasses.fields(r
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read the contents of a config.json of a model_type in FAMILIES.
+    """Read the contents of a config.json of a model_type in FAMILIES, or of a model with images
+    whose language model is of one.
 
     Raises ValueError naming the field for another model type (mixtures of experts, vision …),
     sliding windows in a family without them, rope types that the family does not have, biases of
     feed-forward layers, quantised weights, and for missing or misformed sizes.
     """
+    raw = _language_model(raw)
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, text-only Gemma 3)"
+            "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, "
+            f"Gemma 3), and the language model of {', '.join(_WITH_IMAGES)}"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -133,6 +147,25 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         partial_rotary_factor=partial_factor,
         **of_family,
     )
+
+
+def has_images(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a model with images, of which the language model is
+    read."""
+    kind = raw.get("model_type")
+    return isinstance(kind, str) and kind in _WITH_IMAGES
+
+
+def _language_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the language model, which a model with images has in text_config, but
+    for those of the whole."""
+    if not has_images(raw):
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ValueError(f"config.json: text_config must be an object, got {text!r:.200}")
+    whole = {name: raw[name] for name in (*_SUPPORTED, "tie_word_embeddings") if name in raw}
+    return {**_WITH_IMAGES[raw["model_type"]], **text, **whole}
 
 
 def config_to_hf(

@@ -12,7 +12,15 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, LongRope, ModelConfig, YarnRope
+from g2d_jax.models.config import (
+    FULL,
+    SLIDING,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    ModelConfig,
+    YarnRope,
+)
 
 # Family, vocab_size, rope_theta and rms_norm_eps.
 _FAMILIES = {
@@ -72,6 +80,14 @@ def _gemma(layers: int) -> dict[str, Any]:
     return {**_sliding(layers, 512, 6), "head_dim": 256, **_TIED}
 
 
+# The language model of a model with images, whose vocabulary has 64 more.
+_GEMMA3_4B = {
+    **_sliding(34, 1024, 6),
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "rope_scaling": LinearRope(8.0),
+    **_TIED,
+}
 _OLMO3 = {
     **_sliding(32, 4096, 4),
     "rope_scaling": YarnRope(8.0, 8192, 1.2079441541679836),
@@ -125,6 +141,7 @@ SHAPES: dict[str, ModelConfig] = {
     "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
     "Olmo-3-7B": _shape("Olmo-3", 4096, 11_008, 32, 32, 32, 65_536, **_OLMO3),
     "Phi-4-mini": _shape("Phi-4", 3072, 8192, 32, 24, 8, 131_072, **_PHI4_MINI),
+    "gemma-3-4b": _shape("gemma-3", 2560, 10_240, 34, 8, 4, 131_072, **_GEMMA3_4B),
     "gemma-3-270m": _shape("gemma-3", 640, 2048, 18, 4, 1, 32_768, **_gemma(18)),
     "gemma-3-1b": _shape("gemma-3", 1152, 6912, 26, 4, 1, 32_768, **_gemma(26)),
 }

@@ -40,6 +40,14 @@ YARN_ROPE = {
     "original_max_position_embeddings": 128,
     "beta_fast": 16,
 }
+IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": THETA}),
     "qwen2-untied": ("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": THETA}),
@@ -133,6 +141,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "gemma3-images": (
+        "Gemma3Config",
+        {
+            "text_config": {
+                "head_dim": 16,
+                "sliding_window": 8,
+                "sliding_window_pattern": 2,
+                "query_pre_attn_scalar": 20,
+                "rope_scaling": {"rope_type": "linear", "factor": 2.5},
+            },
+            "vision_config": {**IMAGES, "vision_use_head": False},
+            "mm_tokens_per_image": 1,
+        },
+    ),
+    "mistral3": (
+        "Mistral3Config",
+        {
+            "text_config": {
+                "model_type": "ministral3",
+                "head_dim": 16,
+                "rope_parameters": {**YARN_ROPE, "llama_4_scaling_beta": 0.3},
+            },
+            "vision_config": {**IMAGES, "model_type": "pixtral", "head_dim": 8},
+            "tie_word_embeddings": False,
+        },
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -160,6 +194,8 @@ SLOW = (
     "ministral3",
     "phi3",
     "phi3-longrope",
+    "gemma3-images",
+    "mistral3",
 )
 
 
@@ -200,10 +236,15 @@ def make_reference(name: str, folder: Path) -> Reference:
     transformers = pytest.importorskip("transformers")
     config_class, extra = FAMILIES[name]
     torch.manual_seed(0)
-    config = getattr(transformers, config_class)(**{**SIZES, **extra})
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()
+    if "text_config" in extra:
+        extra = {**extra, "text_config": {**SIZES, **extra["text_config"]}}
+    else:
+        extra = {**SIZES, **extra}
+    config = getattr(transformers, config_class)(**extra)
+    auto = transformers.AutoModelForCausalLM
+    if "text_config" in extra:
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():  # norms start as ones and biases as zeros: make them tell
         for parameter in model.parameters():
             if parameter.ndim == 1:

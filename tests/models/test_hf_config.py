@@ -83,6 +83,20 @@ GEMMA3_1B = {
     "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None,
     "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
 }  # fmt: skip
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+    },
+}  # fmt: skip
 PHI3_MINI = {
     "architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
     "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
@@ -268,6 +282,14 @@ def test_longrope_has_its_length_beside_the_entries() -> None:
     assert config_from_hf({**raw, "rope_scaling": {**LONG, "type": "su"}}) == config
 
 
+def test_a_model_with_images_gives_its_language_model() -> None:
+    assert config_from_hf(GEMMA3_4B) == SHAPES["gemma-3-4b"]
+    full = {**GEMMA3_4B["text_config"], "num_attention_heads": 16, "vocab_size": 262_144}
+    config = config_from_hf({**GEMMA3_4B, "text_config": full, "tie_word_embeddings": False})
+    assert (config.num_attention_heads, config.vocab_size) == (16, 262_144)
+    assert not config.tie_word_embeddings
+
+
 def test_dropout_of_seed_oss_is_read_as_none() -> None:
     raw = {**LLAMA31_8B, "model_type": "seed_oss", "attention_dropout": 0.1}
     raw |= {"residual_dropout": 0.1, "attention_bias": None, "rope_scaling": None}
@@ -317,7 +339,17 @@ def test_unused_window_is_accepted() -> None:
         (
             GEMMA3_1B,
             {"model_type": "gemma3"},
-            "model_type 'gemma3' is not supported; .* text-only Gemma 3",
+            "text_config must be an object, got None",
+        ),
+        (
+            GEMMA3_4B,
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config = .* is not supported",
+        ),
+        (
+            GEMMA3_4B,
+            {"text_config": {**GEMMA3_1B, "model_type": "gemma4_text"}},
+            "model_type 'gemma4_text' is not supported; .* and the language model of gemma3",
         ),
         (GEMMA3_1B, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
         (GEMMA3_1B, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
