@@ -87,6 +87,9 @@ def rows() -> list[Row]:
         "qwen3-8b": [(HALF, "v5e-16"), ("", "h100x8"), (LORA, "v6e-8")],
         "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
         "smollm3-3b": [("", "v5e-8")],
+        "olmo-3-7b": [("", "v5e-16")],
+        "gemma-3-4b": [("", "v5e-16")],
+        "phi-4-mini": [("", "v5e-16")],
         "gemma-3-1b": [("", "v5e-8")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]

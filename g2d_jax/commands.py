@@ -357,6 +357,11 @@ def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapt
                 f"these adapters' base is {base}, which PEFT does not load: export it with "
                 "--policy init, and load the adapters beside that folder"
             )
+        elif processes.on_leader(lambda: hf.has_images(hf.resolve(base))):
+            session.tracker.say(
+                f"these adapters are of the language model of {base}, which has images too: export "
+                "it with --policy init, and load the adapters beside that folder"
+            )
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
         _save_model(session, policy, params, folder, dtype)

@@ -99,6 +99,19 @@ def _gemma3(size: str) -> Model:
     )
 
 
+def _olmo3(size: str) -> Model:
+    # K: chosen, as of Qwen2.5. The base model has no template; Think's texts are longer than
+    # RESPONSE.
+    return Model(
+        {"instruct": f"allenai/Olmo-3-{size}-Instruct", "base": f"allenai/Olmo-3-1025-{size}"}, 150
+    )
+
+
+def _phi4_mini() -> Model:
+    # K: chosen, as of Qwen2.5. PROMPT and RESPONSE fit its 4,096 positions without long factors.
+    return Model({"instruct": "microsoft/Phi-4-mini-instruct"}, 150)
+
+
 MODELS: dict[str, Model] = {
     "qwen2.5-0.5b": _qwen25("0.5B"),
     "qwen2.5-1.5b": _qwen25("1.5B"),
@@ -110,6 +123,9 @@ MODELS: dict[str, Model] = {
     "llama-3.1-8b": _llama("3.1-8B"),
     "smollm3-3b": _smollm3("3B"),
     "gemma-3-1b": _gemma3("1b"),
+    "gemma-3-4b": _gemma3("4b"),
+    "olmo-3-7b": _olmo3("7B"),
+    "phi-4-mini": _phi4_mini(),
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}

@@ -54,6 +54,14 @@ MODELS = {
         False,
     ),
     "gemma-3-1b": ("instruct google/gemma-3-1b-it, base google/gemma-3-1b-pt", 150, 600, None),
+    "gemma-3-4b": ("instruct google/gemma-3-4b-it, base google/gemma-3-4b-pt", 150, 600, None),
+    "olmo-3-7b": (
+        "instruct allenai/Olmo-3-7B-Instruct, base allenai/Olmo-3-1025-7B",
+        150,
+        600,
+        None,
+    ),
+    "phi-4-mini": ("instruct microsoft/Phi-4-mini-instruct", 150, 600, None),
 }
 METHODS = {"g2d": ("warmup", "collect", "dpo", "evaluate"), "grpo": ("grpo", "evaluate")}
 
@@ -254,6 +262,9 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.save_policy(folder / "smollm3", "SmolLM3", toy.make_tokenizer(toy.QWEN), **layers)
     layers = {"head_dim": 8, "sliding_window": 24, "sliding_window_pattern": 2}
     toy.save_policy(folder / "gemma", "Gemma3", toy.make_tokenizer(toy.GEMMA), **layers)
+    toy.save_policy(folder / "olmo", "Olmo3", toy.make_tokenizer(toy.QWEN), sliding_window=24)
+    partly = {"partial_rotary_factor": 0.5, "pad_token_id": 0}
+    toy.save_policy(folder / "phi", "Phi3", toy.make_tokenizer(toy.QWEN), **partly)
     solved = toy.solved_problems(80)
     answers = [str(1 + k % 2) for k in range(80)]
     toy.save_rows(folder / "numinamath.jsonl", solved)
@@ -299,6 +310,7 @@ SPECS = [
     for i, (method, lora) in enumerate(itertools.product(METHODS, (0, 8)))
 ]
 SPECS += ["smollm3-3b:method=g2d,lora=8", "gemma-3-1b:method=g2d,lora=8"]
+SPECS += ["olmo-3-7b:method=g2d,lora=8", "phi-4-mini:method=g2d,lora=8"]
 SUITES = [
     ("math", "math500", 5),
     ("gsm8k", "amc23", 4),
@@ -332,6 +344,8 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", 4),
         ("smollm3-3b:method=g2d,k=2", "math", "math500", 2),
         ("gemma-3-1b:method=g2d,k=2", "math", "math500", 2),
+        ("olmo-3-7b:method=g2d,k=2", "math", "math500", 2),
+        ("phi-4-mini:method=g2d,k=2,lora=4", "math", "math500", 2),
     ],
 )
 @pytest.mark.slow

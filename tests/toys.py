@@ -99,7 +99,7 @@ def make_qwen2_tokenizer() -> Any:
     return tokenizer
 
 
-def save_policy(folder: Path, family: str, tokenizer: Any, **sizes: int) -> None:
+def save_policy(folder: Path, family: str, tokenizer: Any, **sizes: float) -> None:
     """A model whose likeliest tokens are the answers and the end of turn: coordinate 0 is the same
     everywhere."""
     torch = pytest.importorskip("torch")

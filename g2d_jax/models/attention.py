@@ -18,7 +18,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from g2d_jax.models import kv_codes
-from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
+from g2d_jax.models.config import LinearRope, LongRope, ModelConfig, YarnRope
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
 
@@ -53,19 +53,23 @@ Segments = Array | Windowed
 
 
 def inverse_frequencies(config: ModelConfig) -> Array:
-    """Compute rotary inverse frequencies, float32 [D/2], with the scaling that is configured.
+    """Compute rotary inverse frequencies, float32 [D/2], or half of what part of D they turn, with
+    the scaling that is configured.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the
     power in another precision, and at position 100,000 one unit in the last place of a frequency
     turns the angle by 0.006 rad.
     """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    dim = config.rotary_dim
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
     freqs, scaling = np.float32(1) / powers, config.rope_scaling
     if scaling is None:
         return jnp.asarray(freqs)
     if isinstance(scaling, LinearRope):
         return jnp.asarray(freqs / np.float32(scaling.factor))
+    if isinstance(scaling, LongRope):
+        return jnp.asarray(np.float32(1) / (np.array(scaling.short_factor, np.float32) * powers))
     if isinstance(scaling, YarnRope):
         kept = 1 - _yarn_ramp(config, scaling)
         divided = np.float32(1) / (np.float32(scaling.factor) * powers)
@@ -83,7 +87,7 @@ def inverse_frequencies(config: ModelConfig) -> Array:
 
 def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
     """Return the shares of YaRN's frequencies that are divided by the factor, float32 [D/2]."""
-    dim, length = config.head_dim, scaling.original_max_position_embeddings
+    dim, length = config.rotary_dim, scaling.original_max_position_embeddings
 
     def dimension(turns: float) -> float:
         return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
@@ -96,21 +100,30 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
     return np.clip((numbers - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
 
 
-def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, Array]:
-    """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
+def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, ...]:
+    """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]; and the scale of queries
+    [B, T, 1] where YaRN has one."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
     scaling = config.rope_scaling
-    size = scaling.attention_factor if isinstance(scaling, YarnRope) else 1.0
-    return jnp.cos(angles) * size, jnp.sin(angles) * size
+    size = scaling.attention_factor if isinstance(scaling, YarnRope | LongRope) else 1.0
+    table = jnp.cos(angles) * size, jnp.sin(angles) * size
+    if not isinstance(scaling, YarnRope) or not scaling.llama_4_scaling_beta:
+        return table
+    lengths = positions[..., None] // scaling.original_max_position_embeddings
+    return *table, 1 + scaling.llama_4_scaling_beta * jnp.log1p(lengths.astype(jnp.float32))
 
 
-def rotate(x: Array, table: tuple[Array, Array]) -> Array:
+def rotate(x: Array, table: tuple[Array, ...]) -> Array:
     """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in
-    float32."""
-    cos, sin = (t[:, :, None, :] for t in table)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    halves = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(halves, axis=-1).astype(x.dtype)
+    float32. Numbers beyond those that the table turns stay."""
+    cos, sin = (t[:, :, None, :] for t in table[:2])
+    half = cos.shape[-1]
+    wide = x.astype(jnp.float32)
+    first, second, rest = jnp.split(wide, [half, 2 * half], axis=-1)
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    if rest.shape[-1]:
+        parts.append(rest)
+    return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
 
 def visible(query_ids: Segments, key_ids: Segments, offset: Array | int = 0) -> Array:

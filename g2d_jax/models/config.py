@@ -28,10 +28,15 @@ class Family:
     scaled_embeddings: by the square root of hidden_size. sliding: which layers have a sliding
     window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
     ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
-    may have one. stated: fields of ModelConfig that config.json of this family has beside those of
-    every family. fixed: what config.json says besides. The rest: what transformers takes where
-    config.json leaves the field out; kv_heads_optional: as many as there are heads;
-    no_rope_layer_interval: each so many layers one has no rotary embeddings.
+    may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
+    and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
+    has all of it in rope_parameters. fused: linear layers that Hugging Face stores as one, by its
+    name, in the order of their outputs. ropes: the rope types that it may have. stated: fields of
+    ModelConfig that config.json of this family has beside those of every family. fixed: what
+    config.json says besides. ignored_dropout: rates that published models state and that training
+    here does not apply. The rest: what transformers takes where config.json leaves the field out;
+    kv_heads_optional: as many as there are heads; no_rope_layer_interval: each so many layers one
+    has no rotary embeddings.
     """
 
     architecture: str
@@ -42,8 +47,14 @@ class Family:
     gelu: bool = False
     scaled_embeddings: bool = False
     sliding: Literal["", "all", "last", "pattern"] = ""
+    sliding_rope: bool = False
+    scaled_queries: bool = False
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     stated: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    ignored_dropout: tuple[str, ...] = ()
+    attention_bias: bool = False
     kv_heads_optional: bool = False
     head_dim: int | None = None
     max_position_embeddings: int = 32_768
@@ -51,9 +62,15 @@ class Family:
     rope_theta: float = 10_000.0
     tie_word_embeddings: bool = False
     no_rope_layer_interval: int = 0
+    sliding_window: int | None = 4096
+    sliding_window_pattern: int = 6
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
+    attention_multiplier: float | None = None
 
+
+SCALARS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+"""Fields of ModelConfig that are 1 in a family without them."""
 
 FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, sliding="last"),
@@ -93,6 +110,60 @@ FAMILIES = {
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,
     ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        qk_norm="all heads",
+        norms=POST_NORM,
+        sliding="pattern",
+        sliding_rope=True,
+        stated=("attention_bias", "rope_local_base_freq"),
+        kv_heads_optional=True,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        rope_theta=500_000.0,
+        sliding_window_pattern=4,
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        stated=("attention_bias", "attention_multiplier", *SCALARS),
+        fixed={"mlp_bias": False},
+        kv_heads_optional=True,
+        max_position_embeddings=2048,
+        attention_multiplier=1.0,
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        stated=("attention_bias", "attention_out_bias"),
+        fixed={"mlp_bias": False, "residual_dropout": 0.0},
+        ignored_dropout=("attention_dropout", "residual_dropout"),
+        attention_bias=True,
+        head_dim=128,
+        max_position_embeddings=524_288,
+    ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        sliding="all",
+        scaled_queries=True,
+        head_dim=128,
+        max_position_embeddings=262_144,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        sliding="all",
+        fused={
+            "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+            "mlp.gate_up_proj": ("gate_proj", "up_proj"),
+        },
+        ropes=("default", "longrope", "su"),
+        stated=("partial_rotary_factor",),
+        fixed={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+        kv_heads_optional=True,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         qk_norm="each head",
@@ -101,6 +172,7 @@ FAMILIES = {
         gelu=True,
         scaled_embeddings=True,
         sliding="pattern",
+        sliding_rope=True,
         stated=("attention_bias", "rope_local_base_freq", "query_pre_attn_scalar"),
         head_dim=256,
         max_position_embeddings=131_072,
@@ -153,7 +225,8 @@ class YarnRope:
     Frequencies that turn more than beta_fast times within the original length stay, those of fewer
     than beta_slow turns are divided by the factor; between them is a ramp, which truncate begins
     and ends at whole dimensions.
-    attention_factor: of cos and sin.
+    attention_factor: of cos and sin. llama_4_scaling_beta: queries are multiplied by 1 + beta times
+    the logarithm of 1 + how many original lengths lie before them (transformers, ministral3).
     """
 
     rope_type: ClassVar[str] = "yarn"
@@ -163,9 +236,27 @@ class YarnRope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    llama_4_scaling_beta: float = 0.0
 
 
-RopeScaling = LinearRope | Llama3Rope | YarnRope
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE's frequency scaling (Ding et al. 2024, arXiv:2402.13753), as transformers has it for
+    Phi-3 and Phi-4-mini.
+
+    Wavelengths are multiplied by short_factor, one a frequency, in sequences of at most
+    original_max_position_embeddings, and by long_factor in longer ones, at all of their positions:
+    only the former are built here. attention_factor: of cos and sin.
+    """
+
+    rope_type: ClassVar[str] = "longrope"
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | LongRope
 
 
 def no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
@@ -221,15 +312,20 @@ class ModelConfig:
     """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, a gated feed-forward
     layer.
 
-    family: a name in FAMILIES. attention_bias: of all four linear layers of attention.
-    no_rope_layers: of each layer 0 where it has no rotary embeddings, else 1; empty: as the family
-    has it. sliding_window: the positions that a token sees in layers whose entry in layer_types is
-    SLIDING, itself included; without entries no layer has a window.
-    rope_local_base_freq: theta of those layers where it is another one. query_pre_attn_scalar:
-    scores are divided by its root, where the family has it, else by head_dim's. lora: adapters
-    beside the linear layers; only they are then trained. quantise: the kind of codes, of
-    quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError for a
-    family that is not known, for what it does not have, and for sizes that do not go together.
+    family: a name in FAMILIES. attention_bias: of all four linear layers of attention, or of all
+    but the last, in a family that states attention_out_bias for that one. no_rope_layers: of each
+    layer 0 where it has no rotary embeddings, else 1; empty: as the family has it. sliding_window:
+    the positions that a token sees in layers whose entry in layer_types is SLIDING, itself
+    included; without entries no layer has a window. rope_local_base_freq: theta of those layers,
+    where the family has one of their own. query_pre_attn_scalar: scores are divided by its root,
+    where the family has it, else by head_dim's; attention_multiplier: they are multiplied by it
+    instead, where the family has it. embedding_multiplier, residual_multiplier: of embeddings, and
+    of what a layer's two parts add. logits_scaling: logits are divided by it.
+    partial_rotary_factor: the share of head_dim, its first numbers, that rotary embeddings turn.
+    lora: adapters beside the linear layers; only they are then trained. quantise: the kind of
+    codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError
+    for a family that is not known, for what it does not have, and for sizes that do not go
+    together.
     """
 
     family: str
@@ -246,11 +342,17 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32_768
     attention_bias: bool = False
+    attention_out_bias: bool = False
     no_rope_layers: tuple[int, ...] = ()
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
+    attention_multiplier: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    partial_rotary_factor: float = 1.0
     lora: Lora | None = None
     quantise: str = ""
 
@@ -262,16 +364,46 @@ class ModelConfig:
     @property
     def positions(self) -> int:
         """The positions that the model is made for: max_position_embeddings, and no fewer than YaRN
-        extends it to.
+        extends it to; with LongRoPE those of its short sequences.
 
         Qwen2.5's config.json keeps the length before the extension.
         """
         rope = self.rope_scaling
+        if isinstance(rope, LongRope):
+            return rope.original_max_position_embeddings
         if not isinstance(rope, YarnRope):
             return self.max_position_embeddings
         return max(
             self.max_position_embeddings, int(rope.factor * rope.original_max_position_embeddings)
         )
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Whether the last linear layer of attention has a bias."""
+        if "attention_out_bias" in self.traits.stated:
+            return self.attention_out_bias
+        return self.attention_bias
+
+    @property
+    def rotary_dim(self) -> int:
+        """The numbers of a head that rotary embeddings turn."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def query_scale(self) -> float:
+        """The factor of queries whose scores are then divided by the root of head_dim."""
+        if self.attention_multiplier:
+            return self.attention_multiplier * self.head_dim**0.5
+        if self.query_pre_attn_scalar:
+            return float((self.head_dim / self.query_pre_attn_scalar) ** 0.5)
+        return 1.0
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of embeddings."""
+        if self.traits.scaled_embeddings:
+            return float(self.hidden_size**0.5)
+        return self.embedding_multiplier
 
     def windows(self, length: int) -> tuple[int, ...]:
         """Return the window of each layer; nothing where all of them are as long as the
@@ -301,11 +433,17 @@ class ModelConfig:
             raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
         for name in (
             "attention_bias",
+            "attention_out_bias",
             "no_rope_layers",
             "rope_local_base_freq",
             "query_pre_attn_scalar",
+            "attention_multiplier",
+            *SCALARS,
+            "partial_rotary_factor",
         ):
-            if getattr(self, name) and name not in self.traits.stated:
+            inert = 1 if name in (*SCALARS, "partial_rotary_factor") else None
+            value = getattr(self, name)
+            if value and value != inert and name not in self.traits.stated:
                 raise ValueError(f"{name}: the family {self.family} has none")
         for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
@@ -314,6 +452,8 @@ class ModelConfig:
             "rope_theta",
             "rope_local_base_freq",
             "query_pre_attn_scalar",
+            "attention_multiplier",
+            *SCALARS,
             "sliding_window",
         ):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
@@ -327,15 +467,28 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if not 0 < self.partial_rotary_factor <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(
+                f"partial_rotary_factor must turn an even part of head_dim {self.head_dim}, got "
+                f"{self.partial_rotary_factor}"
+            )
+        if isinstance(self.rope_scaling, LongRope):
+            for name in ("short_factor", "long_factor"):
+                if len(getattr(self.rope_scaling, name)) != self.rotary_dim // 2:
+                    raise ValueError(f"{name} of longrope must have {self.rotary_dim // 2} numbers")
         if (interval := self.traits.no_rope_layer_interval) and not self.no_rope_layers:
             object.__setattr__(
                 self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers)
             )
-        if theta := self.traits.rope_local_base_freq:
-            object.__setattr__(self, "rope_local_base_freq", self.rope_local_base_freq or theta)
+        if self.traits.sliding_rope and self.rope_local_base_freq is None:
+            theta = self.traits.rope_local_base_freq or self.rope_theta
+            object.__setattr__(self, "rope_local_base_freq", theta)
+        if self.traits.query_pre_attn_scalar:
             object.__setattr__(
                 self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim
             )
+        if self.traits.attention_multiplier and self.attention_multiplier is None:
+            object.__setattr__(self, "attention_multiplier", self.traits.attention_multiplier)
         if self.layer_types and not (self.traits.sliding and self.sliding_window):
             raise ValueError(
                 f"layer_types: the family {self.family} has none, or sliding_window is not set"

@@ -47,7 +47,10 @@ PRODUCT = "product"
 """The name under which the results of linear layers are kept by remat "dots"."""
 
 Pair = tuple[Array, Array]
-"""Keys and values, a rotary table (`rotary_table`), or what each row and the longest one reaches."""
+"""Keys and values, or what each row and the longest one reaches."""
+
+Rope = tuple[Array, ...]
+"""A `rotary_table`."""
 
 KeptPair = tuple[Kept, Kept]
 """Keys and values as a cache keeps them."""
@@ -248,17 +251,18 @@ def project(
 
 
 def project_qkv(
-    c: ModelConfig, block: Block, x: Array, rope: Pair, projected: Callable[..., Array]
+    c: ModelConfig, block: Block, x: Array, rope: Rope, projected: Callable[..., Array]
 ) -> tuple[Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
     rotated. projected: `project` of this block, of a name and x."""
     q, k, v = (projected(name, x) for name in ("q", "k", "v"))
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
-    if (
-        c.query_pre_attn_scalar and c.query_pre_attn_scalar != c.head_dim
-    ):  # whose root attention divides by
-        q = q * (c.head_dim / c.query_pre_attn_scalar) ** 0.5
-    return rotate(q, rope), rotate(k, rope), v
+    if c.query_scale != 1:
+        q = q * c.query_scale
+    q, k = rotate(q, rope), rotate(k, rope)
+    for scale in rope[2:]:
+        q = q * scale[..., None].astype(q.dtype)
+    return q, k, v
 
 
 def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array]) -> Array:
@@ -266,10 +270,26 @@ def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array])
     y = norm(c, block, "mlp_norm", x)
     gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(projected("gate", y))
     y = projected("down", gate * projected("up", y))
-    return x + norm(c, block, "mlp_post_norm", y)
+    return add_residual(c, x, norm(c, block, "mlp_post_norm", y))
 
 
-def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
+def add_residual(c: ModelConfig, x: Array, y: Array) -> Array:
+    """Add to x what a part of a layer computes of it."""
+    if c.residual_multiplier != 1:
+        y = y * c.residual_multiplier
+    return x + y
+
+
+def last_norm(model: Decoder, x: Array) -> Array:
+    """Apply the final norm to x [B, T, E], and the scale of logits, which are its products with
+    `head_matrix`."""
+    x = norm(model.config, model, "final_norm", x)
+    if model.config.logits_scaling != 1:
+        x = x / model.config.logits_scaling
+    return x
+
+
+def rotary_tables(c: ModelConfig, positions: Array) -> list[Rope]:
     """Return the rotary table of the layers, and that of sliding ones where they have a theta of
     their own."""
     tables = [rotary_table(c, positions)]
@@ -279,7 +299,7 @@ def rotary_tables(c: ModelConfig, positions: Array) -> list[Pair]:
     return tables
 
 
-def layer_rope(c: ModelConfig, tables: list[Pair], number: Any) -> Pair:
+def layer_rope(c: ModelConfig, tables: list[Rope], number: Any) -> Rope:
     """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the
     layer has none."""
     rope, *local = tables
@@ -296,7 +316,7 @@ def apply_block(
     c: ModelConfig,
     block: Block,
     x: Array,
-    rope: Pair,
+    rope: Rope,
     attention: Callable[[Array, Array, Array], tuple[Array, Any]],
     multiply: Multiply,
     dropout: Dropout | None = None,
@@ -313,7 +333,8 @@ def apply_block(
     qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, projected)
     mixed, kept = attention(*qkv)
     y = projected("o", mixed, inputs=2)
-    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), projected), kept
+    x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
+    return mlp(c, block, x, projected), kept
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -379,7 +400,7 @@ def forward(
             x, output = layer(x, own)
             outputs.append(output)
         kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
-    return norm(c, model, "final_norm", x), kv
+    return last_norm(model, x), kv
 
 
 def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
@@ -397,8 +418,8 @@ def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None)
     own type.
     """
     x = model.embed[...][tokens].astype(dtype)
-    if model.config.traits.scaled_embeddings:
-        x = x * jnp.asarray(model.config.hidden_size**0.5, dtype)
+    if model.config.embedding_scale != 1:
+        x = x * jnp.asarray(model.config.embedding_scale, dtype)
     return lay_out(mesh, x, "replica_rows", None, "embed")
 
 
@@ -475,7 +496,7 @@ def decode(
             layers.append(kept)
     keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width
-    return norm(c, model, "final_norm", x)[:, 0], Cache(keys, values, column, cache.width)
+    return last_norm(model, x)[:, 0], Cache(keys, values, column, cache.width)
 
 
 def _write_column(

@@ -40,17 +40,19 @@ from g2d_jax.models.hf_folder import (
     GENERATION,
     INDEX,
     find_weights,
+    has_images,
     read_config,
     read_sampling,
     resolve,
 )
 from g2d_jax.models.safetensors_file import Stored
-from g2d_jax.models.table import Param, expected_shapes, tensors
+from g2d_jax.models.table import PEFT, Param, expected_shapes, fused, tensors
 from g2d_jax.runtime import processes, storage
 
 __all__ = [
     "config_from_hf",
     "config_to_hf",
+    "has_images",
     "load",
     "read_config",
     "read_sampling",
@@ -280,11 +282,9 @@ def save_adapters(
             "the policy has no adapters: all its parameters were trained, export it as a model"
         )
     processes.on_leader(lambda: _clear(place))
-    table = tensors(policy.config)
-    shapes = {name: row.stored_shape for name, (_, row, _) in table.items() if row.adapter}
     stored = jnp.dtype(dtype)
-    file = place / "adapter_model.safetensors"
-    safetensors_file.write(file, shapes, stored, fetcher(policy, stored))
+    shapes, fetch = _peft_adapters(policy, stored)
+    safetensors_file.write(place / "adapter_model.safetensors", shapes, stored, fetch)
     if jax.process_index() == 0:
         adapter_config = {
             "peft_type": "LORA",
@@ -294,6 +294,7 @@ def save_adapters(
             "lora_alpha": low_rank.alpha,
             "use_rslora": low_rank.rslora,
             "target_modules": low_rank.targets,
+            **_fused_targets(policy.config, low_rank),
             "lora_dropout": low_rank.dropout,
             "bias": "none",
             "fan_in_fan_out": False,
@@ -301,6 +302,67 @@ def save_adapters(
         }
         storage.write_json(place / ADAPTERS, adapter_config)
     return place
+
+
+def _peft_adapters(
+    policy: Decoder, dtype: jnp.dtype
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
+    """Return the shapes of the adapters' tensors, by the names in PEFT's files, and their fetcher.
+
+    Adapters of linear layers that Hugging Face stores as one are one of that, of the sum of their
+    ranks: A's are stacked, and each B has rows and columns of its own.
+    """
+    table, fetch = tensors(policy.config), fetcher(policy, dtype)
+    shapes = {name: row.stored_shape for name, (_, row, _) in table.items() if row.adapter}
+    sources: dict[str, list[str]] = {}
+    starts: dict[str, int] = {}
+    for whole, parts in fused(policy.config).items():
+        a, b = (f"{PEFT}{whole.removesuffix('weight')}lora_{side}.weight" for side in "AB")
+        outputs = 0
+        for part in parts:
+            own_a, own_b = (f"{PEFT}{part.removesuffix('weight')}lora_{x}.weight" for x in "AB")
+            starts[own_b] = outputs
+            outputs += table[part][1].stored_shape[0]
+            if own_a in shapes:
+                sources.setdefault(a, []).append(own_a)
+                sources.setdefault(b, []).append(own_b)
+        if a in sources:
+            stacked = [shapes.pop(name) for name in sources[a]]
+            rank = sum(rows for rows, _ in stacked)
+            shapes |= {a: (rank, stacked[0][1]), b: (outputs, rank)}
+            for name in sources[b]:
+                shapes.pop(name)
+
+    def fetch_fused(name: str) -> np.ndarray:
+        if name not in sources:
+            return fetch(name)
+        if "lora_A" in name:
+            return np.concatenate([fetch(source) for source in sources[name]])
+        blocks, column = np.zeros(shapes[name], dtype), 0
+        for source in sources[name]:
+            block = fetch(source)
+            rows = slice(starts[source], starts[source] + block.shape[0])
+            blocks[rows, column : column + block.shape[1]] = block
+            column += block.shape[1]
+        return blocks
+
+    return shapes, fetch_fused
+
+
+def _fused_targets(config: ModelConfig, low_rank: Lora) -> dict[str, Any]:
+    """Return the entries of adapter_config.json for adapters of linear layers that Hugging Face
+    stores as one: their ranks are added, and alpha is such that the scale stays."""
+    if not config.traits.fused:
+        return {}
+    targets, ranks, alphas = list(low_rank.targets), {}, {}
+    for whole, parts in config.traits.fused.items():
+        name, adapted = whole.rpartition(".")[2], [part for part in parts if part in targets]
+        if adapted:
+            targets = [target for target in targets if target not in adapted] + [name]
+            ranks[name] = low_rank.rank * len(adapted)
+            joint = dataclasses.replace(low_rank, rank=ranks[name])
+            alphas[name] = low_rank.alpha * low_rank.scale / joint.scale
+    return {"target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas}
 
 
 def _clear(folder: epath.Path) -> None:
@@ -336,12 +398,14 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     """Return a function from Hugging Face's name to the host array in the stored layout. Every
     process calls it: with several, every device holds a tensor whole while it is fetched.
 
-    A layer with adapters comes merged with them, and a quantised one as the weights that its codes
-    stand for.
+    A layer with adapters comes merged with them, a quantised one as the weights that its codes
+    stand for, and those that Hugging Face stores as one behind each other.
     """
-    table = tensors(model.config)
+    table, wholes = tensors(model.config), fused(model.config)
 
     def fetch(hf_name: str) -> np.ndarray:
+        if hf_name in wholes:
+            return np.concatenate([fetch(part) for part in wholes[hf_name]])
         name, row, layer = table[hf_name]
         value = _parameter(model, name, layer).astype(dtype)
         stored = row.stored_shape

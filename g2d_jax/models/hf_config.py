@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 from g2d_jax.models.config import (
     FAMILIES,
     FULL,
+    SCALARS,
     SIZES,
     SLIDING,
     Family,
     LinearRope,
     Llama3Rope,
+    LongRope,
     ModelConfig,
     RopeScaling,
     YarnRope,
@@ -34,6 +36,10 @@ T = TypeVar("T", bool, int, float)
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "mlp_bias": (False, None),
     "attention_dropout": (0, None),
+    "residual_dropout": (0, None),
+    "resid_pdrop": (0, None),
+    "embd_pdrop": (0, None),
+    "lm_head_bias": (False, None),
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
@@ -43,11 +49,23 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (None,),
     "use_bidirectional_attention": (False, None),
 }
-_SLIDING_WINDOW = 4096  # where config.json leaves it out
+
+_LONG_ROPE_LENGTH = 4096  # where config.json leaves it out
 
 MAX_LAYERS = 10_000
 """More than any model has: what config.json says is not believed before lists of all layers are
 made."""
+
+# Models with images: what transformers takes where the text_config of one leaves it out.
+_WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "mistral3": {},
+}
 
 _ROPES: tuple[type[RopeScaling], ...] = (LinearRope, Llama3Rope, YarnRope)
 _ROPE_FIELDS = {
@@ -62,19 +80,21 @@ _ROPE_FIELDS |= {entry.name for rope in _ROPES for entry in dataclasses.fields(r
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read the contents of a config.json of a model_type in FAMILIES.
+    """Read the contents of a config.json of a model_type in FAMILIES, or of a model with images
+    whose language model is of one.
 
     Raises ValueError naming the field for another model type (mixtures of experts, vision …),
-    sliding windows in a family without them, rope types other than "default", "linear", "llama3"
-    and "yarn", biases of feed-forward layers, quantised weights, and for missing or misformed
-    sizes.
+    sliding windows in a family without them, rope types that the family does not have, biases of
+    feed-forward layers, quantised weights, and for missing or misformed sizes.
     """
+    raw = _language_model(raw)
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
-            "Mistral, SmolLM3, OLMo 2, text-only Gemma 3)"
+            "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, "
+            f"Gemma 3), and the language model of {', '.join(_WITH_IMAGES)}"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -90,13 +110,23 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         )
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
     window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
-    of_family: dict[str, Any] = {}
-    if local_theta := absent.rope_local_base_freq:
-        raw = _by_layer_type(raw)
-        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
+    of_family: dict[str, Any] = {name: _field(raw, name, float, 1.0) for name in SCALARS}
+    if absent.attention_multiplier or raw.get("attention_multiplier") is not None:
+        default = absent.attention_multiplier
+        of_family["attention_multiplier"] = _field(raw, "attention_multiplier", float, default)
     if scalar := absent.query_pre_attn_scalar:
         of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
-    theta, scaling = _rope(raw, absent.rope_theta, positions)
+    if absent.sliding_rope:
+        raw = _by_layer_type(raw)
+    theta, scaling = _rope(raw, absent, positions)
+    partial_factor = _field(raw, "partial_rotary_factor", float, 1.0)
+    if isinstance(raw.get("rope_parameters"), Mapping):
+        partial_factor = _field(
+            raw["rope_parameters"], "partial_rotary_factor", float, partial_factor
+        )
+    if absent.sliding_rope:
+        local_theta = absent.rope_local_base_freq or theta
+        of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
     return ModelConfig(
         family=family,
         **sizes,
@@ -109,12 +139,33 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         rope_scaling=scaling,
         rms_norm_eps=_field(raw, "rms_norm_eps", float, absent.rms_norm_eps),
         max_position_embeddings=positions,
-        attention_bias=_field(raw, "attention_bias", bool, False),
+        attention_bias=_field(raw, "attention_bias", bool, absent.attention_bias),
+        attention_out_bias=_field(raw, "attention_out_bias", bool, False),
         no_rope_layers=_no_rope_layers(raw, absent, sizes["num_hidden_layers"]),
         sliding_window=window,
         layer_types=layer_types,
+        partial_rotary_factor=partial_factor,
         **of_family,
     )
+
+
+def has_images(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a model with images, of which the language model is
+    read."""
+    kind = raw.get("model_type")
+    return isinstance(kind, str) and kind in _WITH_IMAGES
+
+
+def _language_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the language model, which a model with images has in text_config, but
+    for those of the whole."""
+    if not has_images(raw):
+        return raw
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ValueError(f"config.json: text_config must be an object, got {text!r:.200}")
+    whole = {name: raw[name] for name in (*_SUPPORTED, "tie_word_embeddings") if name in raw}
+    return {**_WITH_IMAGES[raw["model_type"]], **text, **whole}
 
 
 def config_to_hf(
@@ -127,25 +178,18 @@ def config_to_hf(
 ) -> dict[str, Any]:
     """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both
     read."""
-    others = (
-        "num_key_value_heads",
-        "head_dim",
-        "tie_word_embeddings",
-        "rope_theta",
-        "rms_norm_eps",
-    )
+    others = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "rms_norm_eps")
     named = (*SIZES, *others, "max_position_embeddings", *config.traits.stated)
     copied = {name: getattr(config, name) for name in named}
     if "no_rope_layers" in copied:
         copied["no_rope_layers"] = list(config.no_rope_layers)
-    scaling = config.rope_scaling
     return {
         "architectures": [config.traits.architecture],
         "model_type": config.family,
         **copied,
         **config.traits.fixed,
         **_sliding_to_hf(config),
-        "rope_scaling": scaling and {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)},
+        **_rope_to_hf(config),
         **_activation(config.traits),
         "attention_dropout": 0.0,
         "bos_token_id": bos_id,
@@ -166,6 +210,10 @@ def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     activation = {name: (value,) for name, value in _activation(family).items()}
     for name, supported in (_SUPPORTED | activation).items():
+        if name in (*family.stated, *family.ignored_dropout):
+            continue
+        if name == "original_max_position_embeddings" and "longrope" in family.ropes:
+            continue
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
 
@@ -183,13 +231,13 @@ def _sliding(
     """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
     window = None
     if family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False):
-        window = raw.get("sliding_window", _SLIDING_WINDOW)
+        window = raw.get("sliding_window", family.sliding_window)
     kinds = raw.get("layer_types")
     if kinds is None and window is None and family.sliding != "pattern":
         return None, ()
     usual = [SLIDING] * layers
     if family.sliding == "pattern":
-        every = _field(raw, "sliding_window_pattern", int, 6)
+        every = _field(raw, "sliding_window_pattern", int, family.sliding_window_pattern)
         for number in range(every - 1, layers, every):
             usual[number] = FULL
     else:
@@ -213,7 +261,7 @@ def _sliding(
             "or is not in use"
         )
     if SLIDING in kinds:
-        return _field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)
+        return _field(raw, "sliding_window", int, family.sliding_window), tuple(kinds)
     return None, ()
 
 
@@ -265,29 +313,47 @@ def _is_list_of(value: Any, members: tuple[Any, ...]) -> bool:
     return isinstance(value, list) and all(entry in members for entry in value)
 
 
-def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, RopeScaling | None]:
+def _rope(
+    raw: Mapping[str, Any], family: Family, positions: int
+) -> tuple[float, RopeScaling | None]:
     """Read rope_theta and the scaling, from rope_parameters (transformers 5) or rope_theta and
     rope_scaling (4).
 
-    theta: where it is not stated. positions: max_position_embeddings.
+    positions: max_position_embeddings.
     """
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"config.json: {field} must be an object, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", *(scaling.rope_type for scaling in _ROPES)):
+    if kind not in family.ropes:
         raise ValueError(
-            f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 "
-            "and yarn are"
+            f"config.json: {field}: rope type {kind!r} is not supported; of this family "
+            f"{', '.join(family.ropes)} are"
         )
-    if unknown := sorted(set(rope) - _ROPE_FIELDS):
+    known = set(_ROPE_FIELDS)
+    if family.scaled_queries:
+        known.add("max_position_embeddings")
+    if kind in ("longrope", "su"):
+        known |= {"short_factor", "long_factor"}
+    if unknown := sorted(set(rope) - known):
         raise ValueError(f"config.json: {field}: unknown entries {unknown}")
-    if rope.get("partial_rotary_factor") not in (None, 1):
+    is_partial = "partial_rotary_factor" in family.stated
+    if rope.get("partial_rotary_factor") not in (None, 1) and not is_partial:
         raise ValueError(f"config.json: {field}.partial_rotary_factor is not supported")
-    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, theta))
+    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, family.rope_theta))
+    beta = rope.get("llama_4_scaling_beta")
+    if (beta is not None or family.scaled_queries) and (
+        kind != "yarn" or not family.scaled_queries or type(beta) not in (int, float) or beta < 0
+    ):
+        raise ValueError(
+            f"config.json: {field}: llama_4_scaling_beta is of ministral3, which has it, and of "
+            f"rope type yarn: got {beta!r} and {kind}"
+        )
     if kind == "default":
         return theta, None
+    if kind in ("longrope", "su"):
+        return theta, _long_rope(raw, rope, positions)
     length = _field(rope, "original_max_position_embeddings", int, positions)
     default = None
     if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
@@ -309,7 +375,80 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
         number("beta_fast", default=32.0),
         number("beta_slow", default=1.0),
         _field(rope, "truncate", bool, True),
+        float(beta or 0.0),
     )
+
+
+def _long_rope(raw: Mapping[str, Any], rope: Mapping[str, Any], positions: int) -> LongRope:
+    """Read LongRoPE's scaling as transformers reads Phi-3's: the original length beside the rope's
+    entries, 4096 where it is absent."""
+    length = _field(raw, "original_max_position_embeddings", int, _LONG_ROPE_LENGTH)
+    factors = {}
+    for name in ("short_factor", "long_factor"):
+        numbers = rope.get(name)
+        if not isinstance(numbers, list) or not all(
+            type(number) in (int, float) and 0 < number < math.inf for number in numbers
+        ):
+            raise ValueError(f"config.json: {name} must be a list of positive numbers")
+        factors[name] = tuple(map(float, numbers))
+    size = _long_attention_factor(_field(rope, "factor", float, positions / length), length)
+    return LongRope(
+        **factors,
+        original_max_position_embeddings=length,
+        attention_factor=_field(rope, "attention_factor", float, size),
+    )
+
+
+def _long_attention_factor(factor: float, length: int) -> float:
+    """Return by how much LongRoPE lengthens queries and keys where positions are extended by this
+    factor from `length`."""
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(length))
+
+
+def _long_rope_to_hf(config: ModelConfig, scaling: LongRope) -> dict[str, Any]:
+    """Return the fields that `_long_rope` reads. transformers 4 wants no entries but these three,
+    if they say it all."""
+    entries: dict[str, Any] = {
+        "type": "longrope",
+        "short_factor": list(scaling.short_factor),
+        "long_factor": list(scaling.long_factor),
+    }
+    length = scaling.original_max_position_embeddings
+    usual = _long_attention_factor(config.max_position_embeddings / length, length)
+    if scaling.attention_factor != usual:
+        entries["attention_factor"] = scaling.attention_factor
+    return {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": entries,
+        "original_max_position_embeddings": length,
+    }
+
+
+def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that `_rope` and `_by_layer_type` read."""
+    theta, scaling = config.rope_theta, None
+    if isinstance(config.rope_scaling, LongRope):
+        return _long_rope_to_hf(config, config.rope_scaling)
+    if config.rope_scaling:
+        scaling = {
+            "rope_type": config.rope_scaling.rope_type,
+            **dataclasses.asdict(config.rope_scaling),
+        }
+        if not config.traits.scaled_queries:
+            scaling.pop("llama_4_scaling_beta", None)
+    if config.traits.scaled_queries:
+        return {"rope_parameters": {**(scaling or {}), "rope_theta": theta}}
+    fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
+    usual = (config.traits.rope_theta,) * 2
+    own = config.traits.sliding_rope and not config.traits.rope_local_base_freq
+    if own and (theta, config.rope_local_base_freq) != usual:
+        # transformers 4 takes rope_theta for all layers, its version 5 not for sliding ones.
+        local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        full = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
+        fields["rope_parameters"] = {SLIDING: local, FULL: full}
+    return fields
 
 
 def _mscale(factor: float, scale: float) -> float:

@@ -20,11 +20,11 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.config import places
-from g2d_jax.models import gguf_folder
+from g2d_jax.models import gguf_folder, hf_config
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header
-from g2d_jax.models.table import expected_shapes
+from g2d_jax.models.table import expected_shapes, fused, tensors
 from g2d_jax.runtime import gguf_file, storage
 
 CONFIG = "config.json"
@@ -36,6 +36,8 @@ ADAPTERS = "adapter_config.json"
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
 # Derived from the config, written by old transformers.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+_LANGUAGE_MODEL = re.compile(r"^(language_model\.(?=model\.|lm_head\.)|model\.language_model\.)")
+_IMAGES = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
 _NAMED = 5
 _SAMPLING = (
     "do_sample",
@@ -104,6 +106,12 @@ def read_config(folder: storage.PathLike) -> ModelConfig:
         return config_from_hf(raw)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
+
+
+def has_images(folder: storage.PathLike) -> bool:
+    """Return whether a folder holds a model with images: what is trained and exported is its
+    language model alone. Raises ValueError as `read_raw_config` does."""
+    return hf_config.has_images(read_raw_config(folder))
 
 
 def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
@@ -206,7 +214,7 @@ def architecture_headers(
     extra: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Stored]:
     """Return the tensors of `headers` that belong to the architecture, checked against it by name,
-    shape and dtype.
+    shape and dtype, and those that hold several linear layers as these.
 
     extra: names and stored shapes of tensors required beside the decoder's own, such as a reward
     model's head. Raises ValueError naming the tensor (and file) that is missing, unexpected,
@@ -214,6 +222,7 @@ def architecture_headers(
     architecture does not know only rotary inverse frequencies and a tied model's lm_head.weight
     (the caller compares it with the embedding) are accepted.
     """
+    headers = language_model(headers)
     if config.num_hidden_layers > len(headers):  # before the names of a billion layers are made up
         raise ValueError(
             f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold "
@@ -242,7 +251,40 @@ def architecture_headers(
     _refuse(folder, "of another shape than config.json says", misshapen)
     read = f"{', '.join(DTYPES)} are read; quantised weights are not"
     _refuse(folder, f"of an unsupported dtype ({read})", unknown)
-    return headers
+    return _split(headers, config)
+
+
+def language_model(headers: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of the language model of a model with images, called as those of a
+    language model alone; of other models all of them.
+
+    transformers has called them language_model.model.* and model.language_model.* in different
+    versions.
+    """
+    if not any(_LANGUAGE_MODEL.match(name) for name in headers):
+        return dict(headers)
+    found = {}
+    for name, stored in headers.items():
+        if not _IMAGES.match(name):
+            found[_LANGUAGE_MODEL.sub(_without_wrapper, name)] = stored
+    return found
+
+
+def _without_wrapper(prefix: re.Match[str]) -> str:
+    """Return what the beginning of a name becomes."""
+    return "model." if prefix[0].startswith("model.") else ""
+
+
+def _split(headers: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+    """Return the tensors, with the linear layers of a fused one in its place."""
+    table, found = tensors(config), dict(headers)
+    for whole, parts in fused(config).items():
+        stored, start = found.pop(whole), 0
+        for part in parts:
+            stop = start + table[part][1].stored_shape[0]
+            found[part] = stored.part(start, stop)
+            start = stop
+    return found
 
 
 def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:

@@ -11,6 +11,7 @@ ranges.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -51,6 +52,12 @@ class Stored:
     def nbytes(self) -> int:
         """The bytes that it takes in the file, of one of DTYPES."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def part(self, start: int, stop: int) -> Stored:
+        """Return the place of rows [start, stop) as one of a tensor."""
+        row = math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
+        shape = (stop - start, *self.shape[1:])
+        return dataclasses.replace(self, shape=shape, start=self.start + start * row)
 
     def rows(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Read rows [start, stop), all by default, in the stored layout and dtype: one range of its

@@ -12,7 +12,15 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
+from g2d_jax.models.config import (
+    FULL,
+    SLIDING,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    ModelConfig,
+    YarnRope,
+)
 
 # Family, vocab_size, rope_theta and rms_norm_eps.
 _FAMILIES = {
@@ -22,6 +30,8 @@ _FAMILIES = {
     "SmolLM2": ("llama", 49_152, 100_000.0, 1e-5),
     "SmolLM3": ("smollm3", 128_256, 5e6, 1e-6),
     "Mistral": ("mistral", 32_768, 1e6, 1e-5),
+    "Olmo-3": ("olmo3", 100_278, 500_000.0, 1e-6),
+    "Phi-4": ("phi3", 200_064, 10_000.0, 1e-5),
     "OLMo-2": ("olmo2", 100_352, 500_000.0, 1e-6),
     "gemma-3": ("gemma3_text", 262_144, 1e6, 1e-6),
 }
@@ -60,9 +70,47 @@ _TIED = {"tie_word_embeddings": True}
 _TIED_25 = {**_TIED, "vocab_size": 151_936}
 
 
+def _sliding(layers: int, window: int, every: int) -> dict[str, Any]:
+    """Return the fields of a window in all layers but each so-many-th."""
+    kinds = tuple(SLIDING if number % every else FULL for number in range(1, layers + 1))
+    return {"sliding_window": window, "layer_types": kinds}
+
+
 def _gemma(layers: int) -> dict[str, Any]:
-    kinds = tuple(SLIDING if number % 6 else FULL for number in range(1, layers + 1))
-    return {"sliding_window": 512, "layer_types": kinds, "head_dim": 256, **_TIED}
+    return {**_sliding(layers, 512, 6), "head_dim": 256, **_TIED}
+
+
+# The language model of a model with images, whose vocabulary has 64 more.
+_GEMMA3_4B = {
+    **_sliding(34, 1024, 6),
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "rope_scaling": LinearRope(8.0),
+    **_TIED,
+}
+_OLMO3 = {
+    **_sliding(32, 4096, 4),
+    "rope_scaling": YarnRope(8.0, 8192, 1.2079441541679836),
+}
+
+
+# fmt: off
+_PHI4_LONG = (
+    1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649,
+    2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845,
+    5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158,
+    11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105,
+    25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71,
+    32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+)
+# fmt: on
+_PHI4_MINI = {
+    "sliding_window": 262_144,
+    "layer_types": (SLIDING,) * 32,
+    "rope_scaling": LongRope((1.0,) * 48, _PHI4_LONG, 4096, 1.1902380714238083),
+    "partial_rotary_factor": 0.75,
+    **_TIED,
+}
 
 
 def _scaled(factor: float) -> dict[str, Any]:
@@ -91,6 +139,9 @@ SHAPES: dict[str, ModelConfig] = {
     "SmolLM3-3B": _shape("SmolLM3", 2048, 11_008, 36, 16, 4, 65_536, **_TIED),
     "Mistral-7B-v0.3": _shape("Mistral", 4096, 14_336, 32, 32, 8, 32_768),
     "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
+    "Olmo-3-7B": _shape("Olmo-3", 4096, 11_008, 32, 32, 32, 65_536, **_OLMO3),
+    "Phi-4-mini": _shape("Phi-4", 3072, 8192, 32, 24, 8, 131_072, **_PHI4_MINI),
+    "gemma-3-4b": _shape("gemma-3", 2560, 10_240, 34, 8, 4, 131_072, **_GEMMA3_4B),
     "gemma-3-270m": _shape("gemma-3", 640, 2048, 18, 4, 1, 32_768, **_gemma(18)),
     "gemma-3-1b": _shape("gemma-3", 1152, 6912, 26, 4, 1, 32_768, **_gemma(26)),
 }
@@ -99,6 +150,7 @@ _OTHER_NAMES = {
     "Meta-Llama-3-8B": "Llama-3-8B",
     "Meta-Llama-3.1-8B": "Llama-3.1-8B",
     "Mistral-7B-Instruct-v0.3": "Mistral-7B-v0.3",
+    "Olmo-3-1025-7B": "Olmo-3-7B",
     "Athene-RM-8B": "Llama-3.1-8B",  # a reward model's trunk: models/reward_model.py
 }
 
@@ -110,7 +162,7 @@ def shape(name: str) -> ModelConfig:
     Raises ValueError with the nearest names when the table has no such model.
     """
     plain = name.rsplit("/", 1)[-1]
-    for suffix in ("-Instruct", "-Base", "-it", "-pt"):
+    for suffix in ("-Instruct", "-instruct", "-Base", "-it", "-pt"):
         plain = plain.removesuffix(suffix)
     plain = _OTHER_NAMES.get(plain, plain)
     if plain not in SHAPES:

@@ -12,7 +12,8 @@ from g2d_jax.models.config import LINEAR, ModelConfig
 
 Init = Literal["normal", "ones", "zeros", "uniform"]
 
-_PEFT = "base_model.model."  # in front of the names in PEFT's files
+PEFT = "base_model.model."
+"""The beginning of the names in PEFT's files."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
     if c.traits.qkv_bias or c.attention_bias:
         for name, axes in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             table[f"{name}_bias"] = _row(c, axes, "zeros", f"{attn}.{name}_proj.bias")
-    if c.attention_bias:
+    if c.has_out_bias:
         table["o_bias"] = _row(c, ("norm",), "zeros", f"{attn}.o_proj.bias")
     if c.traits.qk_norm:
         for name, axes in (("q_norm", heads), ("k_norm", kv_heads)):
@@ -113,7 +114,7 @@ def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: 
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     """Return NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
     n = row.inputs
-    stem = _PEFT + row.hf_name.removesuffix(".weight")
+    stem = PEFT + row.hf_name.removesuffix(".weight")
     to_rank = (*row.shape[:n], rank), (*row.axes[:n], "rank")
     from_rank = (rank, *row.shape[n:]), ("rank", *row.axes[n:])
     return {
@@ -154,7 +155,24 @@ def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
     return table
 
 
+def fused(c: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Map Hugging Face's names of tensors that hold several of `tensors` to these, in the order of
+    their rows."""
+    found: dict[str, tuple[str, ...]] = {}
+    for layer in range(c.num_hidden_layers):
+        for whole, parts in c.traits.fused.items():
+            module = f"model.layers.{layer}.{whole.partition('.')[0]}"
+            found[f"model.layers.{layer}.{whole}.weight"] = tuple(
+                f"{module}.{part}.weight" for part in parts
+            )
+    return found
+
+
 def expected_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Map the names of all of the architecture's tensors to their stored shapes, in Hugging Face's
-    order."""
-    return {name: row.stored_shape for name, (_, row, _) in tensors(c).items()}
+    """Map the names of all of the architecture's tensors in Hugging Face's files to their shapes
+    there, fused ones last."""
+    shapes = {name: row.stored_shape for name, (_, row, _) in tensors(c).items()}
+    for whole, parts in fused(c).items():
+        held = [shapes.pop(part) for part in parts]
+        shapes[whole] = (sum(rows for rows, _ in held), held[0][1])
+    return shapes

@@ -15,6 +15,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, Online, Stage
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.models import hf
 from g2d_jax.records import SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Programs
@@ -67,6 +68,7 @@ class RunSampling:
             return None
         from g2d_jax.sampler.remote import Remote  # here: few runs have one
 
+        self._refuse_images()
         if settings.folder:  # other runs may share it
             folder = absolute(settings.folder) / processes.on_leader(
                 lambda: run_id(self.workdir / "engine.json")
@@ -82,6 +84,20 @@ class RunSampling:
             needs_logprobs=any(stage.importance_cap for stage in online),
             say=self.say,
         )
+
+    def _refuse_images(self) -> None:
+        """Raise ValueError if policies of a model with images would be sent to a server, whose
+        tensors have other names."""
+        path, settings = self.config.model.path, self.config.engine
+        if settings.sync == "none" or not path:
+            return
+        folder = hf.resolve(path, revision=self.config.model.revision)
+        if processes.on_leader(lambda: hf.has_images(folder)):
+            raise ValueError(
+                f"engine.sync={settings.sync}: {path} has images, and its language model alone is "
+                "trained, whose tensors have other names: write it (g2d export --policy init), "
+                "serve that folder and set model.path to it"
+            )
 
     @property
     def counts(self) -> dict[str, int]:

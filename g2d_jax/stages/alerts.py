@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from g2d_jax.config import Offline, Online, Sampling
+from g2d_jax.models.config import LongRope
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 
@@ -180,6 +181,8 @@ def position_alerts(
         lengths.append((max(session.problems.prompt_lengths, default=0), sampling.max_new_tokens))
     # A model that begins with random parameters was trained on no positions.
     positions = None if session.model_folder is None else session.model_config.positions
+    if positions is not None and isinstance(session.model_config.rope_scaling, LongRope):
+        refuse_beyond_short(lengths, positions)
     return beyond_positions(lengths, positions)
 
 
@@ -213,6 +216,20 @@ def unweighed(without: int, rows: int) -> list[Alert]:
         'importance_cap=2, loss="dpo", which needs none'
     )
     return [Alert("unweighed", text, {"without_logprobs": without, "responses": rows})]
+
+
+def refuse_beyond_short(lengths: Iterable[tuple[int, int]], positions: int) -> None:
+    """Raise ValueError if a sequence of a model with LongRoPE is longer than its short ones. lengths:
+    as `beyond_positions` has it."""
+    prompt, response = max(lengths, key=sum, default=(0, 0))
+    if prompt + response > positions:
+        raise ValueError(
+            f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} "
+            f"tokens, and the model's rope type longrope is supported for sequences of at most "
+            f"{positions:,} (original_max_position_embeddings in its config.json): longer ones "
+            "have other frequencies at all positions. To try: a smaller sampling.max_new_tokens "
+            "(of SFT max_length) or data.max_prompt_length"
+        )
 
 
 def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:

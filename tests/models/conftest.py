@@ -40,6 +40,14 @@ YARN_ROPE = {
     "original_max_position_embeddings": 128,
     "beta_fast": 16,
 }
+IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": THETA}),
     "qwen2-untied": ("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": THETA}),
@@ -73,14 +81,121 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0},
     ),
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "attention_bias": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.7,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "seed_oss": (
+        "SeedOssConfig",
+        {"rope_parameters": THETA, "head_dim": 16, "attention_out_bias": False},
+    ),
+    "seed_oss-out-bias": (
+        "SeedOssConfig",
+        {"head_dim": 20, "attention_bias": False, "attention_out_bias": True},
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 16,
+            "sliding_window": 40,
+            "rope_parameters": {
+                **YARN_ROPE,
+                "original_max_position_embeddings": 32,
+                "max_position_embeddings": 512,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "phi3": (
+        "Phi3Config",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "partial_rotary_factor": 0.5,
+            "sliding_window": 40,
+            "pad_token_id": 0,
+        },
+    ),
+    "phi3-longrope": (
+        "Phi3Config",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.3, 2.0, 2.5, 3.0],
+                "long_factor": [2.0, 4.0, 8.0, 9.0, 10.0, 11.0],
+            },
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "gemma3-images": (
+        "Gemma3Config",
+        {
+            "text_config": {
+                "head_dim": 16,
+                "sliding_window": 8,
+                "sliding_window_pattern": 2,
+                "query_pre_attn_scalar": 20,
+                "rope_scaling": {"rope_type": "linear", "factor": 2.5},
+            },
+            "vision_config": {**IMAGES, "vision_use_head": False},
+            "mm_tokens_per_image": 1,
+        },
+    ),
+    "mistral3": (
+        "Mistral3Config",
+        {
+            "text_config": {
+                "model_type": "ministral3",
+                "head_dim": 16,
+                "rope_parameters": {**YARN_ROPE, "llama_4_scaling_beta": 0.3},
+            },
+            "vision_config": {**IMAGES, "model_type": "pixtral", "head_dim": 8},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "rope_parameters": {
+                "full_attention": YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 8,
+            "attention_bias": True,
+        },
+    ),
 }
 
-# others have all of their arithmetic
+# Others have all of their arithmetic, or golden logits (test_golden.py) show it.
 SLOW = (
     "llama-biased",
     "qwen3-biased",
     "mistral",
     "qwen3-sliding",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "seed_oss-out-bias",
+    "ministral3",
+    "phi3",
+    "phi3-longrope",
+    "gemma3-images",
+    "mistral3",
 )
 
 
@@ -94,9 +209,21 @@ class Reference:
     model: Any
 
 
+class References(dict[str, Reference]):
+    """The references by name, each made when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory):
+        super().__init__()
+        self.factory = factory
+
+    def __missing__(self, name: str) -> Reference:
+        self[name] = make_reference(name, self.factory.mktemp(name))
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
-    return {name: make_reference(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+    return References(tmp_path_factory)
 
 
 @pytest.fixture(params=some(FAMILIES.keys() - {*SLOW}, FAMILIES))
@@ -109,10 +236,15 @@ def make_reference(name: str, folder: Path) -> Reference:
     transformers = pytest.importorskip("transformers")
     config_class, extra = FAMILIES[name]
     torch.manual_seed(0)
-    config = getattr(transformers, config_class)(**{**SIZES, **extra})
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()
+    if "text_config" in extra:
+        extra = {**extra, "text_config": {**SIZES, **extra["text_config"]}}
+    else:
+        extra = {**SIZES, **extra}
+    config = getattr(transformers, config_class)(**extra)
+    auto = transformers.AutoModelForCausalLM
+    if "text_config" in extra:
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():  # norms start as ones and biases as zeros: make them tell
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -17,7 +17,7 @@ from plain import logits, noisy
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import SEGMENT_STRIDE
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig, YarnRope
 
 COMMON: dict[str, Any] = {
     "vocab_size": 61,
@@ -38,6 +38,31 @@ CONFIGS = {
         **COMMON,
     ),
     "olmo2": ModelConfig("olmo2", head_dim=6, attention_bias=True, **COMMON),
+    "granite": ModelConfig(
+        "granite",
+        head_dim=6,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.6,
+        logits_scaling=1.7,
+        **COMMON,
+    ),
+    "seed_oss": ModelConfig("seed_oss", head_dim=6, attention_bias=True, **COMMON),
+    "ministral3": ModelConfig(
+        "ministral3",
+        head_dim=6,
+        rope_scaling=YarnRope(4.0, 4, 1.2, llama_4_scaling_beta=0.3),
+        **COMMON,
+    ),
+    "phi3": ModelConfig("phi3", head_dim=8, partial_rotary_factor=0.5, **COMMON),
+    "olmo3": ModelConfig(
+        "olmo3",
+        head_dim=6,
+        sliding_window=4,
+        layer_types=(SLIDING, FULL),
+        rope_scaling=YarnRope(4.0, 8, 1.2),
+        **COMMON,
+    ),
     "gemma3": ModelConfig(
         "gemma3_text",
         head_dim=6,

@@ -39,11 +39,45 @@ CONFIG = {
     "sliding_window": 3,
     "sliding_window_pattern": 2,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 4,
+}
+OWN = {
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 0.7,
+    },
+    "ministral3": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
+    "phi3": {
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "longrope", "short_factor": [1.5], "long_factor": [3.0]},
+    },
+    "olmo3": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": YARN,
+        },
+    },
+}
+"""Fields of a family that have other values than transformers' own, which do nothing."""
 
 
 def save_model(family: str, folder: Path) -> Path:
     """A folder in Hugging Face's layout with weights drawn by NumPy, the same everywhere."""
-    config = {**CONFIG, "model_type": family, "architectures": [FAMILIES[family].architecture]}
+    architecture = FAMILIES[family].architecture
+    config = {
+        **CONFIG,
+        **OWN.get(family, {}),
+        "model_type": family,
+        "architectures": [architecture],
+    }
     shapes, rng = expected_shapes(config_from_hf(config)), np.random.default_rng(0)
     folder.mkdir()
     tensors = {name: rng.normal(0, 0.4, shapes[name]).astype(np.float32) for name in sorted(shapes)}

@@ -61,6 +61,14 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "qwen3-sliding",
             "smollm3",
             "olmo2",
+            "olmo3",
+            "granite",
+            "seed_oss",
+            "ministral3",
+            "phi3",
+            "phi3-longrope",
+            "gemma3-images",
+            "mistral3",
         ),
     ],
 )
@@ -150,6 +158,7 @@ def test_bfloat16_file_gives_the_rounded_weights(
             ("llama3", {"fsdp": -1}),
             ("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}),
             ("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}),
+            ("phi3", {"fsdp": 2, "tensor": 2, "data": -1}),
         ),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],
@@ -166,6 +175,35 @@ def test_load_onto_a_mesh_and_save_from_it(
         assert array.sharding == sharding
     hf.save(model, tmp_path / "export")
     assert_same_parameters(hf.load(tmp_path / "export"), plain)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "images"),
+    [("language_model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")],
+)
+def test_the_language_model_of_a_model_with_images_is_read_alone(
+    references: dict[str, Any], prefix: str, images: str, tmp_path: Path
+) -> None:
+    """Under the names of both kinds of transformers' versions; an export has no images."""
+    reference = references["gemma3"]
+    tensors = load_file(reference.folder / "model.safetensors")
+    renamed = {images + "head.probe": np.zeros(3, np.float32)}
+    for name, tensor in tensors.items():
+        renamed[prefix + (name.removeprefix("model.") if "model." in prefix[:6] else name)] = tensor
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    text = json.loads((reference.folder / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    model = hf.load(tmp_path)
+    assert hf.has_images(tmp_path) and not hf.has_images(reference.folder)
+    assert_same_parameters(model, hf.load(reference.folder))
+    hf.save(model, tmp_path / "export")
+    written = json.loads((tmp_path / "export/config.json").read_text())
+    assert (written["model_type"], written["architectures"]) == (
+        "gemma3_text",
+        ["Gemma3ForCausalLM"],
+    )
+    assert set(load_file(tmp_path / "export/model.safetensors")) == set(tensors)
 
 
 def damaged(reference: Any, folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> Path:

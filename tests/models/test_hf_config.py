@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, YarnRope
+from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, LongRope, YarnRope
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
@@ -62,6 +62,18 @@ OLMO2 = {
     "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
     "tie_word_embeddings": False, "vocab_size": 100352,
 }  # fmt: skip
+OLMO3_7B = {
+    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 100257,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "max_position_embeddings": 65536,
+    "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+        "original_max_position_embeddings": 8192, "rope_type": "yarn",
+    },
+    "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 100278,
+}  # fmt: skip
 GEMMA3_1B = {
     "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
@@ -71,6 +83,29 @@ GEMMA3_1B = {
     "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None,
     "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
 }  # fmt: skip
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+    },
+}  # fmt: skip
+PHI3_MINI = {
+    "architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
+    "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+    "sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064,
+}  # fmt: skip
+LONG = {"type": "longrope", "short_factor": [1.5] * 48, "long_factor": [3.0] * 48}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
@@ -78,7 +113,8 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
     scaling = raw.pop("rope_scaling", None) or {"rope_type": "default"}
     rope = {**scaling, "rope_theta": raw.pop("rope_theta")}
-    if theta := raw.pop("rope_local_base_freq", None):
+    local = rope["rope_theta"] if raw["model_type"] == "olmo3" else None
+    if theta := raw.pop("rope_local_base_freq", local):
         rope = {FULL: rope, SLIDING: {"rope_type": "default", "rope_theta": theta}}
     return {**raw, "rope_parameters": rope}
 
@@ -92,6 +128,7 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
         (MISTRAL, "Mistral-7B-v0.3"),
         (SMOLLM3, "SmolLM3-3B"),
         (OLMO2, "OLMo-2-0425-1B"),
+        (OLMO3_7B, "Olmo-3-7B"),
         (GEMMA3_1B, "gemma-3-1b"),
     ],
 )
@@ -182,6 +219,7 @@ def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
             range(0, 28, 2),
         ),
         (GEMMA3_1B, {"num_hidden_layers": 7}, 512, (0, 1, 2, 3, 4, 6)),
+        (OLMO3_7B, {"layer_types": None, "num_hidden_layers": 5}, 4096, (0, 1, 2, 4)),
         (GEMMA3_1B, {"layer_types": [FULL] * 25 + [SLIDING], "sliding_window": 64}, 64, [25]),
     ],
 )
@@ -195,6 +233,70 @@ def test_which_layers_have_a_window(
     )
     assert config_from_hf(config_to_hf(config)) == config
     assert config.windows(window) == () and set(config.windows(window + 1)) <= {window, NO_WINDOW}
+
+
+def test_a_theta_of_olmo3_is_that_of_all_layers_where_one_is_stated() -> None:
+    """As transformers 4 writes it; of an export its version 5 reads both."""
+    transformers = pytest.importorskip("transformers")
+    config = config_from_hf({**OLMO3_7B, "rope_theta": 20_000})
+    assert (config.rope_theta, config.rope_local_base_freq) == (20_000.0, 20_000.0)
+    read = transformers.AutoConfig.for_model(**config_to_hf(config))
+    assert {kind: rope["rope_theta"] for kind, rope in read.rope_parameters.items()} == {
+        FULL: 20_000.0,
+        SLIDING: 20_000.0,
+    }
+    assert config_from_hf(read.to_dict()) == config
+
+
+def test_ministral3_has_its_scaling_in_rope_parameters_alone() -> None:
+    rope = {
+        **YARN,
+        "rope_theta": 1e6,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1,
+        "mscale_all_dim": 1,
+    }
+    raw = {**MISTRAL, "model_type": "ministral3", "rope_parameters": rope}
+    del raw["sliding_window"], raw["rope_theta"]
+    config = config_from_hf(raw)
+    expected = YarnRope(4.0, 32_768, 1.0, llama_4_scaling_beta=0.1)
+    assert (config.rope_scaling, config.rope_theta, config.layer_types) == (expected, 1e6, ())
+    written = config_to_hf(config)
+    assert written["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+    assert not {"rope_scaling", "rope_theta"} & set(written)
+    assert config_from_hf(written) == config
+
+
+def test_longrope_has_its_length_beside_the_entries() -> None:
+    raw = {**PHI3_MINI, "rope_scaling": LONG, "max_position_embeddings": 131_072}
+    config = config_from_hf(raw)
+    # sqrt(1 + ln 32 / ln 4096)
+    assert config.rope_scaling == LongRope((1.5,) * 48, (3.0,) * 48, 4096, 1.1902380714238083)
+    assert config.positions == 4096
+    written = config_to_hf(config)
+    assert written["rope_scaling"] == LONG
+    assert written["original_max_position_embeddings"] == 4096
+    entries = {**LONG, "attention_factor": 1.5}
+    other = config_from_hf({**raw, "rope_scaling": entries})
+    assert config_to_hf(other)["rope_scaling"] == entries
+    assert config_from_hf({**raw, "rope_scaling": {**LONG, "type": "su"}}) == config
+
+
+def test_a_model_with_images_gives_its_language_model() -> None:
+    assert config_from_hf(GEMMA3_4B) == SHAPES["gemma-3-4b"]
+    full = {**GEMMA3_4B["text_config"], "num_attention_heads": 16, "vocab_size": 262_144}
+    config = config_from_hf({**GEMMA3_4B, "text_config": full, "tie_word_embeddings": False})
+    assert (config.num_attention_heads, config.vocab_size) == (16, 262_144)
+    assert not config.tie_word_embeddings
+
+
+def test_dropout_of_seed_oss_is_read_as_none() -> None:
+    raw = {**LLAMA31_8B, "model_type": "seed_oss", "attention_dropout": 0.1}
+    raw |= {"residual_dropout": 0.1, "attention_bias": None, "rope_scaling": None}
+    config = config_from_hf(raw)
+    assert (config.attention_bias, config.has_out_bias) == (True, False)
+    written = config_to_hf(config)
+    assert (written["attention_dropout"], written["residual_dropout"]) == (0.0, 0.0)
 
 
 def test_unused_window_is_accepted() -> None:
@@ -237,7 +339,17 @@ def test_unused_window_is_accepted() -> None:
         (
             GEMMA3_1B,
             {"model_type": "gemma3"},
-            "model_type 'gemma3' is not supported; .* text-only Gemma 3",
+            "text_config must be an object, got None",
+        ),
+        (
+            GEMMA3_4B,
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config = .* is not supported",
+        ),
+        (
+            GEMMA3_4B,
+            {"text_config": {**GEMMA3_1B, "model_type": "gemma4_text"}},
+            "model_type 'gemma4_text' is not supported; .* and the language model of gemma3",
         ),
         (GEMMA3_1B, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
         (GEMMA3_1B, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
@@ -315,6 +427,64 @@ def test_unused_window_is_accepted() -> None:
             SMOLLM3,
             {"no_rope_layers": [2] * 36},
             "no_rope_layers must be a list of 0 or 1 for each layer",
+        ),
+        (
+            PHI3_MINI,
+            {"rope_scaling": YARN},
+            "rope type 'yarn' is not supported; of this family def",
+        ),
+        (PHI3_MINI, {"embd_pdrop": 0.1}, "embd_pdrop = 0.1 is not supported"),
+        (PHI3_MINI, {"lm_head_bias": True}, "lm_head_bias = True is not supported"),
+        (
+            PHI3_MINI,
+            {"partial_rotary_factor": 0.01},
+            "partial_rotary_factor must turn an even part of head_dim 96, got 0.01",
+        ),
+        (
+            PHI3_MINI,
+            {"rope_scaling": {**LONG, "short_factor": [1.0]}},
+            "short_factor of longrope must have 48 numbers",
+        ),
+        (
+            PHI3_MINI,
+            {"rope_scaling": {**LONG, "long_factor": ["1"] * 48}},
+            "long_factor must be a list of positive numbers",
+        ),
+        (QWEN25_7B, {"rope_scaling": LONG}, "rope type 'longrope' is not supported"),
+        (
+            {**MISTRAL, "model_type": "ministral3"},
+            {"rope_scaling": YARN},
+            "llama_4_scaling_beta is of ministral3, which has it, .* got None and yarn",
+        ),
+        (
+            {**MISTRAL, "model_type": "ministral3"},
+            {},
+            "llama_4_scaling_beta is of ministral3, .* got None and default",
+        ),
+        (
+            MISTRAL,
+            {"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta is of ministral3, .* got 0.1 and yarn",
+        ),
+        (
+            LLAMA31_8B,
+            {"attention_out_bias": True},
+            "attention_out_bias: the family llama has none",
+        ),
+        (
+            LLAMA31_8B,
+            {"logits_scaling": 8.0},
+            "logits_scaling: the family llama has none",
+        ),
+        (
+            LLAMA31_8B,
+            {"attention_multiplier": 1},
+            "attention_multiplier: the family llama has none",
+        ),
+        (
+            {**LLAMA31_8B, "model_type": "granite"},
+            {"residual_multiplier": 0},
+            "residual_multiplier must be a positive number, got 0",
         ),
         (LLAMA31_8B, {"mlp_bias": True}, "mlp_bias = True is not supported"),
         (LLAMA31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

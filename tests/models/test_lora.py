@@ -30,6 +30,11 @@ SLOW = (
     "smollm3",
     "olmo2",
     "gemma3",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "ministral3",
+    "phi3",
 )
 SOME = ("q_proj", "o_proj", "down_proj")
 

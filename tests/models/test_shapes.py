@@ -30,6 +30,9 @@ PUBLISHED = {
     "SmolLM3-3B": 3_075_098_624,
     "Mistral-7B-v0.3": 7_248_023_552,
     "OLMo-2-0425-1B": 1_484_916_736,
+    "Olmo-3-7B": 7_298_011_136,
+    "Phi-4-mini": 3_836_021_760,
+    "gemma-3-4b": 3_880_263_168,  # without images
     "gemma-3-270m": 268_098_176,
     "gemma-3-1b": 999_885_952,
 }
@@ -49,6 +52,8 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
         ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),
         ("google/gemma-3-1b-it", "gemma-3-1b"),
+        ("allenai/Olmo-3-1025-7B", "Olmo-3-7B"),
+        ("microsoft/Phi-4-mini-instruct", "Phi-4-mini"),
     ],
 )
 def test_variants_share_the_entry(name: str, entry: str) -> None:

@@ -16,14 +16,14 @@ from g2d_jax.config.io import to_dict
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
-from g2d_jax.models.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from g2d_jax.models.config import LinearRope, Llama3Rope, LongRope, ModelConfig, YarnRope
 from g2d_jax.records import Preference
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tables import write_preferences
-from g2d_jax.stages.alerts import beyond_positions
+from g2d_jax.stages.alerts import beyond_positions, refuse_beyond_short
 
 SHAPE = {
     "family": "llama", "vocab_size": 22, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
@@ -78,6 +78,18 @@ def test_the_extension_of_positions_counts(rope, positions):
         ModelConfig(**SHAPE, max_position_embeddings=32_768, rope_scaling=rope).positions
         == positions
     )
+
+
+def test_longrope_is_refused_beyond_its_short_sequences():
+    rope = LongRope((1.0,) * 4, (2.0,) * 4, 4096, 1.2)
+    shape = {**SHAPE, "family": "phi3"}
+    config = ModelConfig(**shape, max_position_embeddings=131_072, rope_scaling=rope)
+    assert config.positions == 4096
+    refuse_beyond_short([(96, 4000)], config.positions)
+    with pytest.raises(
+        ValueError, match=r"97 .* 4,000 = 4,097 tokens, .* longrope .* at most 4,096"
+    ):
+        refuse_beyond_short([(96, 4000), (97, 4000)], config.positions)
 
 
 def dump(path, *lengths):
