@@ -173,7 +173,7 @@ def test_over_groups_of_rows_and_cores(cores: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "kv_heads", "repeats", "dim", "width"),
-    [(128, 1, 7, 128, 3072), (64, 4, 7, 128, 3072), (48, 2, 6, 64, 9216), (32, 8, 4, 128, 9216)],
+    [(96, 1, 7, 128, 3072), (24, 4, 7, 128, 3072), (16, 2, 6, 64, 9216), (8, 8, 4, 128, 9216)],
 )
 def test_shapes_of_recipes_with_random_ages(
     rows: int, kv_heads: int, repeats: int, dim: int, width: int
