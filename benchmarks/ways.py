@@ -23,15 +23,6 @@ TINY = {
     "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
-# What JAX calls a device -> its name in a plan, and what each adds to the number there.
-KINDS = {
-    **dict.fromkeys(["TPU v5 lite", "TPU v5e"], ("v5e-{:.0f}", 1)),
-    **dict.fromkeys(["TPU v5", "TPU v5p"], ("v5p-{:.0f}", 2)),
-    **dict.fromkeys(["TPU v6 lite", "TPU v6e"], ("v6e-{:.0f}", 1)),
-    "TPU7x": ("tpu7x-{:.0f}", 0.5),
-    **dict.fromkeys(["NVIDIA H100 80GB HBM3"], ("h100x{:.0f}", 1)),
-    "NVIDIA H200": ("h200x{:.0f}", 1),
-}
 
 
 def is_tiny(config: ModelConfig) -> bool:
@@ -43,10 +34,15 @@ def machine() -> str:
     """The name of this machine's devices for `g2d plan`, "" if it has none."""
     import jax
 
-    from g2d_jax.plan.topologies import TOPOLOGIES
+    from g2d_jax.plan.topologies import DEVICES, TOPOLOGIES
+    from g2d_jax.rates import kind_of
 
-    name, adds = KINDS.get(jax.devices()[0].device_kind, ("", 0))
-    found = name.format(adds * jax.device_count())
+    kind = kind_of(jax.devices()[0])
+    if not kind:
+        return ""
+    device = DEVICES[kind]
+    count = device.name_counts * jax.device_count() // device.per_chip
+    found = f"{kind}{'x' if device.platform == 'gpu' else '-'}{count}"
     return found if found in TOPOLOGIES else ""
 
 
@@ -160,7 +156,7 @@ def decode(config: ModelConfig, folder: Path) -> bool:
         return jax.lax.fori_loop(0, steps, body, (jnp.float32(0), cache))
 
     for name, model in (("unrolled", jax.jit(decoder.unstack)(stacked)), ("scanned", stacked)):
-        run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, False)
+        run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, ())
         state, _ = empty(config, shapes, stacked=name == "scanned", dtype=bf16, cache_dtype=bf16)
         cache = state.cache
 
@@ -230,26 +226,24 @@ def filters(config: ModelConfig, folder: Path) -> bool:
     import jax
     import jax.numpy as jnp
 
-    from g2d_jax.sampler.sampling import draw
+    from g2d_jax.sampler.sampling import FILTERS, draw
 
     rows = 8 if is_tiny(config) else 256
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
     keys, places = jnp.zeros((rows, 2), jnp.uint32), jnp.arange(rows)
-    run = jax.jit(draw, static_argnames="filtered")
-    for name, top_k, top_p in (
-        ("unfiltered", 0, 1.0),
-        ("top-k 50", 50, 1.0),
-        ("top-p 0.9", 0, 0.9),
-        ("both", 50, 0.9),
+    run = jax.jit(draw, static_argnames="filters")
+    for name, used, top_k, top_p in (
+        ("unfiltered", (), 0, 1.0),
+        ("top-k 50", FILTERS[:1], 50, 1.0),
+        ("top-p 0.9", FILTERS[1:], 0, 0.9),
+        ("both", FILTERS, 50, 0.9),
     ):
         chosen = (
             jnp.ones(rows),
             jnp.full(rows, top_k, jnp.int32),
             jnp.full(rows, top_p, jnp.float32),
         )
-        taken = seconds(
-            lambda c=chosen, n=name: run(logits, keys, places, *c, filtered=n != "unfiltered")
-        )
+        taken = seconds(lambda c=chosen, u=used: run(logits, keys, places, *c, filters=u))
         say("filters", f"{name}, {rows} rows x {config.vocab_size:,}", f"{taken * 1e3:.2f} ms")
     return True
 

@@ -19,6 +19,7 @@ from g2d_jax.data import arithmetic
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = runpy.run_path(str(BENCHMARKS / "accelerator.py"))
 DEMO_TASK = runpy.run_path(str(BENCHMARKS / "demo_task.py"))
+READS = runpy.run_path(str(BENCHMARKS / "decode_reads.py"))
 
 
 SHORT = ("decode", "logprobs")
@@ -52,6 +53,18 @@ def test_variants_of_the_demo_can_run(variant, monkeypatch):
     problems, _ = load_problems(config.data.train.path, split="train", limit=100)
     assert config.stages.evaluate.split == "dev"
     assert max(len(problem.prompt) for problem in problems) <= config.data.max_prompt_length
+
+
+@pytest.mark.parametrize(
+    "case", some(READS["CASES"][:1], READS["CASES"]), ids=lambda case: case.name
+)
+def test_a_tpu_reads_hardly_more_of_the_cache_than_lives(case):
+    steps = READS["simulate"](case)
+    found = READS["ratios"](steps)
+    assert 1 < found["TPU, pallas"] <= 1.3 and found["TPU, xla"] > 4
+    if case == READS["CASES"][0]:
+        assert steps.earlier.shape == (3568, 128) and steps.width == 2560
+        assert (steps.earlier + 1).mean() == pytest.approx(383.0, abs=0.1)
 
 
 @pytest.mark.slow

@@ -162,7 +162,11 @@ def test_dry_run_tries_the_form_that_the_prompt_shows(
 def test_manifests_tell_the_kernels_of_attention(work: Path) -> None:
     """Which nobody is told of as a run begins."""
     manifest = storage.read_json(epath.Path(work / "02-warmup" / "manifest.json"))
-    assert manifest["attention"] == {"prompts": "xla", "packed rows of 64 tokens": "xla"}
+    assert manifest["attention"] == {
+        "prompts": "xla",
+        "decode": "xla",
+        "packed rows of 64 tokens": "xla",
+    }
 
 
 def test_status_and_report_tell_a_run_at_work_from_one_that_died(
@@ -531,7 +535,10 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         in shown
     )
     assert "| warmup   | online" in shown and "parameters; devices: " in shown
-    assert re.search(r"kernels of attention:\n(  over .*: xla\n)*  over prompts: xla\n", shown)
+    assert re.search(
+        r"kernels of attention:\n(  over .*: xla\n)*  over prompts: xla\n  over decode: xla\n",
+        shown,
+    )
     answers = re.findall(
         r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown
     )

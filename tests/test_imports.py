@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
-    "records keys config config_load recipes matmul mesh runtime workdir",
+    "records keys config config_load recipes matmul mesh rates runtime workdir",
     "models data losses rewards study accounting",
     "contents sampler training scoring",
     "session",

@@ -24,6 +24,7 @@ Remat = Literal["none", "dots", "attention", "full"]
 RematSetting = Literal["auto", Remat]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
+DecodeSetting = Literal["auto", DecodeKernel]
 
 
 class Mesh(Section):
@@ -43,8 +44,9 @@ class Compute(Section):
     remat: RematSetting = "auto"  # what the backward pass recomputes; "auto" goes by the platform
     # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
     attention: AttentionSetting = "auto"
-    # "pallas": models/decode_kernel.py, for TPU; compiled only, not run
-    decode_attention: DecodeKernel = "xla"
+    # its kernel in decode steps: "xla", "pallas" (TPU and GPU: models/decode_kernel*.py, compiled
+    # only, not run); "auto": the platform's own
+    decode_attention: DecodeSetting = "auto"
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows

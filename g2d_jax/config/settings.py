@@ -49,6 +49,8 @@ LATER: Mapping[str, Any] = {
     "sampling.stop": [],
     "probe_sampling.stop": [],
     "probe.float32": False,
+    "online.kv_cache_dtype": "",
+    "collect.kv_cache_dtype": "",
 }
 """Settings that came later, and the value with which everything is as it was before them: with it
 they are no part of an identity, so that runs of earlier versions continue.

@@ -1,10 +1,14 @@
-"""Attention of a decode step by a TPU kernel that reads from a ring of columns only what each row
+"""Attention of a decode step by a TPU kernel that reads of a ring of columns only what each row
 needs.
 
 `attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a
-row has blocks of its own. One grid step is one block of one row: the steps are those blocks alone,
-counted on the device, and the next block is fetched while this one is multiplied, across the border
-of two rows, too.
+row is read by itself, in pieces of 128 columns, the width of a tile: from the piece of its newest
+token back to that of its oldest. A row at rest is not read.
+
+Copies are small and products are not: an item is up to four pieces of one row, a step up to four
+items, as many as make its keys STEP_BYTES, so that one item is multiplied while another waits for
+its maximum. The pieces of the steps to come are under way meanwhile, across the border of two rows,
+too, for memory answers long after it is asked. What an item has no piece for is masked.
 
 Why not jax.experimental.pallas.ops.tpu.ragged_paged_attention: it reads pages of keys and values
 interleaved by head, [pages, columns, 2 K, D], with a table of pages for each row; the ring has no
@@ -17,7 +21,8 @@ Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers,
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,130 +32,320 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models.attention import COLUMN_BLOCK, LOWEST, blocks_back
-from g2d_jax.models.kernels import LANES
+from g2d_jax.models.attention import LOWEST, blocks_back
+from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
+from g2d_jax.models.kv_codes import Kept
 
-BLOCK_BYTES = 2**18
-"""Bytes of a block of keys, as far as the width allows: they take about as long to come as a grid
-step to begin."""
+STEP_BYTES = 2**19
+"""Bytes of the keys of a step: three steps of keys and values, of which two are on their way, are 3
+MiB, of the 16 MiB of vector memory that a kernel has on a v5e."""
+
+ROW_BYTES = 2**21
+"""Most bytes of the queries and outputs that lie in vector memory at once."""
+
+MEGACORE = ("TPU v4", "TPU v5", "TPU v5p")
+"""Kinds of device that are two cores: each takes half of the rows."""
+
+
+class Sizes(NamedTuple):
+    """The sizes of a kernel.
+
+    piece: columns of a copy. pieces: of an item. items: of a step. steps: whose keys and values lie
+    in vector memory. rows: whose queries and outputs do. groups: of so many rows, on each of cores.
+    """
+
+    piece: int
+    pieces: int
+    items: int
+    steps: int
+    rows: int
+    groups: int
+    cores: int
 
 
 def attend_ring(
     q: Array,
-    keys: Array,
-    values: Array,
+    keys: Kept,
+    values: Kept,
     layer: Array,
     column: Array,
     earlier: Array,
     mesh: Mesh,
+    *,
+    cores: int | None = None,
 ) -> Array:
-    """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads."""
+    """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads; zeros for
+    rows at rest, of which `earlier` is -1.
+
+    cores: of a device; None: as many as its kind has.
+    """
+    if cores is None:
+        cores = 2 if mesh.devices.flat[0].device_kind in MEGACORE else 1
     query = meshes.spec(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
     )
     cache = PartitionSpec(None, query[0], query[2], None, None)
-    specs = query, cache, cache, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
-    run = jax.shard_map(_attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)
-    return run(q, keys, values, layer, column, earlier)
+    # keys, values, and the scales of both where they are codes
+    arrays = [*chain.from_iterable(zip(*map(jax.tree.leaves, (keys, values)), strict=True))]
+    specs = query, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
+    run = jax.shard_map(
+        partial(_attend, cores),
+        mesh=mesh,
+        in_specs=(*specs, *(cache for _ in arrays)),
+        out_specs=query,
+        check_vma=False,
+    )
+    return run(q, layer, column, earlier, *arrays)
 
 
-def block_columns(width: int, column_bytes: int) -> int:
-    """Return a block's columns, a divisor of the width. column_bytes: of a column of a device's
-    keys in a layer."""
-    for size in (1024, 512):
-        if width % size == 0 and size * column_bytes <= BLOCK_BYTES:
-            return size
-    return min(COLUMN_BLOCK, width)
+def columns_read(earlier: Array, column: Array, width: int) -> Array:
+    """Count the columns of a ring that the kernel reads of rows with `earlier` tokens before the
+    newest one, which is in `column`: int32 [B]; none of a row at rest, where it is -1."""
+    piece = piece_columns(width)
+    return piece * _pieces(piece, width // piece, earlier, column)
+
+
+def _pieces(piece: int, total: int, earlier: Any, column: Any) -> Any:
+    """Count the pieces that hold a row."""
+    return jnp.where(earlier < 0, 0, blocks_back(earlier, column, piece, total))
+
+
+def sizes(
+    rows: int, kv_heads: int, repeats: int, dim: int, width: int, itemsize: int, cores: int = 1
+) -> Sizes:
+    """Choose the sizes for a device's rows and heads. itemsize: of keys and values."""
+    piece = piece_columns(width)
+    piece_bytes = kv_heads * dim * piece * itemsize
+    at_once = max(STEP_BYTES // piece_bytes, 1)
+    pieces = min(4, at_once, width // piece)
+    # Queries are padded to tiles of 16 * 128; two of each are there, one on its way.
+    row_bytes = kv_heads * (pl.cdiv(repeats, 16) * 16) * (pl.cdiv(dim, LANES) * LANES) * 2 * 4
+    most = min(max(ROW_BYTES // row_bytes, 1), 32)
+    groups = -(-rows // (cores * most))
+    return Sizes(
+        piece,
+        pieces,
+        items=min(4, at_once // pieces),
+        steps=3 if 2 * piece_bytes <= PIECE_BYTES else 2,
+        rows=-(-rows // (cores * groups)),
+        groups=groups,
+        cores=cores,
+    )
 
 
 def _attend(
-    q: Array,
-    keys: Array,
-    values: Array,
-    layer: Array,
-    column: Array,
-    earlier: Array,
+    cores: int, q: Array, layer: Array, column: Array, earlier: Array, *cache: Array
 ) -> Array:
-    """Attend on one device's rows and heads."""
+    """Attend on one device's rows and heads. cache: keys, values, and scales of both if they have
+    them."""
     batch, _, heads, dim = q.shape
+    keys, values, *scales = cache
     kv_heads, width = values.shape[2:4]
-    block = block_columns(width, kv_heads * dim * values.dtype.itemsize)
-    total = width // block
-    ends = jnp.cumsum(blocks_back(earlier, column, block, total))
-    starts = jnp.pad(ends, (1, 0))
-    rows = jnp.sum(jnp.arange(batch * total)[:, None] >= ends[None], axis=1)  # of each step
-    place = jnp.stack([layer, column])
-
-    nth = partial(_nth_block, block, total)
-
-    def of_row(step: Any, *scalars: Any) -> Any:
-        return scalars[3][step], 0, 0, 0
-
-    head = pl.BlockSpec((None, kv_heads, heads // kv_heads, dim), of_row)
-    key = pl.BlockSpec(
-        (None, None, kv_heads, dim, block), lambda i, *s: (s[0][0], s[3][i], 0, 0, nth(i, *s))
-    )
-    value = pl.BlockSpec(
-        (None, None, kv_heads, block, dim), lambda i, *s: (s[0][0], s[3][i], 0, nth(i, *s), 0)
-    )
-    mixing = "krs,ksd->krd"
-    if dim % LANES:
+    repeats = heads // kv_heads
+    size = sizes(batch, kv_heads, repeats, dim, width, keys.dtype.itemsize, cores)
+    padding = size.cores * size.groups * size.rows - batch  # rows at rest, without a cache
+    padded = batch + padding
+    queries = jnp.pad(q.reshape(batch, kv_heads, -1, dim), ((0, padding), *[(0, 0)] * 3))
+    # Behind the last row: where the kernel looks for a further one.
+    earlier = jnp.pad(earlier, (0, padding + 1), constant_values=-1)
+    next_live = jnp.where(earlier >= 0, jnp.arange(padded + 1), padded)
+    next_live = jax.lax.cummin(next_live, reverse=True)
+    next_live = jnp.pad(next_live, (0, 1), constant_values=padded)
+    last = dim % LANES != 0
+    if last:
         # XLA stores such values with the columns last: as they are here, they would be copied.
-        values, value, mixing = values.swapaxes(3, 4), key, "krs,kds->krd"
+        values = values.swapaxes(3, 4)
+
+    item = size.pieces * size.piece
+    shapes = [(dim, item), (dim, item) if last else (item, dim), *[(1, item)] * len(scales)]
+    held = size.steps, size.items * kv_heads
+    dtypes = [array.dtype for array in cache]
+    buffers = [pltpu.VMEM((*held, *s), d) for s, d in zip(shapes, dtypes, strict=True)]
+    sums = [pltpu.VMEM((kv_heads, repeats, n), jnp.float32) for n in (1, 1, dim)]
+    of_group = pl.BlockSpec(
+        (size.rows, kv_heads, repeats, dim),
+        lambda core, group, *_: (core * size.groups + group, 0, 0, 0),
+    )
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=4,
-        grid=(ends[-1],),
-        in_specs=[head, key, value],
-        out_specs=head,
+        num_scalar_prefetch=3,
+        grid=(size.cores, size.groups),
+        in_specs=[of_group, *[pl.BlockSpec(memory_space=pl.ANY)] * len(cache)],
+        out_specs=of_group,
         scratch_shapes=[
-            pltpu.VMEM((kv_heads, heads // kv_heads, n), jnp.float32) for n in (1, 1, dim)
+            *buffers,
+            *sums,
+            pltpu.SMEM((5,), jnp.int32),
+            pltpu.SemaphoreType.DMA((size.steps,)),
         ],
     )
-    grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
     run = pl.pallas_call(
-        partial(_add_block, block, total, mixing),
-        out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype),
+        partial(_group, size, width, last),
+        out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
         grid_spec=grid,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        name="attend_ring",
     )
-    return run(place, earlier, starts, rows, grouped, keys, values).reshape(q.shape)
+    place = jnp.stack([layer, column])
+    out = run(place, earlier, next_live, queries, keys, values, *scales)
+    return out[:batch].reshape(q.shape)
 
 
-def _nth_block(
-    block: int, total: int, step: Any, place: Any, _: Any, starts: Any, rows: Any
-) -> Any:
-    """Return the block of columns that a step reads: from the newest one of its row back."""
-    return (place[1] // block + total - (step - starts[rows[step]])) % total
+def _group(
+    size: Sizes,
+    width: int,
+    last: bool,
+    place: Any,
+    earlier: Any,
+    next_live: Any,
+    q: Any,
+    *refs: Any,
+) -> None:
+    """Attend with a group of rows.
 
+    refs: the cache in high-bandwidth memory, the output, buffers of steps, sums of the row under
+    way, cursors, semaphores of steps. The cursors: row, item and number of the step to compute; row
+    and item of the step to fetch.
+    """
+    count = (len(refs) - 6) // 2
+    cache, out, buffers = refs[:count], refs[count], refs[count + 1 : 2 * count + 1]
+    largest, mass, mixed, cursor, semaphores = refs[2 * count + 1 :]
+    kv_heads = mixed.shape[0]
+    total = width // size.piece
+    layer, newest = place[0], place[1]
+    of_core = size.groups * size.rows
+    core, group = pl.program_id(0), pl.program_id(1)
+    first = core * of_core + group * size.rows
+    axes = (2, 2 if last else 1, 2, 2)[:count]  # of the columns
 
-def _add_block(block: int, total: int, mixing: str, *refs: Any) -> None:
-    """Add a block to its row's softmax, which the row's first step begins and its last one ends."""
-    (place, earlier, starts, rows), (q, k, v, out, largest, mass, mixed) = refs[:4], refs[4:]
-    step = pl.program_id(0)
-    row = rows[step]
-    width = block * total
+    def item(row: Any, number: Any, end: Any) -> tuple[Any, Any, Any, Any]:
+        """Return whether there is such an item before row `end`, its pieces, and the row and number
+        of the next one."""
+        exists = row < end
+        left = _pieces(size.piece, total, earlier[row], newest) - number * size.pieces
+        ends = exists & (left <= size.pieces)
+        following = jnp.where(ends, next_live[row + 1], row)
+        number = jnp.where(ends, 0, jnp.where(exists, number + 1, number))
+        return exists, jnp.where(exists, jnp.minimum(left, size.pieces), 0), following, number
 
-    @pl.when(step == starts[row])
+    def end_of_step(row: Any) -> Any:
+        """Return the row that a step which begins with this one ends before: its group's last, and
+        none of the other core's."""
+        end = (row // size.rows + 1) * size.rows
+        return jnp.where(row < (core + 1) * of_core, end, 0)
+
+    def each_copy(row: Any, number: Any, step: Any, act: Any) -> tuple[Any, Any]:
+        """Act on the copies of a step's pieces to their places in the buffers, and return the row
+        and number of the item behind the step."""
+        end, slot = end_of_step(row), step % size.steps
+
+        def of_item(at: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            row, number = carry
+            _, pieces, *following = item(row, number, end)
+
+            def copy(nth: Any, _: Any) -> None:
+                back = newest // size.piece - number * size.pieces - nth
+                source = jnp.where(back < 0, back + total, back)
+                for array, buffer, axis in zip(cache, buffers, axes, strict=True):
+                    heads = buffer.at[slot, pl.ds(at * kv_heads, kv_heads)]
+                    here = _cut(array.at[layer, row], axis, source, size.piece)
+                    there = _cut(heads, axis, nth, size.piece)
+                    act(pltpu.make_async_copy(here, there, semaphores.at[slot]))
+
+            jax.lax.fori_loop(0, pieces, copy, None)
+            return tuple(following)
+
+        return jax.lax.fori_loop(0, size.items, of_item, (row, number))
+
+    def fetch(step: Any, _: Any = None) -> None:
+        begin = cursor[3], cursor[4]
+        cursor[3], cursor[4] = each_copy(*begin, step, lambda copy: copy.start())
+
+    @pl.when(group == 0)
     def _() -> None:
-        largest[...] = jnp.full_like(largest, LOWEST)
-        mass[...], mixed[...] = jnp.zeros_like(mass), jnp.zeros_like(mixed)
+        # What no piece is copied to is multiplied by weights of 0, and must be finite.
+        for buffer in buffers[1:]:
+            buffer[...] = jnp.zeros_like(buffer)
+        cursor[0] = cursor[3] = next_live[first]
+        cursor[1] = cursor[2] = cursor[4] = 0
+        jax.lax.fori_loop(0, size.steps - 1, fetch, None)
 
-    scores = jnp.einsum("krd,kds->krs", q[...], k[...], preferred_element_type=jnp.float32)
-    scores = scores * q.shape[-1] ** -0.5
-    first = _nth_block(block, total, step, *refs[:4]) * block
-    back = place[1] - first - jax.lax.broadcasted_iota(jnp.int32, (1, 1, block), 2)
+    def compute(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        step = cursor[2]
+        fetch(step + size.steps - 1)
+        each_copy(*carry, step, lambda copy: copy.wait())
+        read = [buffer.at[step % size.steps] for buffer in buffers]
+        last_row, parts = end_of_step(carry[0]), []
+        row, number = carry
+        for at in range(size.items):
+            exists, pieces, *following = item(row, number, last_row)
+            heads = pl.ds(at * kv_heads, kv_heads)
+            ages = number * size.pieces * size.piece + newest % size.piece
+            mask = _mask(size, width, pieces, ages, earlier[row])
+            local = jnp.where(exists, row - first, 0)
+            part = _part(q[local], [x[heads] for x in read], mask, last)
+            parts.append((exists, local, number, part))
+            row, number = following
+        for exists, local, nth, part in parts:
+            sums = [x[...] for x in (largest, mass, mixed)]
+            starts = [jnp.full_like(sums[0], LOWEST), *map(jnp.zeros_like, sums[1:])]
+            sums = [jnp.where(nth == 0, new, old) for new, old in zip(starts, sums, strict=True)]
+            now = jnp.maximum(sums[0], part[0])
+            decay, weight = jnp.exp(sums[0] - now), jnp.exp(part[0] - now)
+            largest[...] = now
+            mass[...] = sums[1] * decay + part[1] * weight
+            mixed[...] = sums[2] * decay + part[2] * weight
+
+            @pl.when(exists)
+            def _(local: Any = local) -> None:
+                out[local] = (mixed[...] / mass[...]).astype(out.dtype)
+
+        cursor[2] = step + 1
+        return row, number
+
+    out[...] = jnp.zeros_like(out)
+    end = first + size.rows
+    cursor[0], cursor[1] = jax.lax.while_loop(
+        lambda carry: carry[0] < end, compute, (cursor[0], cursor[1])
+    )
+
+
+def _cut(ref: Any, axis: int, number: Any, piece: int) -> Any:
+    """Return a piece of an array [K, columns, D] or [K, D, columns], which may be all of it."""
+    if ref.shape[axis] == piece:
+        return ref
+    index: list[Any] = [slice(None)] * 3
+    index[axis] = pl.ds(pl.multiple_of(number * piece, piece), piece)
+    return ref.at[tuple(index)]
+
+
+def _mask(size: Sizes, width: int, pieces: Any, ages: Any, earlier: Any) -> Array:
+    """Return what a row sees of an item, bool [1, 1, S]. ages: of the first column of its first
+    piece. The item goes back by pieces, which themselves go forward."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, 1, size.pieces * size.piece), 2)
+    start = lane // size.piece * size.piece
+    age = ages + start - (lane - start)
     # The ring goes on behind its last column: one that lies after the newest was written before it.
-    mask = jnp.where(back < 0, back + width, back) <= earlier[row]
-    scores = jnp.where(mask, scores, LOWEST)
-    now = jnp.maximum(largest[...], scores.max(axis=-1, keepdims=True))
-    weights = jnp.exp(scores - now)
-    decay = jnp.exp(largest[...] - now)
-    product = jnp.einsum(
-        mixing, weights.astype(v.dtype), v[...], preferred_element_type=jnp.float32
-    )
-    largest[...] = now
-    mass[...] = mass[...] * decay + weights.sum(axis=-1, keepdims=True)
-    mixed[...] = mixed[...] * decay + product
+    age = jnp.where(age < 0, age + width, age)
+    return (age <= earlier) & (lane < pieces * size.piece)
 
-    @pl.when(step == starts[row + 1] - 1)
-    def _() -> None:
-        out[...] = (mixed[...] / mass[...]).astype(out.dtype)
+
+def _part(q: Array, read: list[Array], mask: Array, last: bool) -> tuple[Array, Array, Array]:
+    """Return the largest score of an item, its sum of weights and that of weighted values, [K, R,
+    1], [K, R, 1] and [K, R, D] in float32."""
+    k, v, *scales = read
+    scores = jnp.einsum("krd,kds->krs", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
+    if scales:
+        scores = scores * scales[0]
+    scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, LOWEST)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    mass = weights.sum(axis=-1, keepdims=True)
+    if scales:
+        weights = weights * scales[1]
+    mixed = jnp.einsum(
+        "krs,kds->krd" if last else "krs,ksd->krd",
+        weights.astype(q.dtype),
+        v.astype(q.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return largest, mass, mixed

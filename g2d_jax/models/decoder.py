@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
-from g2d_jax.models import quantise
+from g2d_jax.models import kv_codes, quantise
 from g2d_jax.models.attention import (
     SAVED,
     Segments,
@@ -39,6 +39,7 @@ from g2d_jax.models.attention import (
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.models.linear import Multiply, linear, quantised, wide_linear
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
@@ -50,6 +51,9 @@ Pair = tuple[Array, Array]
 
 Rope = tuple[Array, ...]
 """A `rotary_table`."""
+
+KeptPair = tuple[Kept, Kept]
+"""Keys and values as a cache keeps them."""
 
 
 class Parameters(nnx.Module):
@@ -185,13 +189,13 @@ class Cache:
     """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
     one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer; of a stacked model one array of all,
-    which begins with L. See attention.attend_cached for why they differ. column: int32 scalar,
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer, or their `Codes`; of a stacked model
+    one array of all, which begins with L. See attention.attend_cached for why they differ. column: int32 scalar,
     where the next token is written. width: int32 scalar, the columns in use, no more than W.
     """
 
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+    keys: tuple[Kept, ...]
+    values: tuple[Kept, ...]
     column: Array
     width: Array
 
@@ -434,10 +438,12 @@ def decode(
     advanced cache.
 
     tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of
-    tokens before it. A stacked model has a stacked cache, and attention reads as much of it as the
+    tokens before it; -1 of a row at rest, which reads nothing where `kernel` can leave a row out,
+    and whose hidden state is any number. A stacked model has a stacked cache, and attention reads as much of it as the
     longest row needs. An unstacked one has an array a layer, and attention reads the first
-    `cache.width` columns, which is one of `widths`. kernel: "pallas" reads of a stacked cache what
-    each row needs, see models/decode_kernel.py.
+    `cache.width` columns, which is one of `widths`. kernel: "pallas" reads what each row needs, of a
+    stacked cache by models/decode_kernel.py, of an unstacked one, all of whose columns are then in
+    use, by models/decode_kernel_gpu.py.
 
     Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are.
     A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
@@ -449,13 +455,14 @@ def decode(
     x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
     positions = place(positions, "rows")
     ropes = jax.tree.map(
-        lambda table: place(table, "rows", None, None), rotary_tables(c, positions[:, None])
+        lambda table: place(table, "rows", None, None),
+        rotary_tables(c, jnp.maximum(positions, 0)[:, None]),
     )
     reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
 
     def layer(
-        x: Array, block: Block, cached: Pair, number: Any, read: Callable
-    ) -> tuple[Array, Pair]:
+        x: Array, block: Block, cached: KeptPair, number: Any, read: Callable
+    ) -> tuple[Array, KeptPair]:
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             # Written before it is read: a token sees itself.
             kept = _write_column(place, cache.column, number, cached, k, v)
@@ -480,6 +487,8 @@ def decode(
         ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
         by_sums = mesh is None or platform_of(mesh) == "cpu"
         read = partial(_read_columns, ages, cache.width, widths, by_sums)
+        if kernel == "pallas":
+            read = partial(_read_own_columns, cache.column, mesh)
         layers = []
         for number, block in enumerate(model.blocks):
             cached = cache.keys[number], cache.values[number]
@@ -494,17 +503,25 @@ def _write_column(
     place: Callable[..., Array],
     column: Array,
     number: Any,
-    cached: Pair,
+    cached: KeptPair,
     k: Array,
     v: Array,
-) -> Pair:
+) -> KeptPair:
     """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
     keys, values = cached
-    layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
-    k, v = (place(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
-    k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
-    keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, column))
-    return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, column, 0))
+    k, v = (place(x[:, 0], "rows", "kv_heads", None) for x in (k, v))
+
+    def write(array: Array, new: Array, axis: int) -> Array:
+        start: list[Any] = [0] * array.ndim
+        start[axis] = column
+        if array.ndim == 5:  # of a stacked cache
+            start[0], new = number, new[None]
+        return jax.lax.dynamic_update_slice(array, new, start)
+
+    newest = kv_codes.like(keys, k[..., None], KEY_COLUMNS)
+    keys = kv_codes.map_parts(write, KEY_COLUMNS, keys, newest)
+    newest = kv_codes.like(values, v[..., None, :], VALUE_COLUMNS)
+    return keys, kv_codes.map_parts(write, VALUE_COLUMNS, values, newest)
 
 
 def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
@@ -521,7 +538,7 @@ def _read_ring(
     mesh: Mesh | None,
     kernel: DecodeKernel,
     q: Array,
-    cached: Pair,
+    cached: KeptPair,
     number: Array,
     reach: Pair,
 ) -> Array:
@@ -541,7 +558,7 @@ def _read_columns(
     widths: tuple[int, ...],
     by_sums: bool,
     q: Array,
-    cached: Pair,
+    cached: KeptPair,
     _: int,
     reach: Pair,
 ) -> Array:
@@ -551,9 +568,10 @@ def _read_columns(
     mask = ages[None] <= reach[0][:, None]  # [B, W]
 
     def first(size: int) -> Array:
-        return attend_cached(
-            q, keys[..., :size], values[..., :size, :], mask[:, :size], by_sums=by_sums
-        )
+        cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=size)
+        near = kv_codes.map_parts(cut, KEY_COLUMNS, keys)
+        near_values = kv_codes.map_parts(cut, VALUE_COLUMNS, values)
+        return attend_cached(q, near, near_values, mask[:, :size], by_sums=by_sums)
 
     if len(widths) == 1:
         return first(widths[0])
@@ -561,6 +579,16 @@ def _read_columns(
     # that is compiled in, the one in use is run.
     at = jnp.searchsorted(jnp.array(widths), used)
     return jax.lax.switch(at, [partial(first, size) for size in widths])
+
+
+def _read_own_columns(
+    column: Array, mesh: Mesh | None, q: Array, cached: KeptPair, _: int, reach: Pair
+) -> Array:
+    """Attend to the columns of a layer's cache that each row reaches."""
+    from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
+
+    assert mesh is not None
+    return attend_columns(q, *cached, column, reach[0], mesh)
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> Array:  # type: ignore[assignment]

@@ -42,7 +42,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import AttentionSetting, DecodeKernel, Remat, RematSetting
+from g2d_jax.config import AttentionSetting, DecodeKernel, DecodeSetting, Remat, RematSetting
 from g2d_jax.models.attention import CPU_BLOCK, SAVED, Segments, Windowed, packed_attention, visible
 
 Kernel = Literal["xla", "splash", "cudnn"]
@@ -53,11 +53,17 @@ Attention = Callable[[Array, Array, Array, Segments], Array]
 LANES = 128
 """Splash attention's rows are a multiple of this."""
 
+PIECE_BYTES = 2**21
+"""Most bytes of 128 columns of a device's keys that the TPU's kernel of decode steps takes."""
+
 XLA_BLOCK = 512
 """Columns of a block of XLA's attention where there is no kernel of its own: enough to keep a
 matrix unit busy."""
 
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
+
+_DECODE_OF_PLATFORM: dict[str, DecodeKernel] = {"tpu": "pallas", "gpu": "pallas", "cuda": "pallas"}
+"""Of decode steps; elsewhere XLA."""
 
 
 def choose(
@@ -120,13 +126,59 @@ def _obstacle(
     return ""
 
 
-def check_decode(kernel: DecodeKernel, platform: str) -> None:
-    """Raise ValueError where the kernel of decode steps, compute.decode_attention, cannot serve."""
-    if kernel == "pallas" and platform != "tpu":
+def piece_columns(width: int) -> int:
+    """Return the columns that the TPU's kernel of decode steps copies at once, of a ring of
+    `width`: those of a tile, or all of a narrow ring."""
+    return LANES if width % LANES == 0 else width
+
+
+def choose_decode(
+    setting: DecodeSetting,
+    *,
+    device: jax.Device,
+    dtype: jnp.dtype,
+    head_dim: int,
+    kv_heads: int,
+) -> DecodeKernel:
+    """Choose the kernel of decode steps, as `choose` does that of whole rows.
+
+    setting: compute.decode_attention. device: any of the mesh. dtype: of activations and cache.
+    kv_heads: of a device. "auto" takes the platform's kernel where it can serve and XLA elsewhere.
+    Raises ValueError, which says what to change, where a kernel is asked for that cannot serve.
+    """
+    kernel = _DECODE_OF_PLATFORM.get(device.platform, "xla") if setting == "auto" else setting
+    if kernel == "xla":
+        return "xla"
+    obstacle = _decode_obstacle(device, jnp.dtype(dtype), head_dim, kv_heads)
+    if obstacle and setting != "auto":
         raise ValueError(
-            "compute.decode_attention is 'pallas', but that kernel needs a TPU and these devices "
-            f"are {platform!r}: run there, or set it to xla"
+            f"compute.decode_attention is {setting!r}, but {obstacle} set it to auto or xla"
         )
+    return "xla" if obstacle else kernel
+
+
+def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_heads: int) -> str:
+    """Explain why the kernel of decode steps cannot serve, as `_obstacle` does."""
+    capability = ""
+    if device.platform in ("gpu", "cuda"):
+        capability = str(getattr(device, "compute_capability", ""))  # of AMD's GPUs a name, gfx942
+    is_nvidia = capability[:1].isdigit()
+    if device.platform != "tpu" and not is_nvidia:
+        return (
+            "that kernel needs a TPU or an NVIDIA GPU and these devices are "
+            f"{device.device_kind!r}: run there, or"
+        )
+    if is_nvidia and int(capability.split(".")[0]) < 8:
+        return f"it needs compute capability 8.0, and this GPU's is {capability}:"
+    if head_dim % 8 or (is_nvidia and head_dim > 256):
+        most = " and at most 256" * is_nvidia
+        return f"it needs a head_dim that is a multiple of 8{most}, and this model's is {head_dim}:"
+    if not is_nvidia and kv_heads * head_dim * LANES * dtype.itemsize > PIECE_BYTES:
+        return (
+            f"its memory is too small for {kv_heads} key heads of {head_dim} on a device: raise "
+            "compute.sampling_tensor, or"
+        )
+    return ""
 
 
 def remat_for(setting: RematSetting, mesh: Mesh) -> Remat:

@@ -177,6 +177,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         devices = sampling.devices
         devices.memory = compiler.topology.device.usable  # those devices do not report it
         devices.near = compiler.topology.near  # nor do GPUs their hosts
+        devices.rates = compiler.topology.device
         devices.reward_bytes = sum(
             meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)
         )

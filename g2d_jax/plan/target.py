@@ -73,7 +73,7 @@ _GPUS = {
     "h100": _Gpu("NVIDIA H100", "major: 9", 132, 1.98, 52_428_800),
     "h200": _Gpu("NVIDIA H200", "major: 9", 132, 1.98, 52_428_800),
     "l40s": _Gpu(
-        "NVIDIA L40S",
+        "NVIDIA L40",  # of an L40S not here JAX 0.12 does not know the capability; the L40's is the same
         "major: 8 minor: 9",
         142,
         2.52,

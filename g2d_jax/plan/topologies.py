@@ -7,15 +7,9 @@ two slices of v5e-16, joined by the data centre's network. h100x8 and h200x1 are
 h100x64 of eight hosts. v4 is left out: ahead of time its compiler makes two devices of a chip,
 where a run has one.
 
-Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A
-chip's inter-chip bandwidth is stated there for both directions together; half of it is one
-direction. The data centre's network is stated for a chip, for v5e for a pod of 256 (6.4 Tbit/s).
-What of the memory a program may use is what the compiler of libtpu 0.0.42 states when it refuses
-one (November 2026). GPUs: NVIDIA's data sheets of the A100 80GB SXM, the H100 SXM, the H200 SXM and
-the L40S, dense bfloat16, NVLink 600 and 900 GB/s both directions, PCIe 4.0 x16 for the L40S; memory
-as in XLA's target_config/specs, of the L40S as CUDA tells of it (44.39 GiB). Between hosts of eight
-GPUs, assumed: a network adapter for each GPU as in NVIDIA's DGX, 200 Gbit/s beside an A100 and 400
-beside an H100 or H200; 400 Gbit/s for all eight L40S, as in AWS's g6e.48xlarge.
+Rates are those of rates.py. What of the memory a program may use is what the compiler of libtpu
+0.0.42 states when it refuses one (November 2026); of GPUs as in XLA's target_config/specs, of the
+L40S as CUDA tells of it (44.39 GiB).
 """
 
 from __future__ import annotations
@@ -23,30 +17,24 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from g2d_jax.mesh import usable
+from g2d_jax.rates import RATES, Rates
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Device:
-    """One device as JAX counts them.
+class Device(Rates):
+    """One device as JAX counts them, with its rates.
 
-    platform: as JAX names it. hbm: bytes that programs may use. flops: dense bfloat16 operations/s.
-    bandwidth: of its memory, bytes/s. link: bytes/s to other devices in one direction, over all
-    links. network: its share of what leaves its slice, or its host of GPUs, bytes/s in one
-    direction. per_chip: how many of them a chip is. name_counts: what a chip adds to the number in
-    a name. host: the chips of one host.
+    platform: as JAX names it. hbm: bytes that programs may use. per_chip: how many of them a chip
+    is. name_counts: what a chip adds to the number in a name. host: the chips of one host.
     """
 
     platform: str
     hbm: int
-    flops: float
-    bandwidth: float
-    link: float
-    network: float
     per_chip: int = 1
     name_counts: int = 1
     host: int = 4
@@ -57,44 +45,24 @@ class Device:
         return usable(self.platform, self.hbm)
 
 
-def _tpu(
-    hbm_gib: float,
-    tflops: float,
-    gbps: float,
-    link_gbps: float,
-    network_gbps: float,
-    **changes: int,
-) -> Device:
-    return Device(
-        "tpu",
-        int(hbm_gib * GIB),
-        tflops * 1e12,
-        gbps * 1e9,
-        link_gbps * 1e9,
-        network_gbps * 1e9,
-        **changes,
-    )
+def _tpu(kind: str, hbm_gib: float, **changes: int) -> Device:
+    return Device(**asdict(RATES[kind]), platform="tpu", hbm=int(hbm_gib * GIB), **changes)
 
 
-def _gpu(
-    memory: float, tflops: float, gbps: float, link_gbps: float, network_gbps: float
-) -> Device:
+def _gpu(kind: str, memory: float) -> Device:
     # The allocator leaves a tenth to the driver and to libraries, see flags.take_memory.
-    pool = int(0.9 * memory)
-    return Device(
-        "gpu", pool, tflops * 1e12, gbps * 1e9, link_gbps * 1e9, network_gbps * 1e9, host=8
-    )
+    return Device(**asdict(RATES[kind]), platform="gpu", hbm=int(0.9 * memory), host=8)
 
 
 DEVICES: dict[str, Device] = {
-    "v5e": _tpu(15.75, 197, 819, 200, 3.125),
-    "v5p": _tpu(95.74, 459, 2765, 600, 6.25, name_counts=2),
-    "v6e": _tpu(31.25, 918, 1638, 400, 12.5),
-    "tpu7x": _tpu(94.75, 1153.5, 3690, 300, 6.25, per_chip=2),
-    "a100-80": _gpu(85_100_068_864, 312, 2039, 300, 25),
-    "h100": _gpu(84_942_979_072, 989, 3352, 450, 50),
-    "h200": _gpu(151_397_597_184, 989, 4800, 450, 50),
-    "l40s": _gpu(44.39 * GIB, 362, 864, 32, 6.25),
+    "v5e": _tpu("v5e", 15.75),
+    "v5p": _tpu("v5p", 95.74, name_counts=2),
+    "v6e": _tpu("v6e", 31.25),
+    "tpu7x": _tpu("tpu7x", 94.75, per_chip=2),
+    "a100-80": _gpu("a100-80", 85_100_068_864),
+    "h100": _gpu("h100", 84_942_979_072),
+    "h200": _gpu("h200", 151_397_597_184),
+    "l40s": _gpu("l40s", 44.39 * GIB),
 }
 
 # Chips -> the compiler's grid.

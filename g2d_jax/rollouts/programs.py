@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import lora
+from g2d_jax.models import kv_codes, lora
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import bytes_saved
-from g2d_jax.sampler.programs import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import mean_prompt, policy_shapes
@@ -66,9 +66,12 @@ def _generation(
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths
     that is a program."""
     sampler, shapes, mesh = session.sampling.sampler, workload.shapes, session.sampling.sampler.mesh
-    kinds = "empty", "prefill", "insert", "resize", "decode"
-    empty, prefill, insert, resize, decode = (prefix + kind for kind in kinds)
+    kinds = "empty", "prefill", "insert", "resize", "decode", "take_rows"
+    empty, prefill, insert, resize, decode, take_rows = (prefix + kind for kind in kinds)
     run = sampler.programs
+
+    def params(outputs: Outputs) -> Any:
+        return sampler.on_sampling_mesh(outputs[view], workload.weights)
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
         return meshes.abstract_rows(mesh, shape, kind)
@@ -79,7 +82,7 @@ def _generation(
             host(shapes.prompts),
             host(shapes.prompts, kind=np.bool_),
         )
-        return outputs[view], outputs[empty][1], *host_arrays
+        return params(outputs), outputs[empty][1], *host_arrays
 
     def inputs_of_insert(outputs: Outputs) -> tuple[Any, ...]:
         state, _ = outputs[empty]
@@ -93,11 +96,11 @@ def _generation(
             host(meshes.row_ways(mesh)),
         )
 
-    def inputs_of_decode(outputs: Outputs) -> tuple[Any, ...]:
+    def inputs_of_decode(state: str, outputs: Outputs) -> tuple[Any, ...]:
         where = meshes.sharding(mesh, ("devices",), (mesh.size,))
         return (
-            outputs[view],
-            outputs[insert],
+            params(outputs),
+            outputs[state],
             jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where),
         )
 
@@ -124,10 +127,9 @@ def _generation(
     )
     if len(shapes.widths) > 1:
         number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-        for axis, array in (
-            (KEY_COLUMNS, state.cache.keys[0]),
-            (VALUE_COLUMNS, state.cache.values[0]),
-        ):
+        keys = kv_codes.parts(state.cache.keys[0], KEY_COLUMNS)
+        values = kv_codes.parts(state.cache.values[0], VALUE_COLUMNS)
+        for array, axis in (*keys, *values):
             others = tuple(x for x in jax.tree.leaves(state) if x is not array)
             yield Program(
                 name,
@@ -141,18 +143,31 @@ def _generation(
             )
     work = _decode_work(session, workload, parts)
     for widths in sampler.decoded_widths(shapes):
-        static = {"filtered": shapes.filtered, "widths": widths}
+        static = {"filters": shapes.filters, "widths": widths}
         yield Program(
             name,
             decode,
             run["decode"],
-            inputs_of_decode,
+            partial(inputs_of_decode, insert),
             work,
             static,
             sampler.chunk,
             resident,
             also=(prefill,),
         )
+    if shapes.tail:
+        # What is decoded in them is in the work of the other rows.
+        nothing = Work(0, 0.0, 0, parts)
+        taken = partial(_inputs_of_take_rows, insert, host(shapes.tail))
+        yield Program(name, take_rows, run["take_rows"], taken, nothing, resident=resident)
+        inputs = partial(inputs_of_decode, take_rows)
+        yield Program(
+            name, f"{decode}_tail", run["decode_tail"], inputs, nothing, static, resident=resident
+        )
+
+
+def _inputs_of_take_rows(insert: str, order: Any, outputs: Outputs) -> tuple[Any, ...]:
+    return outputs[insert], order
 
 
 def _prefill_work(

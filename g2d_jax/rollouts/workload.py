@@ -76,7 +76,12 @@ def workload_of(
     samples, params = stage.num_generations, stage.sampling.params(session.sampling.stop_ids)
     together = min(max(prompts_per_call(session, samples) // batch, 1) * batch, most)
     shapes = session.sampling.shapes(
-        stage, together, samples, params, weights=stage.sampling_weights
+        stage,
+        together,
+        samples,
+        params,
+        weights=stage.sampling_weights,
+        kv_cache_dtype=stage.kv_cache_dtype,
     )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
     return Workload(

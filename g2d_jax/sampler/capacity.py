@@ -10,13 +10,15 @@ takes the same of all devices together, whatever the ways.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.models.table import block_params
+from g2d_jax.rates import Rates
 
 UNKNOWN = 256
 """Rows where a platform reports no memory, as on CPUs."""
@@ -24,22 +26,29 @@ UNKNOWN = 256
 SPARE = 0.06
 """Share of the memory left for the workspace of decode and prefill beside weights and cache."""
 
-LINK = 5.0
-"""Bytes read from memory while one is sent: 4.1 on v5e and v6e, 4.6 on v5p, 7.4 on an H100
-(plan/topologies.py)."""
+REACHED = 0.8
+"""Share of the stated rates of memory and links that a decode step is taken to reach."""
 
 MEAN = 0.25
 """Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any
 response exists."""
 
-ENOUGH = 0.9
-"""Share of the best rate by formula that suffices: fewer ways wait less for each other, which it
-does not count."""
+ENOUGH = 0.95
+"""Share of the best rate by formula that suffices: of ways that are about as quick, the fewest wait
+least for each other where devices are slower than stated."""
 
 
-def kv_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes of keys and values of one token in all layers."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+LOGIT = 4
+"""The bytes of a logit, float32."""
+
+
+def kv_bytes(config: ModelConfig, itemsize: int, kv_cache_dtype: str = "") -> int:
+    """Count the bytes of keys and values of one token in all layers. itemsize: of a number, where
+    they are no codes."""
+    head = config.head_dim * itemsize
+    if kv_cache_dtype:  # a byte a number, and a float32 scale
+        head = config.head_dim + 4
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head
 
 
 def bytes_saved(config: ModelConfig, itemsize: int) -> int:
@@ -58,7 +67,8 @@ class Split:
     """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
     config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and
-    of a cached number.
+    of a cached number. rates: of a device. axes: of the torus, on how many the groups along fsdp
+    and along tensor lie (`mesh.torus_axes`). kv_cache_dtype: see `kv_bytes`.
     """
 
     config: ModelConfig
@@ -66,6 +76,9 @@ class Split:
     ways: int
     devices: int
     columns: int
+    rates: Rates
+    axes: tuple[int, int] = (1, 1)
+    kv_cache_dtype: str = ""
 
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
         """Choose the most rows that decode together, over all devices; 0 where none fits.
@@ -76,37 +89,98 @@ class Split:
         if memory is None:
             return UNKNOWN
         free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
-        row_bytes = self.columns * kv_bytes(self.config, self.itemsize)
+        row_bytes = self.columns * kv_bytes(self.config, self.itemsize, self.kv_cache_dtype)
         rows = int(max(free, 0) * self.devices / row_bytes)
         if rows >= self._step:
             return rows // self._step * self._step
         return rows
 
     def quickest_rows(self, longest: int, most: int, samples: int) -> int:
-        """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of
-        it again and again.
+        """Choose how many rows, at most `most`, draw a call's samples soonest: that, or as many as
+        the samples, or a half of either again and again.
 
         Few rows read the weights often; many wait long for the longest response, when nearly all of
         them are done.
         longest: tokens of a response at most, of which a mean one is taken to have the share MEAN.
         """
-        most = min(most, -(-samples // self._step) * self._step)
+        every = -(-samples // self._step) * self._step
         halves = [most >> power for power in range(most.bit_length())]
-        rows = [half // self._step * self._step for half in halves if half >= self._step]
-        return min(rows, key=lambda rows: self.call_bytes(longest, rows, samples), default=most)
+        halves += [every >> power for power in range(every.bit_length())]
+        rows = [
+            half // self._step * self._step
+            for half in halves
+            if self._step <= half <= min(most, every)
+        ]
+        return min(
+            rows,
+            key=lambda rows: self.call_seconds(longest, rows, samples),
+            default=min(most, every),
+        )
 
-    def call_bytes(self, longest: int, rows: int, samples: int) -> float:
-        """Count the bytes that a device reads for a call's samples, and those that it sends as so
-        many more."""
-        config = self.config
-        # A row that decodes has, over its life, half of its columns filled.
-        cached = rows * self.columns / 2 * kv_bytes(config, self.itemsize) / self.devices
-        read = self._weight_bytes(matmul_params(config)) + cached
-        hidden = rows * self.ways / self.devices * config.hidden_size * self.itemsize
-        # Two all-reduces a layer.
-        sent = 2 * config.num_hidden_layers * hidden * 2 * (self.ways - 1) / self.ways
+    def call_seconds(self, longest: int, rows: int, samples: int) -> float:
+        """Estimate how long a call's samples take with so many rows."""
         steps = max(samples / rows - 1, 0) * MEAN * longest + longest
-        return steps * (read + LINK * sent)
+        return steps * self.step_seconds(rows)
+
+    def step_seconds(self, rows: int) -> float:
+        """Estimate how long a decode step of so many rows takes.
+
+        What is sent is added to what is read: every product waits for the sum before it.
+        """
+        config, rates = self.config, self.rates
+        numbers = matmul_params(config)
+        # A row that decodes has, over its life, half of its columns filled.
+        token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
+        cached = rows * self.columns / 2 * token / self.devices
+        computed = 2 * numbers * rows / self.devices / rates.flops
+        read = max(self._weight_bytes(numbers) / rates.bandwidth, computed)
+        launched = config.num_hidden_layers * rates.launches
+        busy = (read + cached / rates.bandwidth) / REACHED
+        return busy + launched + self._by_tensor(rows) + self._by_fsdp(rows)
+
+    @property
+    def _split_heads(self) -> int:
+        """The parts into which the key heads, and most else, are split: the mesh's axis tensor."""
+        return math.gcd(self.ways, self.config.num_key_value_heads)
+
+    # The collectives are those of the compiled program, sizes as well (tests/plan): of a TPU's; a
+    # GPU's has one or two fewer.
+
+    def _by_tensor(self, rows: int) -> float:
+        """Estimate how long a step sends along the axis tensor: two sums a layer, then the logits
+        of a device's words of all rows for those of all words of its own rows."""
+        config, parts = self.config, self._split_heads
+        if parts == 1:
+            return 0.0
+        others = self.ways // parts
+        decoded = rows * self.ways / self.devices  # by the group
+        share = (parts - 1) / parts
+        sums = 2 * config.num_hidden_layers
+        sent = sums * 2 * share * decoded * config.hidden_size / others * self.itemsize
+        sent += share * decoded / others * config.vocab_size / parts * LOGIT
+        return self._seconds(sent, sums + 5, self.axes[1])
+
+    def _by_fsdp(self, rows: int) -> float:
+        """Estimate how long a step sends along the axis fsdp: a layer's queries, keys and values,
+        and its gate and up products, are sums over parts of the width; attention's output is
+        gathered; the logits are summed, each device keeping those of its own rows."""
+        config, parts = self.config, self._split_heads
+        others = self.ways // parts
+        if others == 1:
+            return 0.0
+        decoded = rows * self.ways / self.devices
+        share = (others - 1) / others
+        queries = config.num_attention_heads * config.head_dim
+        keys = 2 * config.num_key_value_heads * config.head_dim
+        width = 2 * (2 * config.intermediate_size + queries + keys) + queries
+        sent = config.num_hidden_layers * share * decoded * width / parts * self.itemsize
+        sent += share * decoded * config.vocab_size / parts * LOGIT
+        return self._seconds(sent, 6 * config.num_hidden_layers + 6, self.axes[0])
+
+    def _seconds(self, sent: float, collectives: int, axes: int) -> float:
+        """Estimate how long so many collectives take that send so many bytes together."""
+        link = REACHED * self.rates.group_link(axes)
+        return sent / link + collectives * self.rates.latency
 
     @property
     def _step(self) -> int:
@@ -119,12 +193,17 @@ class Split:
 
 
 def best_ways(
-    split: Split, longest: int, memory: int | None, beside: int, samples: int, most: int
+    splits: Sequence[Split],
+    longest: int,
+    memory: int | None,
+    beside: int,
+    samples: int,
+    most: int,
 ) -> int:
-    """Choose over how many devices weights are split: the least power of two that draws a call
-    about as soon as any.
+    """Choose over how many devices weights are split: of the splits the one of fewest ways that
+    draws a call about as soon as any, each with its quickest rows of those that fit.
 
-    split: its ways do not matter. longest, samples: see `Split.quickest_rows`. memory, beside:
+    splits: fewest ways first. longest, samples: see `Split.quickest_rows`. memory, beside:
     `Split.rows_that_fit`.
     most: ways that are taken where any of them leaves room for rows, the devices of a slice or of a
     host of GPUs: every layer waits twice a step for those that share the weights, over a network
@@ -132,16 +211,10 @@ def best_ways(
     """
     if memory is None:
         return 1
-
-    def rate(ways: int) -> float:
-        candidate = replace(split, ways=ways)
-        rows = candidate.quickest_rows(longest, candidate.rows_that_fit(memory, beside), samples)
-        if not rows:
-            return 0.0
-        return 1 / candidate.call_bytes(longest, rows, samples)
-
-    powers = (2**power for power in range(split.devices.bit_length()))
-    rates = {ways: rate(ways) for ways in powers if split.devices % ways == 0}
+    rates = {}
+    for split in splits:
+        rows = split.quickest_rows(longest, split.rows_that_fit(memory, beside), samples)
+        rates[split.ways] = 1 / split.call_seconds(longest, rows, samples) if rows else 0.0
     inside = {ways: rate for ways, rate in rates.items() if most % ways == 0}
     if any(inside.values()):
         rates = inside

@@ -24,7 +24,7 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
-from g2d_jax.models import decoder, lora
+from g2d_jax.models import decoder, kv_codes, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder
@@ -32,20 +32,30 @@ from g2d_jax.models.kernels import (
     LANES,
     AttentionSetting,
     DecodeKernel,
-    check_decode,
+    DecodeSetting,
     choose,
+    choose_decode,
     platform_of,
 )
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
-from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
+from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
+from g2d_jax.sampler.reorder import Reorder
+from g2d_jax.sampler.sampling import FILTERS
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
 """Fewest rows that keep a CPU's arithmetic busy; twice as many do it better where responses are so
 short that hardly a row waits for others."""
+
+MIN_TAIL = 8
+"""Fewest rows for the end of a call on a CPU, when most are done: a step of fewer costs as much."""
+
+LONG = 8
+"""Chunks of a response beyond which a CPU compiles decode for the end of a call besides."""
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
@@ -98,8 +108,8 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
-    see models/kernels.py;
-    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. decode: ids to text,
+    and decode_attention: of decode steps, see models/kernels.py. policy_mesh: where the models lie
+    that it is given, if that has the devices in another order. decode: ids to text,
     which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
     are bit-equal for the same shapes and mesh; the noise always is.
@@ -116,7 +126,8 @@ class Sampler:
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
-        decode_attention: DecodeKernel = "xla",
+        decode_attention: DecodeSetting = "auto",
+        policy_mesh: Mesh | None = None,
         decode: Decode | None = None,
         programs: Programs | None = None,
     ) -> None:
@@ -133,7 +144,11 @@ class Sampler:
         self.decode = decode
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
+        self.ends_early = may_branch(mesh)
         self.usage, self.ready = Usage(), 0
+        self._reorder = None
+        if policy_mesh and [*policy_mesh.devices.flat] != [*mesh.devices.flat]:
+            self._reorder = Reorder(policy_mesh, mesh)
         self.kernel = choose(
             attention,
             platform=self.platform,
@@ -144,8 +159,15 @@ class Sampler:
             layout="packed" if config.layer_types else "sequence",
         )
         self._programs = programs or Programs()
-        check_decode(decode_attention, self.platform)
-        settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
+        heads = (config.num_key_value_heads,)
+        self.decode_kernel = choose_decode(
+            decode_attention,
+            device=mesh.devices.flat[0],
+            dtype=dtype,
+            head_dim=config.head_dim,
+            kv_heads=meshes.sharding(mesh, ("kv_heads",), heads).shard_shape(heads)[0],
+        )
+        settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, self.decode_kernel
         self.programs = self._programs.get_or_make(_jitted, *settings)
 
     def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:
@@ -155,16 +177,25 @@ class Sampler:
         weights: the kind of codes that the layers' linear weights become, see models/quantise.py;
         empty: in dtype.
         """
-        return self.to_sampler_params_program(weights)(model)
+        return self.on_sampling_mesh(self.to_sampler_params_program(weights)(model), weights)
 
     def to_sampler_params_program(self, weights: str = "") -> Jitted:
-        """Return the program of `to_sampler_params`."""
+        """Return the program of `to_sampler_params`, whose results are for `on_sampling_mesh`."""
         return self._programs.get_or_make(
             _to_sampler_params,
             self.config.with_quantisation(weights),
             self.mesh,
             jnp.dtype(self.dtype),
+            self._reorder,
         )
+
+    def on_sampling_mesh(self, written: Decoder, weights: str = "") -> Decoder:
+        """Return the results of `to_sampler_params_program`, or their shapes, as they lie on the
+        sampling mesh."""
+        if self._reorder is None:
+            return written
+        layout = _layout(self.config.with_quantisation(weights), self.mesh)
+        return self._reorder.put_together(written, layout)
 
     def shapes(
         self,
@@ -173,29 +204,39 @@ class Sampler:
         params: Sequence[SamplingParams],
         lengths: Sequence[int],
         most_rows: int | None = None,
+        kv_cache_dtype: str = "",
     ) -> Shapes:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
+        kv_cache_dtype: see `Shapes`. most_rows: rows that decode together in this call at most;
+        None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
-        rest wait to take the place of those that are done. Elsewhere a step costs the same with few
-        rows as with many.
+        rest wait to take the place of those that are done; where responses are long, the last of
+        them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
         """
         ways = meshes.row_ways(self.mesh)
         is_cpu = self.platform == "cpu"
         rows = min(most_rows or self.max_num_seqs, _power(samples))
+        longest = max(p.max_new_tokens for p in params)
+        tail = 0
         if is_cpu:
-            are_short = max(p.max_new_tokens for p in params) <= 2 * self.chunk
-            least = 2 * MIN_ROWS if are_short else MIN_ROWS
+            least = 2 * MIN_ROWS if longest <= 2 * self.chunk else MIN_ROWS
             rows = min(rows, max(_power(samples) // 4, least))
+            if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
+                tail = max(rows // 4, MIN_TAIL)
+        used = {"top_k" for p in params if p.top_k > 0} | {"top_p" for p in params if p.top_p < 1.0}
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
-        widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
+        widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widths: tuple[int, ...] = (round_up(widest, step),)
+        elif self.decode_kernel == "pallas":  # which reads what each row needs of any width
+            from g2d_jax.models.decode_kernel_gpu import BLOCK  # Pallas takes long to import
+
+            widths = (round_up(widest, BLOCK),)
         else:
             least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
             narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
@@ -207,7 +248,9 @@ class Sampler:
             columns=columns,
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
-            filtered=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
+            filters=tuple(name for name in FILTERS if name in used),
+            tail=tail,
+            kv_cache_dtype=kv_cache_dtype,
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -298,6 +341,7 @@ class _Call:
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
+        self.rows = shapes.rows
         empty: tuple[State, Prompts] = sampler.programs["empty"](shapes=shapes)
         self.state, self.prompts = empty
         self.put = partial(meshes.put_rows, self.mesh)
@@ -315,13 +359,15 @@ class _Call:
             running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
+            self._fit_rows(len(running))
             chunk = self.sampler.chunk
             self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
-            self.state, emitted = self.sampler.programs["decode"](
+            decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
+            self.state, emitted = self.sampler.programs[decode](
                 self.sampler_params,
                 self.state,
                 self._interrupt_codes(),
-                filtered=self.shapes.filtered,
+                filters=self.shapes.filters,
                 widths=next(widths for widths in self.widths if self.width in widths),
             )
             self.sampler.usage.seconds += time.perf_counter() - started
@@ -391,6 +437,19 @@ class _Call:
         fresh.top_p[row] = params.top_p
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
+    def _fit_rows(self, running: int) -> None:
+        """Move the last samples into the few rows of a call's end."""
+        tail = self.shapes.tail
+        if not running <= tail < self.rows or not self.schedule.is_drained:
+            return
+        order = self.schedule.narrow(tail)
+        self.rows = tail
+        take_rows = self.sampler.programs["take_rows"]
+        self.state = take_rows(self.state, self.put(np.array(order, np.int32)))
+        places = {row: place for place, row in enumerate(order)}
+        self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
+        self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
+
     def _fit_width(self, longest: int) -> None:
         """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
         that are compiled in; fewer than before, too."""
@@ -402,13 +461,17 @@ class _Call:
     def _resized(self, cache: Cache) -> Cache:
         """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
-        resize = self.sampler.programs["resize"]
         everywhere = meshes.replicated(self.mesh)
         column = meshes.put(np.array(0, np.int32), everywhere)
         width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
-        keys = tuple(resize(x, ring, width, axis=programs.KEY_COLUMNS) for x in cache.keys)
-        values = tuple(resize(x, ring, width, axis=programs.VALUE_COLUMNS) for x in cache.values)
+
+        def resize(array: jax.Array, axis: int) -> jax.Array:
+            return self.sampler.programs["resize"](array, ring, width, axis=axis)
+
+        resized = partial(kv_codes.map_parts, resize)
+        keys = tuple(map(partial(resized, KEY_COLUMNS), cache.keys))
+        values = tuple(map(partial(resized, VALUE_COLUMNS), cache.values))
         return Cache(keys, values, column, width)
 
     def _interrupt_codes(self) -> jax.Array:
@@ -424,7 +487,8 @@ class _Call:
         counts, stopped, interrupt_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(interrupt_code))
-        self.sampler.usage.row_steps += int(counts.max()) * len(counts)
+        steps = int(counts.max()) if self.sampler.ends_early else self.sampler.chunk
+        self.sampler.usage.row_steps += steps * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
@@ -461,7 +525,7 @@ class _Call:
         for found in processes.gather(sorted(mine.items())):
             ends |= dict(found)
         if ends:
-            ended = np.zeros(self.shapes.rows, np.bool_)
+            ended = np.zeros(self.rows, np.bool_)
             ended[list(ends)] = True
             self.state = self.sampler.programs["retire"](self.state, self.put(ended))
         return ends
@@ -487,21 +551,29 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
             yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
 
 
-def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
-    """Return the program of a sampler's `to_sampler_params`, of this config."""
-    layout = decoder.unstacked_shardings
-    convert = lora.to_unstacked_sampler_params
+def _layout(config: ModelConfig, mesh: Mesh) -> Decoder:
+    """Return the tree of a sampler's parameters with a NamedSharding in place of every array."""
+    # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for all;
+    # elsewhere each layer's arrays are read where they lie.
     if platform_of(mesh) == "tpu":
-        # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for
-        # all; elsewhere each layer's arrays are read where they lie.
-        layout = decoder.shardings
-        convert = lora.to_sampler_params
+        return decoder.shardings(config, mesh)
+    return decoder.unstacked_shardings(config, mesh)
+
+
+def _to_sampler_params(
+    config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, reorder: Reorder | None
+) -> Jitted:
+    """Return the program of a sampler's `to_sampler_params`, of this config."""
+    is_stacked = platform_of(mesh) == "tpu"
+    convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
+    layout = _layout(config, mesh)
 
     # Plans, and records of compiling, know the program by this name.
     def view(model: Decoder) -> Decoder:
-        return convert(model, dtype, config.quantise)
+        converted = convert(model, dtype, config.quantise)
+        return reorder.send_model(converted, layout) if reorder else converted
 
-    return Jitted(view, out_shardings=layout(config, mesh))
+    return Jitted(view, out_shardings=reorder.parts_shardings(layout) if reorder else layout)
 
 
 def _empty(
@@ -525,15 +597,19 @@ def _jitted(
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
+    steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
     empty = partial(_empty(config, mesh, dtype), mesh=mesh)
-    decode = partial(programs.decode_chunk, chunk=chunk, kernel=decode_kernel, **common)
+    decode = partial(programs.decode_chunk, **steps, **common)
     return {
         "empty": Jitted(empty, static_argnames="shapes"),
         "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
+        "take_rows": Jitted(programs.take_rows),
         "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
-        "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
+        "decode": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
+        # By itself: the first chunk of a call does not wait until this one is compiled.
+        "decode_tail": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
     }
 
 

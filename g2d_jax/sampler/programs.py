@@ -25,11 +25,13 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.matmul import products_on
+from g2d_jax.models import kv_codes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
-from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
+from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.sampler.sampling import Draw, draw
+from g2d_jax.sampler.sampling import Draw, Filter, draw
 
 Held = TypeVar("Held", Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
@@ -91,8 +93,8 @@ class Prompts:
     hidden: [N, E], of the last token.
     """
 
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
+    keys: tuple[Kept, ...]
+    values: tuple[Kept, ...]
     hidden: Array
 
 
@@ -117,7 +119,9 @@ class Shapes:
     """The shapes that the programs are compiled for.
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
-    use, ascending; the last is W. stops: K. filtered: whether any row uses top_k or top_p.
+    use, ascending; the last is W. stops: K. filters: those that any row uses. tail: of the rows,
+    how many decode at a call's end, when no more samples run; 0: all to the end. kv_cache_dtype:
+    "int8" for `Codes` of keys and values; empty: in the sampler's dtype.
     """
 
     rows: int
@@ -125,11 +129,13 @@ class Shapes:
     columns: tuple[int, ...]
     widths: tuple[int, ...]
     stops: int
-    filtered: bool
+    filters: tuple[Filter, ...]
+    tail: int = 0
+    kv_cache_dtype: str = ""
 
 
-ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
-"""The axes of keys and values, counted from the end: they may begin with the layers."""
+ROWS = -4
+"""The axis of the rows in keys and values, counted from the end: they may begin with the layers."""
 
 
 def logical_axes(array: Any) -> tuple[str | None, ...]:
@@ -165,23 +171,26 @@ def empty(
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
 
-    def zeros(*shape: int) -> tuple[Array, ...]:
+    def zeros(columns: int, *shape: int) -> tuple[Kept, ...]:
         if stacked:
-            return (jnp.zeros((layers, *shape), cache_dtype),)
+            shape = (layers, *shape)
         # Each its own buffer: they are donated.
-        return tuple(jnp.zeros(shape, cache_dtype) for _ in range(layers))
+        arrays = [jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers)]
+        if not shapes.kv_cache_dtype:
+            return tuple(arrays)
+        return tuple(kv_codes.encode(array, columns) for array in arrays)
 
     cache = Cache(
-        keys=zeros(shapes.rows, heads, dim, width),
-        values=zeros(shapes.rows, heads, width, dim),
+        keys=zeros(KEY_COLUMNS, shapes.rows, heads, dim, width),
+        values=zeros(VALUE_COLUMNS, shapes.rows, heads, width, dim),
         column=jnp.int32(0),
         width=jnp.int32(shapes.widths[0]),
     )
     rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
     state = State(rows, cache, jnp.zeros((shapes.rows, config.hidden_size), dtype))
     prompts = Prompts(
-        keys=zeros(shapes.prompts, heads, dim, columns),
-        values=zeros(shapes.prompts, heads, columns, dim),
+        keys=zeros(KEY_COLUMNS, shapes.prompts, heads, dim, columns),
+        values=zeros(VALUE_COLUMNS, shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
     )
     return lay_out_tree((state, prompts), partial(lay_out, mesh))
@@ -217,13 +226,16 @@ def prefill(
     assert kv is not None
     keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
 
-    def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
-        new = jnp.moveaxis(new, (-4, -3, -2, -1), order).astype(old.dtype)  # from [N, P', H, D]
+    def replace(old: Array, new: Array, axis: int) -> Array:
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
         is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
         return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
+
+    def put(order: tuple[int, ...], axis: int, old: Kept, new: Array) -> Kept:
+        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
+        return kv_codes.map_parts(replace, axis, old, kv_codes.like(old, new, axis))
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
@@ -269,9 +281,10 @@ def insert(
             row = order[number]
             place = places[number]
             write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
+            put = partial(kv_codes.map_parts, write)
             return (
-                tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
-                tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
+                tuple(map(partial(put, KEY_COLUMNS), keys, prompts.keys)),
+                tuple(map(partial(put, VALUE_COLUMNS), values, prompts.values)),
                 jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
                 begun.at[row].set(True),
             )
@@ -350,11 +363,28 @@ def resize(array: Array, ring: tuple[Array, Array], width: Array, *, axis: int) 
     return jnp.take(array, columns, axis=axis, mode="clip")
 
 
+def take_rows(state: State, order: Array) -> State:
+    """Keep some rows, int32 [fewer than S], in this order."""
+
+    def take(x: Array) -> Array:
+        axes = logical_axes(x)
+        return jnp.take(x, order, axis=axes.index("rows")) if axes else x
+
+    return jax.tree.map(take, state)
+
+
 def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
     """Put rows to rest. ended: bool [S], those whose response the host has found to be at its
     end."""
     rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
     return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
+
+
+def may_branch(mesh: Mesh) -> bool:
+    """Return whether a step of decode may depend on data in what it does. Not on GPUs: where a loop
+    goes on by data, or one of several branches is taken, XLA's programs wait for the device and copy
+    the answer to the host, and the device waits for the launches of what follows."""
+    return platform_of(mesh) not in ("gpu", "cuda")
 
 
 def decode_chunk(
@@ -363,16 +393,18 @@ def decode_chunk(
     interrupt_codes: Array,
     *,
     chunk: int,
-    filtered: bool,
+    filters: tuple[Filter, ...],
     widths: tuple[int, ...],
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
+    branches: bool = True,
 ) -> tuple[State, Emitted]:
-    """Take up to `chunk` steps with every row that has tokens left; end early when none has.
+    """Take `chunk` steps with every row that has tokens left; with `branches` end when none has.
 
     interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
-    reaches all processes this way.
+    reaches all processes this way. branches: whether what is done may depend on data, see
+    `may_branch`.
     """
     batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
@@ -384,20 +416,20 @@ def decode_chunk(
         floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(interrupt_codes)
     )
 
-    def running(carry: tuple[Array, State, Emitted]) -> Array:
-        step, state, _ = carry
+    def running(carry: tuple[Array, tuple[State, Emitted]]) -> Array:
+        step, (state, _) = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[Array, State, Emitted]) -> tuple[Array, State, Emitted]:
-        step, state, emitted = carry
+    def advance(step: Array, carry: tuple[State, Emitted]) -> tuple[State, Emitted]:
+        state, emitted = carry
         rows = state.rows
         active = rows.remaining > 0
-        drawn = _draw_next(state, head, multiply, place, filtered)
+        drawn = _draw_next(state, head, multiply, mesh, filters, branches)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
-        # A row at rest reads its own token alone, so that it does not count as a long one.
-        position = jnp.where(active, rows.position, 0)
+        # A row at rest does not count as a long one, and need not be read.
+        position = jnp.where(active, rows.position, -1)
         hidden, cache = decode(
             params,
             drawn.token,
@@ -415,9 +447,15 @@ def decode_chunk(
             generated=rows.generated + increment,
             remaining=remaining,
         )
-        return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
+        return lay_out_tree(State(rows, cache, hidden), place), emitted
 
-    _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
+    start = state, emitted
+    if branches:
+        _, (state, emitted) = jax.lax.while_loop(
+            running, lambda carry: (carry[0] + 1, advance(*carry)), (jnp.int32(0), start)
+        )
+    else:
+        state, emitted = jax.lax.fori_loop(0, chunk, advance, start)
     return state, emitted._replace(
         tokens=place(emitted.tokens, "rows", None),
         logprobs=place(emitted.logprobs, "rows", None),
@@ -431,17 +469,39 @@ def _draw_next(
     state: State,
     head: Array,
     multiply: Callable[..., Array],
-    place: Callable[..., Array],
-    filtered: bool,
+    mesh: Mesh,
+    filters: tuple[Filter, ...],
+    branches: bool,
 ) -> Draw:
     """Draw each row's next token from the hidden state of its last one."""
     # Each device multiplies its words, and draws for its rows from all words.
-    hidden = place(state.hidden, "replica_rows", "embed")
-    logits = multiply(hidden, head, preferred_element_type=jnp.float32)
-    logits = place(place(logits, "rows", "vocab"), "all_rows", None)
+    logits = _logits(state.hidden, head, multiply, mesh)
+    logits = lay_out(mesh, logits, "all_rows", None)
     rows = state.rows
     settings = rows.random_keys, rows.generated, rows.temperature, rows.top_k, rows.top_p
-    return draw(logits, *settings, filtered=filtered)
+    return draw(logits, *settings, filters=filters, branches=branches)
+
+
+def _logits(hidden: Array, head: Array, multiply: Callable[..., Array], mesh: Mesh) -> Array:
+    """Compute the logits, float32 [S, V], of hidden [S, E] and the head [E, V]: split by rows over
+    data and fsdp, and by words over tensor."""
+    by_width = meshes.spec(mesh, ("replica_rows", "embed"), hidden.shape)
+    words = meshes.spec(mesh, ("embed", "vocab"), head.shape)
+    split = meshes.spec(mesh, ("rows", "vocab"), (hidden.shape[0], head.shape[1]))
+    product = partial(multiply, preferred_element_type=jnp.float32)
+    if by_width[1] is None or split[0] is None:
+        logits = product(lay_out(mesh, hidden, "replica_rows", "embed"), head)
+        return lay_out(mesh, logits, "rows", "vocab")
+
+    # Each device of fsdp has a summand for all of their rows. XLA for TPU would add up all rows on
+    # each of them, twice the bytes, and then take its own.
+    def summed(hidden: Array, head: Array) -> Array:
+        return jax.lax.psum_scatter(product(hidden, head), "fsdp", scatter_dimension=0, tiled=True)
+
+    run = jax.shard_map(
+        summed, mesh=mesh, in_specs=(by_width, words), out_specs=split, check_vma=False
+    )
+    return run(hidden, head)
 
 
 def _add_column(

@@ -5,13 +5,19 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from g2d_jax.losses.logprobs import transform_logits
+
+Filter = Literal["top_k", "top_p"]
+"""What may leave tokens out of a row's distribution."""
+
+FILTERS: tuple[Filter, ...] = ("top_k", "top_p")
+"""All filters, in the order in which they are applied."""
 
 
 class Draw(NamedTuple):
@@ -23,12 +29,21 @@ class Draw(NamedTuple):
     entropy: Array
 
 
-def filter_logits(logits: Array, top_k: Array, top_p: Array) -> Array:
+def filter_logits(
+    logits: Array,
+    top_k: Array,
+    top_p: Array,
+    *,
+    filters: tuple[Filter, ...] = FILTERS,
+    branches: bool = True,
+) -> Array:
     """Keep the top_k largest logits (0: all) and of those the smallest set whose mass reaches
     top_p; others -inf.
 
-    logits float32 [B, V], top_k int32 [B], top_p float32 [B]. Equal logits are ranked by index, so
-    exactly top_k tokens stay. The mass of top_p is that of the distribution after top_k, as in
+    logits float32 [B, V], top_k int32 [B], top_p float32 [B]. filters: those that some row may use,
+    in the order of FILTERS; the others are not looked at. branches: a filter that no row uses now is
+    passed over, which on a GPU is a wait of the host. Equal logits are ranked by index, so exactly
+    top_k tokens stay. The mass of top_p is that of the distribution after top_k, as in
     transformers.
     """
 
@@ -40,31 +55,44 @@ def filter_logits(logits: Array, top_k: Array, top_p: Array) -> Array:
         chosen = _highest(logits, jax.nn.softmax(logits, axis=-1), top_p)
         return jnp.where(chosen | (top_p >= 1.0)[:, None], logits, -jnp.inf)
 
-    top_logits = jax.lax.cond(jnp.any(top_k > 0), largest, lambda logits: logits, logits)
-    return jax.lax.cond(jnp.any(top_p < 1.0), nucleus, lambda logits: logits, top_logits)
+    known = {"top_k": (top_k > 0, largest), "top_p": (top_p < 1.0, nucleus)}
+    for used, keep in (known[name] for name in filters):
+        if not branches:
+            logits = keep(logits)
+            continue
+        logits = jax.lax.cond(jnp.any(used), keep, lambda logits: logits, logits)
+    return logits
 
 
 def _highest(values: Array, weights: Array, target: Array) -> Array:
     """Mark the highest values, equal ones by index, as many as their weights need to reach the
     target: bool [B, V].
 
-    values, weights float32 [B, V], weights not negative; target float32 [B]. All where the weights
-    do not reach it.
+    values, weights float32 [B, V], weights not negative and those of equal values equal; target
+    float32 [B]. All where the weights do not reach it.
     """
     ranks = _ordered(values)
-    least = _threshold(ranks, weights, target, 32)
+    least = _threshold(ranks, weights, target)
     above, equal = ranks > least, ranks == least
+    rest = target - jnp.sum(jnp.where(above, weights, 0.0), axis=-1)
+    weight = jnp.max(jnp.where(equal, weights, 0.0), axis=-1)
+    # At least one: without any of them the weights were found not to reach the target.
+    return above | _first(equal, jnp.maximum(jnp.ceil(rest / weight), 1))
 
-    def cut(equal: Array) -> Array:
-        last = values.shape[-1] - 1
-        places = jnp.broadcast_to(jnp.arange(last, -1, -1, dtype=jnp.uint32), values.shape)
-        rest = target - jnp.sum(jnp.where(above, weights, 0.0), axis=-1)
-        tied = jnp.where(equal, weights, 0.0)
-        return equal & (places >= _threshold(places, tied, rest, last.bit_length()))
 
-    # Equal logits at the edge are rare in a large vocabulary: most steps read it once less.
-    several = jnp.any(jnp.sum(equal, axis=-1) > 1)
-    return above | jax.lax.cond(several, cut, lambda equal: equal, equal)
+def _first(marked: Array, number: Array) -> Array:
+    """Keep the first ones of those marked, bool [B, V]: `number` of them, float32 [B], from 1
+    up."""
+    grid = _in_blocks(marked.astype(jnp.float32))
+    counts = _running_sums(grid.sum(axis=-1))
+    # The block that holds the last one to keep, and its place there.
+    chosen = jnp.minimum(jnp.sum(counts < number[:, None], axis=-1), counts.shape[1] - 1)[:, None]
+    inside = jnp.take_along_axis(grid, chosen[..., None], axis=1)[:, 0]
+    behind = number[:, None] - jnp.take_along_axis(counts, chosen, axis=1)
+    wanted = behind + inside.sum(axis=-1, keepdims=True)
+    place = jnp.sum(_running_sums(inside) < wanted, axis=-1, keepdims=True)
+    last = chosen * grid.shape[2] + place
+    return marked & (jnp.arange(marked.shape[1])[None] <= last)
 
 
 def _ordered(x: Array) -> Array:
@@ -73,14 +101,14 @@ def _ordered(x: Array) -> Array:
     return jnp.where(bits > sign, ~bits, bits | sign)  # the sign alone is -0.0
 
 
-def _threshold(ranks: Array, weights: Array, target: Array, bits: int) -> Array:
+def _threshold(ranks: Array, weights: Array, target: Array) -> Array:
     """Find the greatest t at which the weights of ranks >= t still sum to the target, uint32 [B,
     1]; 0 if none does.
 
-    ranks uint32 [B, V] below 2^bits. Found two bits at a time, from the highest: bits / 2 readings
-    of the vocabulary, where an accelerator's sort makes hundreds.
+    ranks uint32 [B, V]. Found two bits at a time, from the highest: 16 readings of the vocabulary,
+    where an accelerator's sort makes hundreds.
     """
-    steps = -(-bits // 2)
+    steps = 16
 
     def narrow(step: Array, least: Array) -> Array:
         shift, greatest = 2 * (steps - 1 - step), least
@@ -113,12 +141,25 @@ def first_above(masses: Array, uniform: Array) -> Array:
     order in which a matrix product adds may differ between its columns.
     """
     size = masses.shape[-1]
-    # A product with a triangle of ones is the quickest exact running sum.
-    triangle = jnp.triu(jnp.ones((size, size), masses.dtype))
-    sums = jnp.matmul(masses, triangle, precision=jax.lax.Precision.HIGHEST)
-    reached = jnp.where(masses > 0, sums, 0.0)
+    reached = jnp.where(masses > 0, _running_sums(masses), 0.0)
     above = reached > (uniform * reached.max(axis=-1))[:, None]
     return jnp.min(jnp.where(above, jnp.arange(size)[None], size - 1), axis=-1)
+
+
+def _running_sums(x: Array) -> Array:
+    """Sum x float32 [B, N] up to each of its numbers."""
+    # A product with a triangle of ones is the quickest exact running sum.
+    triangle = jnp.triu(jnp.ones((x.shape[-1],) * 2, x.dtype))
+    return jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST)
+
+
+def _in_blocks(x: Array) -> Array:
+    """Divide x [B, V] into about as many blocks as a block has numbers, filled up with zeros: [B,
+    blocks, block]."""
+    rows, vocab = x.shape
+    block = min(vocab, max(128, 1 << ((vocab - 1).bit_length() + 1) // 2))
+    blocks = -(-vocab // block)
+    return jnp.pad(x, ((0, 0), (0, blocks * block - vocab))).reshape(rows, blocks, block)
 
 
 def inverse_cdf(probs: Array, uniform: Array) -> Array:
@@ -128,13 +169,10 @@ def inverse_cdf(probs: Array, uniform: Array) -> Array:
     Float32 sums stay short, and a token far rarer than the uniform's step of 2^-23 keeps its
     probability. Needs 2 random numbers, not V.
     """
-    rows, vocab = probs.shape
-    block = min(vocab, max(128, 1 << ((vocab - 1).bit_length() + 1) // 2))
-    blocks = -(-vocab // block)
-    grid = jnp.pad(probs, ((0, 0), (0, blocks * block - vocab))).reshape(rows, blocks, block)
+    grid = _in_blocks(probs)
     chosen = first_above(grid.sum(axis=-1), uniform[:, 0])
     inside = jnp.take_along_axis(grid, chosen[:, None, None], axis=1)[:, 0]
-    return (chosen * block + first_above(inside, uniform[:, 1])).astype(jnp.int32)
+    return (chosen * grid.shape[2] + first_above(inside, uniform[:, 1])).astype(jnp.int32)
 
 
 def draw(
@@ -145,18 +183,18 @@ def draw(
     top_k: Array,
     top_p: Array,
     *,
-    filtered: bool,
+    filters: tuple[Filter, ...],
+    branches: bool = True,
 ) -> Draw:
     """Sample one token a row from logits float32 [B, V].
 
-    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the
-    filters, where no row uses top_k or top_p. The noise of a row depends alone on its key and on
+    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filters, branches: as of
+    `filter_logits`. The noise of a row depends alone on its key and on
     which token of its response this is, `numbers`, counted from 0.
     """
     greedy = temperature <= 0.0
     scaled = transform_logits(logits, jnp.where(greedy, 1.0, temperature)[:, None])
-    if filtered:
-        scaled = filter_logits(scaled, top_k, top_p)
+    scaled = filter_logits(scaled, top_k, top_p, filters=filters, branches=branches)
     logprobs = jax.nn.log_softmax(scaled, axis=-1)
     probs = jnp.exp(logprobs)
     # A uniform of 0 draws the first of the highest, which a CPU has sooner so than by argmax.

@@ -82,6 +82,11 @@ class Schedule:
         """The sample of each row, None for one at rest."""
         return [sample for shard in self._shards for sample in shard.rows]
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether every sample has begun, so that a row that ends stays at rest."""
+        return not self._waiting and not any(shard.order for shard in self._shards)
+
     def prefill(self) -> dict[int, Request]:
         """Choose prompts to run through the model, by the place of each; {} while no row waits for
         one.
@@ -117,6 +122,17 @@ class Schedule:
                     index = number * len(shard.rows) + row
                     inserted[index] = number * len(shard.pending) + place, new
         return inserted
+
+    def narrow(self, rows: int) -> list[int]:
+        """Keep so many rows of a single shard, those whose samples run and then others; return
+        their numbers, in the order in which they are the rows from now on.
+
+        It is to be drained, with at most so many samples running.
+        """
+        (shard,) = self._shards
+        order = sorted(range(len(shard.rows)), key=lambda row: shard.rows[row] is None)[:rows]
+        shard.rows = [shard.rows[row] for row in order]
+        return order
 
     def collect_finished(self, counts: Sequence[int], stopped: Sequence[bool]) -> list[int]:
         """Count each row's new tokens; free the rows whose samples are complete, and return their

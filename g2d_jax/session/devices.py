@@ -14,6 +14,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, Online, Stage, TrainingStage
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.rates import Rates, rates_of
 from g2d_jax.runtime import processes
 from g2d_jax.sampler import capacity
 from g2d_jax.session import init_params
@@ -34,6 +35,11 @@ class Devices:
     def near(self) -> int:
         """The devices that fast links join, see `meshes.near`."""
         return meshes.near(self.mesh)
+
+    @cached_property
+    def rates(self) -> Rates:
+        """The rates of each of them."""
+        return rates_of(self.mesh.devices.flat[0])
 
     @cached_property
     def memory(self) -> int | None:
@@ -97,8 +103,20 @@ class Devices:
         columns = self.config.data.max_prompt_length + longest
         resident = max(map(self.state_bytes, every), default=0)
         samples = min(map(self._samples, stages), default=1)
-        split = capacity.Split(self.model.base, self.itemsize, 1, self.mesh.size, columns)
-        return capacity.best_ways(split, longest, self.memory, resident, samples, self.near)
+        powers = (2**power for power in range(self.mesh.size.bit_length()))
+        splits = [
+            self.split(ways, self.model.base, columns)
+            for ways in powers
+            if self.mesh.size % ways == 0
+        ]
+        return capacity.best_ways(splits, longest, self.memory, resident, samples, self.near)
+
+    def split(self, ways: int, model: ModelConfig, columns: int) -> capacity.Split:
+        """Return a model split over so many devices, beside a cache of so many columns."""
+        axes = 1, 1
+        if self.near % ways == 0:
+            axes = meshes.torus_axes(meshes.sampling(self.mesh, ways, model.num_key_value_heads))
+        return capacity.Split(model, self.itemsize, ways, self.mesh.size, columns, self.rates, axes)
 
     def _samples(self, stage: Stage) -> int:
         """Count the responses of a call of a stage, at most: an online stage's are those of its

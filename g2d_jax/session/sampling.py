@@ -4,7 +4,7 @@ response."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from g2d_jax.records import SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import run_id
-from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.session.devices import Devices
@@ -116,10 +115,12 @@ class RunSampling:
             **chosen(self.config.compute, names),
             seed=self.config.seed,
             dtype=jnp.dtype(self.config.dtype),
+            policy_mesh=self.devices.mesh,
             programs=self.programs,
             decode=self.decode,
         )
         self.kernels["prompts"] = sampler.kernel
+        self.kernels["decode"] = sampler.decode_kernel
         return sampler
 
     @cached_property
@@ -133,26 +134,34 @@ class RunSampling:
         return self.tokenizer().eos_ids
 
     def shapes(
-        self, stage: Stage, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
+        self,
+        stage: Stage,
+        prompts: int,
+        samples: int,
+        *params: SamplingParams,
+        weights: str = "",
+        kv_cache_dtype: str = "",
     ) -> Shapes:
         """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
         each.
 
         Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
-        arrays. weights: as of `Sampler.to_sampler_params`.
+        arrays. weights: as of `Sampler.to_sampler_params`. kv_cache_dtype: as of `Shapes`.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
         call = prompts, prompts * samples, params, self.prompt_lengths()
         if not rows:
             longest = max(sampling.max_new_tokens for sampling in params)
             memory = self.devices.memory
-            shapes, mesh = sampler.shapes(*call, 1), self.devices.for_sampling
+            shapes = sampler.shapes(*call, 1, kv_cache_dtype)
+            mesh = self.devices.for_sampling
             model = self.devices.model.base.with_quantisation(weights)
             ways = mesh.size // mesh.shape["data"]
-            split = capacity.Split(model, self.devices.itemsize, ways, mesh.size, shapes.widths[-1])
+            split = self.devices.split(ways, model, shapes.widths[-1])
+            split = replace(split, kv_cache_dtype=kv_cache_dtype)
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)
             if memory is not None:
                 rows = split.quickest_rows(longest, rows, prompts * samples)
-        return sampler.shapes(*call, rows)
+        return sampler.shapes(*call, rows, kv_cache_dtype)

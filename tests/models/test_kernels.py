@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from unofficial import pretend_cudnn
 from g2d_jax import mesh as meshes
 from g2d_jax.models import kernels
 from g2d_jax.models.attention import Segments, Windowed, visible
-from g2d_jax.models.kernels import choose
+from g2d_jax.models.kernels import choose, choose_decode
 from g2d_jax.records import SEGMENT_STRIDE
 
 ONE = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -300,3 +301,36 @@ def test_splash_compiles_for_a_tpu() -> None:
     # Forward, and backward for q and for k and v: remat "attention" does not run the forward kernel
     # again.
     assert done.stdout.split() == ["packed", "3", "sequence", "1", "sequence", "1"]
+
+
+def device(platform: str, kind: str, capability: str = "") -> Any:
+    return SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
+
+
+TPU, H100 = device("tpu", "TPU v5 lite"), device("gpu", "NVIDIA H100", "9.0")
+MODEL = {"dtype": jnp.bfloat16, "head_dim": 128, "kv_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("on", "model", "reason"),
+    [
+        (TPU, {}, ""),
+        (TPU, {"dtype": jnp.float32, "head_dim": 80}, ""),
+        (TPU, {"head_dim": 20}, "a head_dim that is a multiple of 8, and this model's is 20"),
+        (TPU, {"kv_heads": 128}, "128 key heads of 128 on a device: raise compute.sampling_tens"),
+        (H100, {"kv_heads": 128}, ""),
+        (device("gpu", "NVIDIA A100-SXM4-80GB", "8.0"), {"head_dim": 80}, ""),
+        (H100, {"head_dim": 512}, "a multiple of 8 and at most 256, and this model's is 512"),
+        (device("gpu", "Tesla T4", "7.5"), {}, "compute capability 8.0, and this GPU's is 7.5"),
+        (device("gpu", "AMD MI300X", "gfx942"), {}, "these devices are 'AMD MI300X': run there"),
+        (jax.devices()[0], {}, "a TPU or an NVIDIA GPU and these devices are 'cpu': run there"),
+    ],
+)
+def test_decode_steps_have_a_kernel_where_it_can_serve(on: Any, model: Any, reason: str) -> None:
+    chosen = partial(choose_decode, device=on, **MODEL | model)
+    assert chosen("auto") == ("xla" if reason else "pallas") and chosen("xla") == "xla"
+    if not reason:
+        assert chosen("pallas") == "pallas"
+        return
+    with pytest.raises(ValueError, match=rf"decode_attention is 'pallas', but .*{reason}.*or xla"):
+        chosen("pallas")

@@ -353,6 +353,10 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent"
 )
 
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None, reason="the extra cuda is not installed"
+)
+
 
 def run_apart(*arguments):
     """Run Python in a process of its own, since libtpu reads the environment once; return what it
@@ -453,7 +457,8 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
             made[program.name] = compiled.outputs
             more = (compiled.peak - arguments) / program.work.parts.get("KV cache", 1)
             kernels = program.lower(made).as_text().count("@tpu_custom_call")
-            print("program", program.name, more, sum(compiled.sent.values()), kernels)
+            scattered = compiled.sent["reduce-scatter"]
+            print("program", program.name, more, sum(compiled.sent.values()), kernels, scattered)
 """
 
 
@@ -493,7 +498,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
         overrides += [f"stages.warmup.sampling_weights={weights}"]
     text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))
     rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
-    more, sent, called = ({name: float(row[i]) for name, *row in rows} for i in (0, 1, 2))
+    more, sent, called, scattered = ({name: float(row[i]) for name, *row in rows} for i in range(4))
     assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
     assert (
         more["insert"] < 0.2
@@ -502,3 +507,115 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
         and sent["decode"] < 2e7
     ), (more, sent)
     assert called["decode"] == (kernel == "pallas")
+    # over more ways than there are key heads the logits are sums, of which each device wants its rows
+    assert (scattered["decode"] > 0) == (tensor > 4)
+
+
+RECIPE = """
+from g2d_jax import mesh as meshes
+from g2d_jax.plan import target, planning
+from g2d_jax.plan.hlo import bytes_sent, collectives
+from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.topologies import topology
+from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
+machine = topology("v5e-16")
+target.prepare(machine)
+compiler = planning.Compiler(machine)
+with planning.planned(Config.of(resolve("qwen2.5-7b", [])), compiler) as context:
+    programs = {program.name: program for program in programs_of(context, "warmup")}
+    sampler, decode = context.sampling.sampler, programs["decode"]
+    state, prompts = sampler.abstract(programs["empty"].static["shapes"])
+    made = {"insert": state, "prefill": prompts}
+    written = compiler.compile(programs["view"], made)
+    made["view"] = written.outputs
+    compiled = decode.lower(made).compile()
+sending = collectives(compiled.as_text(), decode.dynamic)
+count = sum(each.times for each in sending) / decode.dynamic
+sent = sum(bytes_sent(sending).values()) / decode.dynamic
+peaks = written.peak / 2**30, compiled.memory_analysis().peak_memory_in_bytes / 2**30
+print("step", *sampler.mesh.shape.values(), decode.work.rows, count, sent / 1e6, *peaks)
+for name in ("v5e-16", "v6e-8", "v5p-16", "tpu7x-8"):
+    machine = topology(name)
+    for ways, heads in ((4, 4), (16, 4), (8, 2), (8, 8)):
+        if machine.devices % ways:
+            continue
+        mesh = meshes.sampling(meshes.make_mesh(devices=target.devices(machine)), ways, heads)
+        hops = set()
+        for line in (*mesh.devices.reshape(-1, heads), *mesh.devices.transpose(0, 2, 1).reshape(-1, ways // heads)):
+            places = [(*chip.coords, chip.core_on_chip) for chip in line]
+            for a, b in zip(places, places[1:]):
+                hops.add(sum(abs(x - y) for x, y in zip(a, b)))
+        print("lines", name, ways, heads, hops)
+"""
+
+
+@needs_libtpu
+def test_a_decode_step_of_the_7b_recipe_on_a_tpu():
+    """On v5e-16, counted with trip counts: two collectives a layer, and five. The sampler's
+    parameters are written without a second copy of them. Groups are lines of the torus."""
+    lines = [line.split() for line in run_apart("-c", RECIPE).splitlines()]
+    (step,) = ([*map(float, line[1:])] for line in lines if line[0] == "step")
+    *sizes, rows, count, sent, written, peak = step
+    assert (sizes, rows) == ([4, 1, 4], 256)
+    assert count <= 70 and sent <= 50
+    own, training = 2 * 7.62e9 / 4 / 2**30, 4 * 7.62e9 / 16 / 2**30
+    assert written < own + training + own / 2 and peak < 8
+    places = [line[1:] for line in lines if line[0] == "lines"]
+    assert len(places) == 14 and {"".join(hops) for *_, hops in places} == {"{1}"}, places
+
+
+GPU_SAMPLER = """
+import re
+from functools import partial
+from g2d_jax.plan import target
+from g2d_jax.plan.topologies import topology
+machine = topology("{machine}x2")
+target.prepare(machine)
+import jax
+import jax.numpy as jnp
+import numpy as np
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.records import SamplingParams
+from g2d_jax.sampler import programs
+from g2d_jax.sampler.engine import Sampler
+mesh = meshes.make_mesh(1, 1, 2, devices=target.devices(machine))
+config = ModelConfig("qwen2", 1024, 256, 2, 12, 2, {head_dim}, 512, tie_word_embeddings=True)
+bfloat16 = jnp.dtype("bfloat16")
+sampler = Sampler(config, mesh, seed=0, max_num_seqs=32, dtype=bfloat16)
+shapes = sampler.shapes(4, 32, [SamplingParams(900, top_k=5, top_p=0.9)], [100])
+state, _ = sampler.abstract(shapes)
+shardings = decoder.unstacked_shardings(config, mesh)
+params = meshes.placed(jax.eval_shape(decoder.unstack, decoder.abstract(config, bfloat16)), shardings)
+codes = jax.ShapeDtypeStruct((2,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (2,)))
+sizes = {{"chunk": sampler.chunk, "filters": shapes.filters, "widths": shapes.widths[-1:]}}
+for kernel in ("xla", "pallas"):
+    branches = programs.may_branch(mesh)
+    chunk = partial(programs.decode_chunk, kernel=kernel, branches=branches, **sizes)
+    run = jax.jit(partial(chunk, mesh=mesh, dtype=bfloat16), donate_argnums=1)
+    compiled = run.lower(params, state, codes).compile()
+    text = compiled.as_text()
+    loops = re.findall(r" while\\(.*", text)
+    unknown = sum("known_trip_count" not in loop for loop in loops)
+    more = compiled.memory_analysis().temp_size_in_bytes / meshes.device_bytes(state.cache)
+    called = len(re.findall(r"%pallas_call[\\w.]* = .* custom-call\\(", text))
+    print("program", len(loops), unknown, len(re.findall(r" conditional\\(", text)), called, more)
+"""
+
+
+@needs_cuda
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "head_dim"), [("h100", 128), ("h200", 128), ("a100-80", 128), ("l40s", 256)]
+)
+def test_decode_on_a_gpu_waits_for_nothing(machine, head_dim):
+    """Loops have known trip counts and nothing is conditional, so that the host launches a chunk
+    ahead; the kernel of decode steps compiles, once a layer, and does not copy the cache."""
+    text = run_apart("-c", GPU_SAMPLER.format(machine=machine, head_dim=head_dim))
+    rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
+    for (loops, unknown, conditionals, called, more), kernels in zip(rows, (0, 2), strict=True):
+        assert int(loops) >= 3, "steps, and a search for each filter"
+        assert (int(unknown), int(conditionals), int(called)) == (0, 0, kernels)
+        assert float(more) < 0.5

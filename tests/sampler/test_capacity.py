@@ -1,14 +1,31 @@
-"""How many rows and ways memory allows, by numbers counted by hand."""
+"""How many rows and ways memory allows and are quickest, by numbers counted by hand."""
+
+import dataclasses
+import math
 
 import pytest
 
 from g2d_jax.models import shapes
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
+from g2d_jax.rates import RATES
 from g2d_jax.sampler.capacity import UNKNOWN, Split, best_ways, bytes_saved, kv_bytes
 
 SEVEN = shapes.shape("Qwen/Qwen2.5-7B")
+SMALL = shapes.shape("Qwen/Qwen2.5-1.5B")
 GIB = 2**30
+
+
+def split(ways, devices, kind="v5p", model=SEVEN, axes=(1, 1)):
+    """The model's weights over so many of the devices, with a cache of 3,072 columns."""
+    return Split(model, 2, ways, devices, 3072, RATES[kind], axes)
+
+
+def chosen(devices, kind, gib, beside, samples, most, model=SEVEN):
+    """The ways of a call with responses of 2,048 tokens at most."""
+    powers = (2**power for power in range(devices.bit_length()))
+    splits = [split(ways, devices, kind, model) for ways in powers]
+    return best_ways(splits, 2048, int(gib * GIB), int(beside * GIB), samples, most)
 
 
 def test_a_token_of_the_cache():
@@ -16,13 +33,13 @@ def test_a_token_of_the_cache():
 
 
 def test_rows_fill_what_weights_and_training_leave():
-    memory, beside, columns = 28 * GIB, 8 * GIB, 3072
-    rows = Split(SEVEN, 2, 4, 8, columns).rows_that_fit(memory, beside)
-    taken = beside + 2 * count_params(SEVEN) / 4 + rows * columns * 57_344 / 8
+    memory, beside = 28 * GIB, 8 * GIB
+    rows = split(4, 8).rows_that_fit(memory, beside)
+    taken = beside + 2 * count_params(SEVEN) / 4 + rows * 3072 * 57_344 / 8
     assert rows % 16 == 0 and 0.9 * memory < taken <= 0.95 * memory
-    assert Split(SEVEN, 2, 4, 8, columns).rows_that_fit(memory, 0) > rows
-    assert Split(SEVEN, 2, 1, 8, columns).rows_that_fit(15 * GIB, beside) == 0
-    assert Split(SEVEN, 2, 1, 1, columns).rows_that_fit(None, beside) == UNKNOWN
+    assert split(4, 8).rows_that_fit(memory, 0) > rows
+    assert split(1, 8).rows_that_fit(15 * GIB, beside) == 0
+    assert split(1, 1).rows_that_fit(None, beside) == UNKNOWN
 
 
 def test_codes_leave_room_for_rows():
@@ -32,59 +49,106 @@ def test_codes_leave_room_for_rows():
     numbers = 3584 * (3584 + 512 + 512 + 3584 + 3 * 18_944)
     coded = SEVEN.with_quantisation("int8")
     assert bytes_saved(SEVEN, 2) == 0 and bytes_saved(coded, 2) == 28 * (numbers - 4 * outputs)
-    rows, more = (
-        Split(shape, 2, 4, 8, 3072).rows_that_fit(28 * GIB, 0) for shape in (SEVEN, coded)
-    )
+    rows, more = (split(4, 8, model=shape).rows_that_fit(28 * GIB, 0) for shape in (SEVEN, coded))
     row = 3072 * 57_344 / 8  # bytes; rows come by sixteens
     assert (more - rows) * row == pytest.approx(bytes_saved(coded, 2) / 4, abs=15 * row)
 
 
 @pytest.mark.parametrize(
-    ("gib", "beside", "samples", "ways"),
+    ("ways", "rows", "collectives", "megabytes"),
+    # of the compiled step of v5e-16: tests/plan/test_programs.py
+    [(1, 256, 0, 0), (4, 256, 61, 45.8), (16, 128, 235, 156.6)],
+)
+def test_what_a_step_sends_and_how_often_it_waits(ways, rows, collectives, megabytes):
+    """With memory, products and one of the two as quick as can be, the other's unit a second."""
+    quick = dataclasses.replace(
+        RATES["v5e"], flops=math.inf, bandwidth=math.inf, link=math.inf, latency=0.0
+    )
+    waits = dataclasses.replace(split(ways, 16), rates=dataclasses.replace(quick, latency=1.0))
+    assert waits.step_seconds(rows) == collectives
+    # a link of the four, which is used to 0.8
+    sends = dataclasses.replace(split(ways, 16), rates=dataclasses.replace(quick, link=4 / 0.8))
+    assert sends.step_seconds(rows) / 1e6 == pytest.approx(megabytes, rel=1e-3)
+    wide = dataclasses.replace(sends, axes=(2, 2))
+    assert wide.step_seconds(rows) == pytest.approx(sends.step_seconds(rows) / 2)
+
+
+def test_a_step_takes_what_is_read_sent_and_waited_for():
+    """7B on v5e-16 over 4 ways, 256 rows: 3.54 GB of weights and 1.41 GB of keys and values at 0.8
+    of 819 GB/s, longer than the products; 45.8 MB at 0.8 of 50 GB/s; 61 times 7 us."""
+    weights, cached = 2 * matmul_params(SEVEN) / 4, 256 * 1536 * 57_344 / 16
+    by_hand = (weights + cached) / (0.8 * 819e9) + 45.84e6 / 40e9 + 61 * 7e-6
+    assert split(4, 16, "v5e").step_seconds(256) == pytest.approx(by_hand, rel=1e-3)
+    products = 2 * matmul_params(SEVEN) * 4096 / 16 / (0.8 * 197e12)
+    assert split(1, 16, "v5e").step_seconds(4096) == pytest.approx(
+        products + 16 * cached / (0.8 * 819e9)
+    )
+    assert split(1, 8, "h100").step_seconds(8) > 28 * 60e-6  # launches
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "gib", "beside", "samples", "ways"),
     [
-        (1000, 0, 100_000, 1),
-        (88, 14, 16_384, 2),
-        (88, 14, 5_120, 4),  # sync_every = 10: fewer rows, for which reading the weights is dearer
-        (88, 14, 512, 8),
-        (28, 12, 16_384, 4),
-        (14, 6, 16_384, 8),
+        ("v5p", 8, 1000, 0, 100_000, 1),
+        ("v5p", 8, 88, 14, 16_384, 1),
+        ("v5p", 8, 88, 14, 512, 4),
+        ("v6e", 8, 28.75, 12, 512, 4),
+        ("v6e", 8, 28.75, 12, 16_384, 4),
+        ("v5e", 16, 14.49, 7, 512, 4),  # no more than the 4 key heads
+        ("v5e", 16, 14.49, 7, 16_384, 4),
+        ("v5e", 256, 14.49, 0.5, 512, 16),
+        ("h100", 8, 71.2, 14, 512, 4),
+        ("h100", 8, 71.2, 14, 16_384, 1),
     ],
 )
 def test_weights_are_split_where_it_is_worth_the_sending(
-    gib: int, beside: int, samples: int, ways: int
+    kind: str, devices: int, gib: float, beside: float, samples: int, ways: int
 ):
-    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, gib * GIB, beside * GIB, samples, 8) == ways
+    assert chosen(devices, kind, gib, beside, samples, devices) == ways
 
 
-def test_few_samples_are_not_given_room_they_cannot_use():
-    """With 8 rows the weights are all that is read: the more ways the better; a cache's room does
-    not matter."""
-    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, 90 * GIB, 0, 8, 8) == 8
-    assert 2 * matmul_params(SEVEN) > 100 * 8 * 1536 * 57_344 / 8
-    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, None, 0, 8, 8) == 1
+def test_few_ways_where_rows_suffice_on_a_host_of_gpus():
+    for samples in (512, 5120, 16_384):
+        assert chosen(8, "h100", 71.2, 14, samples, 8) <= 4
+        assert chosen(8, "h100", 71.2, 3, samples, 8, SMALL) <= 2
 
 
-@pytest.mark.parametrize(("samples", "rows"), [(250, 256), (512, 256), (5120, 800), (16_384, 1600)])
+def test_ways_are_one_where_memory_is_unknown():
+    splits = [split(ways, 8) for ways in (1, 2, 4, 8)]
+    assert best_ways(splits, 2048, None, 0, 8, 8) == 1
+
+
+@pytest.mark.parametrize(("samples", "rows"), [(250, 192), (512, 256), (5120, 640), (16_384, 800)])
 def test_a_call_has_as_many_rows_as_draw_it_soonest(samples: int, rows: int):
     """On a v5p-16, 8 devices, weights over two of them, memory for 3,200 rows of 3,072 columns:
     2,048 are responses.
 
-    By hand: a step reads for 2.6 ms of weights, at 2,765 GB/s, and for 0.0040 a row. 5,120 samples
-    with 3,200, 1,600, 800 and 400 rows take 2,355, 3,174, 4,813 and 8,090 steps, so 36, 28, 28 and
-    34 s, without what is sent.
+    By hand: a step reads for 3.2 ms of weights, at 0.8 of 2,765 GB/s, and for 0.0050 a row;
+    products take as long as the weights at 700 rows; it sends for 0.0017 ms a row and waits 0.4 ms.
+    5,120 samples with 3,200, 1,600, 800, 640 and 400 rows take 2,355, 3,174, 4,813, 5,632 and 8,090
+    steps.
     """
-    assert Split(SEVEN, 2, 2, 8, 3072).quickest_rows(2048, 3200, samples) == rows
+    assert split(2, 8).quickest_rows(2048, 3200, samples) == rows
+
+
+@pytest.mark.parametrize("devices", [16, 32, 64])
+@pytest.mark.parametrize("samples", [8, 64, 512, 16_384])
+def test_no_layer_waits_for_another_host_of_gpus_where_copies_fit(devices: int, samples: int):
+    for kind, gib, model in (("h100", 71.2, SEVEN), ("a100-80", 71.3, SEVEN), ("l40s", 37, SMALL)):
+        assert chosen(devices, kind, gib, 112 / devices, samples, 8, model) <= 8
+    large = dataclasses.replace(SEVEN, num_hidden_layers=160)  # 77 GB
+    assert 2 <= chosen(devices, "h100", 71.2, 10, samples, 8, large) <= 8
 
 
 @pytest.mark.parametrize(
-    ("devices", "most", "ways"), [(16, 16, 16), (16, 8, 8), (64, 8, 8), (16, 4, 4), (8, 1, 1)]
+    ("devices", "most", "ways"), [(16, 16, 4), (16, 2, 2), (64, 4, 4), (8, 1, 1)]
 )
 def test_a_copy_of_the_weights_lies_within_a_host_or_slice(devices: int, most: int, ways: int):
-    """With few samples by formula all devices would share one."""
-    assert best_ways(Split(SEVEN, 2, 1, devices, 3072), 2048, 90 * GIB, 0, 8, most) == ways
+    """With few samples four would share one."""
+    assert chosen(devices, "h100", 90, 0, 8, most) == ways
 
 
 def test_weights_that_fill_a_host_go_over_several():
     """14.2 GiB of weights on hosts of one device of 10 GiB; those of two leave room."""
-    assert best_ways(Split(SEVEN, 2, 1, 4, 3072), 2048, 10 * GIB, 0, 8, 1) > 1
-    assert best_ways(Split(SEVEN, 2, 1, 4, 3072), 2048, 10 * GIB, 0, 8, 2) == 2
+    assert chosen(4, "h100", 10, 0, 8, 1) > 1
+    assert chosen(4, "h100", 10, 0, 8, 2) == 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -399,6 +400,28 @@ def test_log_probs_of_a_response_that_a_string_ended_are_the_trainers(model):
         np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_samples_do_not_depend_on_the_order_of_the_devices(on_eight):
+    """The same mesh of devices in no order, of a policy that lies in another."""
+    straight, placed = on_eight
+    devices = np.random.default_rng(0).permutation(straight.mesh.devices.ravel())
+    mesh = jax.sharding.Mesh(
+        devices.reshape(straight.mesh.devices.shape),
+        meshes.AXES,
+        axis_types=straight.mesh.axis_types,
+    )
+    shuffled = Sampler(
+        CONFIG,
+        mesh,
+        seed=SEED,
+        max_num_seqs=straight.max_num_seqs,
+        chunk=straight.chunk,
+        prefill_rows=straight.prefill_rows,
+        policy_mesh=meshes.make_mesh(1, 8, 1),
+    )
+    assert_bit_equal(run(straight, placed, REQUESTS), run(shuffled, placed, REQUESTS))
+
+
 def test_stop_strings_need_text(sampler, model):
     with pytest.raises(
         ValueError, match="problem0: stop strings need a sampler that is given decode"
@@ -424,6 +447,18 @@ def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     assert_same(model, [r for r in base[0] if r.problem_id != "problem3"], rollouts[:-18])
     assert_drawn(model, rollouts[-18:], more)
     assert_bit_equal(rollouts, run(other, placed, [*short, *more]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ways", "sizes"), [(8, (1, 4, 2)), (4, (2, 2, 2)), (1, (8, 1, 1))])
+def test_samples_are_the_same_however_the_weights_are_split(model, base, ways, sizes):
+    """One copy of the weights over 8 devices, two over 4, eight over 1."""
+    training = meshes.make_mesh(1, 8, 1)
+    mesh = meshes.sampling(training, ways, CONFIG.num_key_value_heads)
+    assert (*mesh.shape.values(),) == sizes
+    sampler = make_sampler(mesh, prefill_rows=8)
+    placed = jax.device_put(model, decoder.shardings(CONFIG, training))
+    assert_same(model, base[0], run(sampler, placed, REQUESTS))
 
 
 def rounded(model: decoder.Decoder) -> decoder.Decoder:
@@ -462,6 +497,36 @@ def test_codes_sample_what_the_weights_that_they_stand_for_do(
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_a_cache_of_codes_draws_the_same_wherever_a_row_lies(model, base):
+    """With keys and values in int8 the log-probabilities are near the trainer's, and samples do not
+    depend on rows, chunk, prefill or where the ring was cut."""
+    drawn = []
+    for rows, chunk, prefill_rows in ((8, 4, 4), (5, 7, 2)):
+        sampler = make_sampler(one_device(), rows, chunk, prefill_rows)
+        samples = sum(one.num_samples for one in REQUESTS)
+        params = [one.params for one in REQUESTS]
+        lengths = [len(one.prompt_ids) for one in REQUESTS]
+        shapes = sampler.shapes(len(REQUESTS), samples, params, lengths, kv_cache_dtype="int8")
+        params = sampler.to_sampler_params(model)
+        rollouts = sampler.generate(params, REQUESTS, "test", shapes)
+        drawn.append(sorted(rollouts, key=lambda one: (one.problem_id, one.sample)))
+    for first, second in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(first.token_ids, second.token_ids)
+        np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-4)
+    plain = [one for one in base[0] if len(one.token_ids) > 1]
+    codes = {(one.problem_id, one.sample): one for one in drawn[0]}
+    apart = []
+    for one in plain:
+        other = codes[one.problem_id, one.sample]
+        same = np.cumprod(
+            one.token_ids[: len(other.token_ids)] == other.token_ids[: len(one.token_ids)]
+        )
+        count = int(same.sum())
+        apart.append(np.abs(one.logprobs[:count] - other.logprobs[:count]))
+    apart = np.concatenate(apart)
+    assert 1e-5 < apart.mean() < 0.02
 
 
 def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
@@ -595,6 +660,33 @@ def test_columns_come_into_use_and_go_out_of_it(model):
     assert_drawn(model, rollouts, requests)
 
 
+def test_the_end_of_a_call_decodes_in_few_rows(model):
+    """The last samples move into 8 of 20 rows, with their cache, their stop strings and what names
+    their draws."""
+    sizes = {"max_num_seqs": 20, "chunk": 4, "prefill_rows": 4}
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, decode=spelt, **sizes)
+    assert sampler.shapes(6, 40, [SamplingParams(32)], [9]).tail == 0, "eight chunks at most"
+    requests = [*REQUESTS[:3], *stopping(REQUESTS[3:])]
+    found, used = [], []
+    for tail in (8, 0):
+        shapes = sampler.shapes(6, 40, [one.params for one in requests], range(1, 18))
+        assert (shapes.rows, shapes.tail) == (20, 8)
+        shapes = dataclasses.replace(shapes, tail=tail)
+        before = dataclasses.replace(sampler.usage)
+        params = sampler.to_sampler_params(model)
+        rollouts = sampler.generate(params, requests, "test", shapes)
+        found.append(sorted(rollouts, key=lambda one: (one.problem_id, one.sample)))
+        assert sampler.usage.generated - before.generated == sum(
+            len(r.token_ids) for r in found[-1]
+        )
+        used.append(sampler.usage.row_steps - before.row_steps)
+    assert used[0] < 0.7 * used[1]
+    for one, other in zip(*found, strict=True):
+        assert (one.sample, one.stop_reason) == (other.sample, other.stop_reason)
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
 def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
     """A call in which some rows are filtered leaves the others as they are; top_k 1 is greedy."""
     prompt = REQUESTS[2].prompt_ids
@@ -636,13 +728,57 @@ def test_a_greedy_sample_shares_its_prompt(model, base):
 
 
 @pytest.mark.parametrize(
-    ("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)]
+    ("asked", "filters"),
+    [({}, ()), ({"top_k": 1}, ("top_k",)), ({"top_p": 0.9, "top_k": 2}, ("top_k", "top_p"))],
 )
-def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filtered):
-    assert (
-        sampler.shapes(2, 2, [SamplingParams(5), SamplingParams(5, **asked)], [7]).filtered
-        == filtered
+def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filters):
+    params = [SamplingParams(5), SamplingParams(5, **asked)]
+    assert sampler.shapes(2, 2, params, [7]).filters == filters
+
+
+@pytest.fixture
+def chunk_of_filters(sampler, model):
+    """A chunk of 6 steps of rows with 0, 3, 1 and 9 tokens left, of which some use a filter."""
+    shapes = sampler.shapes(4, 4, [SamplingParams(9, top_k=5), SamplingParams(9, top_p=0.8)], [7])
+    state, _ = sampler.programs["empty"](shapes=shapes)
+    rows = dataclasses.replace(
+        state.rows,
+        remaining=jnp.array([0, 3, 1, 9]),
+        top_k=jnp.array([0, 5, 0, 0]),
+        top_p=jnp.array([1.0, 1.0, 0.8, 1.0]),
     )
+    hidden = jax.random.normal(jax.random.key(0), state.hidden.shape)
+    state = dataclasses.replace(state, rows=rows, hidden=hidden)
+    return partial(
+        programs.decode_chunk,
+        sampler.to_sampler_params(model),
+        state,
+        jnp.zeros(1, jnp.int32),
+        chunk=6,
+        filters=shapes.filters,
+        widths=shapes.widths[-1:],
+        mesh=sampler.mesh,
+        dtype=jnp.float32,
+    )
+
+
+def test_nothing_in_a_chunk_without_branches_depends_on_data(chunk_of_filters):
+    """As on a GPU, whose host would wait for the answer."""
+    branches = r"\b(?:cond|while)\["
+    without = str(jax.make_jaxpr(partial(chunk_of_filters, branches=False))())
+    assert "scan[" in without and not re.findall(branches, without)
+    assert re.findall(branches, str(jax.make_jaxpr(chunk_of_filters)()))
+
+
+@pytest.mark.slow
+def test_a_chunk_without_branches_draws_the_same(chunk_of_filters):
+    """All of its steps are taken, and rows at rest do nothing."""
+    _, ours = jax.jit(partial(chunk_of_filters, branches=False))()
+    _, theirs = jax.jit(chunk_of_filters)()
+    assert ours.counts.tolist() == theirs.counts.tolist() == [0, 3, 1, 6]
+    for row, count in enumerate(ours.counts):
+        np.testing.assert_array_equal(ours.tokens[row, :count], theirs.tokens[row, :count])
+        np.testing.assert_array_equal(ours.logprobs[row, :count], theirs.logprobs[row, :count])
 
 
 def test_no_requests(sampler, model):

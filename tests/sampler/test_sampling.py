@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import keys
-from g2d_jax.sampler.sampling import draw, filter_logits, inverse_cdf, uniforms
+from g2d_jax.sampler.sampling import FILTERS, draw, filter_logits, inverse_cdf, uniforms
 
 pytestmark = pytest.mark.quick
 
 LARGEST = 1 - 2.0**-24  # the largest float32 below 1
-FILTERS = [
+SETTINGS = [
     (0, 1.0),
     (1, 1.0),
     (5, 1.0),
@@ -30,9 +30,9 @@ FILTERS = [
     (3, 0.01),
 ]
 
-filter_rows = jax.jit(filter_logits)
+filter_rows = jax.jit(filter_logits, static_argnames=("filters", "branches"))
 cdf = jax.jit(inverse_cdf)
-draw_rows = jax.jit(draw, static_argnames="filtered")
+draw_rows = jax.jit(draw, static_argnames=("filters", "branches"))
 
 
 def random_logits(rows: int, vocab: int = 50) -> np.ndarray:
@@ -71,9 +71,11 @@ def test_filters_equal_the_slow_reference(seed, ties):
         np.testing.assert_array_equal(
             found[row], slow_filter(logits[row], top_k[row], float(top_p[row]))
         )
+    without_branches = filter_rows(logits, top_k.astype(np.int32), top_p, branches=False)
+    np.testing.assert_array_equal(without_branches, found)
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
+@pytest.mark.parametrize(("top_k", "top_p"), SETTINGS)
 def test_filters_equal_those_of_transformers(top_k, top_p):
     torch = pytest.importorskip("torch")
     from transformers import TopKLogitsWarper, TopPLogitsWarper
@@ -97,6 +99,28 @@ def test_equal_logits_are_ranked_by_index():
         np.zeros((1, 4), np.float32), np.zeros(1, np.int32), np.array([0.5], np.float32)
     )
     assert np.flatnonzero(np.isfinite(nucleus)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 45, 100])
+def test_of_equal_logits_the_first_stay_over_the_blocks_of_a_vocabulary(kept):
+    """Every third of 300 logits is the highest, over three blocks of 128: of these the first stay,
+    by number and by mass."""
+    logits = np.zeros((2, 300), np.float32)
+    logits[:, ::3] = 30.0  # beside which the others weigh nothing
+    top_k, top_p = np.array([kept, 0], np.int32), np.array([1.0, (kept - 0.5) / 100], np.float32)
+    for row in filter_rows(logits, top_k, top_p):
+        assert np.flatnonzero(np.isfinite(row)).tolist() == [*range(0, 3 * kept, 3)]
+
+
+def test_one_filter_is_applied_by_itself():
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
+    both = np.array([3], np.int32), np.array([0.8], np.float32)
+    kept = {
+        filters: np.isfinite(filter_rows(logits, *both, filters=filters)).sum()
+        for filters in ((), ("top_k",), ("top_p",), FILTERS)
+    }
+    # 0.5 + 0.3 is 0.8 of all, and more than that of the first three
+    assert kept == {(): 4, ("top_k",): 3, ("top_p",): 2, FILTERS: 2}
 
 
 @pytest.mark.parametrize("vocab", [7, 300])  # one block, several blocks
@@ -158,7 +182,7 @@ def test_a_token_of_probability_0_is_never_drawn(seed, vocab):
     assert (np.take_along_axis(probs, np.asarray(cdf(probs, uniform))[:, None], 1) > 0).all()
 
 
-def call(logits, temperature=1.0, top_k=0, top_p=1.0, filtered=False):
+def call(logits, temperature=1.0, top_k=0, top_p=1.0, filters=()):
     rows = len(logits)
     named = jnp.asarray(np.stack([keys.key_data(0, "test", row) for row in range(rows)]))
     numbers = (
@@ -167,7 +191,7 @@ def call(logits, temperature=1.0, top_k=0, top_p=1.0, filtered=False):
         np.full(rows, top_p, np.float32),
     )
     return draw_rows(
-        np.asarray(logits, np.float32), named, jnp.arange(rows), *numbers, filtered=filtered
+        np.asarray(logits, np.float32), named, jnp.arange(rows), *numbers, filters=filters
     )
 
 
@@ -204,7 +228,7 @@ def test_temperature_divides_the_logits():
 
 
 def test_logprobs_are_those_after_the_filters():
-    drawn = call(np.log([[0.5, 0.3, 0.15, 0.05]] * 50), top_k=3, top_p=0.8, filtered=True)
+    drawn = call(np.log([[0.5, 0.3, 0.15, 0.05]] * 50), top_k=3, top_p=0.8, filters=FILTERS)
     assert set(drawn.token.tolist()) == {0, 1}  # 0.5 / 0.95 < 0.8 <= 0.8 / 0.95
     np.testing.assert_allclose(
         drawn.logprob, np.log([0.625, 0.375])[np.asarray(drawn.token)], rtol=1e-5
@@ -216,7 +240,7 @@ def test_logprobs_are_those_after_the_filters():
 
 def test_filters_switched_off_change_nothing():
     logits = random_logits(20)
-    plain, filtered = call(logits), call(logits, filtered=True)
+    plain, filtered = call(logits), call(logits, filters=FILTERS)
     np.testing.assert_array_equal(plain.token, filtered.token)
     np.testing.assert_array_equal(plain.logprob, filtered.logprob)
 

@@ -35,3 +35,18 @@ def test_a_row_is_filled_again_when_its_sample_ends():
     assert schedule.prefill() == {}, "no row waits for it"
     assert schedule.collect_finished([1, 1], [False, False]) == [0], "2 tokens of 2"
     assert schedule.prefill() == {0: short}
+
+
+def test_the_last_samples_go_on_in_few_rows():
+    asked = Request("a", np.arange(3), SamplingParams(max_new_tokens=9), 5)
+    schedule = Schedule([asked], shards=1, rows=4, prompts=1)
+    schedule.prefill()
+    assert inserted(schedule) == {row: (0, row) for row in range(4)}
+    assert not schedule.is_drained, "a sample waits for a row"
+    schedule.collect_finished([1] * 4, [False, True, False, False])
+    assert inserted(schedule) == {1: (0, 4)} and schedule.is_drained
+    assert schedule.collect_finished([1] * 4, [True, False, True, False]) == [0, 2]
+    assert schedule.narrow(3) == [1, 3, 0]
+    assert [sample and sample.number for sample in schedule.rows] == [4, 3, None]
+    assert schedule.collect_finished([7, 7, 0], [False] * 3) == [1], "9 tokens of 9"
+    assert schedule.collect_finished([1, 0, 0], [False] * 3) == [0]

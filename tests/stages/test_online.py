@@ -257,6 +257,17 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, op
     assert manifest["counts"]["rollouts"] == 2 * 4 * 4
 
 
+@pytest.mark.parametrize(("kind", "least", "most"), [("", 0.0, 1e-5), ("int8", 1e-4, 0.05)])
+def test_a_cache_of_codes_shows_in_the_divergence(warmup, tmp_path, opened, kind, least, most):
+    """Of tokens that were sampled, over those that the loss counts: rollout_corr/kl."""
+    warmup.model.init_std = 0.3
+    warmup.stages.warmup.update(kv_cache_dtype=kind, importance_cap=2.0, steps=1)
+    run(opened(warmup, tmp_path))
+    metrics = read_metrics(tmp_path)[-1]["metrics"]
+    assert least <= abs(metrics["rollout_corr/kl"]) <= most
+    assert metrics["ratio"] == 1.0
+
+
 def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp_path, opened):
     """The ratio is 1, and the loss that of the weights by hand: at most the cap, old over sampler's
     probability."""

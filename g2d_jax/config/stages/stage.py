@@ -143,10 +143,11 @@ class Stage(Section):
 
     def conflicts_served(self) -> Iterator[ValueError]:
         """Yield an error for each thing that its sampling needs and a server does not give."""
-        if getattr(self, "sampling_weights", ""):
-            yield ValueError(
-                "sampling_weights must be empty: the server says in what form it holds weights"
-            )
+        for name, held in (("sampling_weights", "weights"), ("kv_cache_dtype", "its cache")):
+            if getattr(self, name, ""):
+                yield ValueError(
+                    f"{name} must be empty: the server says in what form it holds {held}"
+                )
 
 
 class TrainingStage(Stage):
