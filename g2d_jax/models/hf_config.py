@@ -342,7 +342,7 @@ def _rope(
     if rope.get("partial_rotary_factor") not in (None, 1) and not is_partial:
         raise ValueError(f"config.json: {field}.partial_rotary_factor is not supported")
     theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, family.rope_theta))
-    beta = rope.get("llama_4_scaling_beta")
+    beta: Any = rope.get("llama_4_scaling_beta")
     if (beta is not None or family.scaled_queries) and (
         kind != "yarn" or not family.scaled_queries or type(beta) not in (int, float) or beta < 0
     ):
