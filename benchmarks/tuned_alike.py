@@ -231,14 +231,16 @@ def read_priced(study: Path, name: str, recipe: str, topology: str, response: in
     return read_study(study, name, replace(per_token, scale=scale))
 
 
-def answers(read: Study) -> list[str]:
-    """Write the tables of a finished part=judge, and the verdicts of the page's rules."""
+def answers(read: Study, most: float = math.inf) -> list[str]:
+    """Write the tables of a finished part=judge, and the verdicts of the page's rules. most: the
+    updates of GRPO beyond which its budgets are left out."""
     rows: dict[str, list[Row]] = {"g2d": [], "grpo": []}
     for row in read.rows:
         rows[arm_of(row.group.arm)].append(row)
     for own in rows.values():
         own.sort(key=lambda row: row.steps)
-    chosen, grpo = rows["g2d"], rows["grpo"]
+    chosen = rows["g2d"]
+    grpo = [row for row in rows["grpo"] if row.steps <= most]
     # As many comparisons are made as there are K: each interval is as much wider.
     wide = 1 - 0.05 / len(chosen)
     lines = [f"{len(chosen[0].seeds)} seeds: {', '.join(map(str, chosen[0].seeds))}", ""]
@@ -389,10 +391,14 @@ def main() -> None:
     )
     parser.add_argument("--topology", default="v5e-16", help="the machine of --as")
     parser.add_argument("--response", type=int, default=0, help="tokens to take responses for")
+    parser.add_argument(
+        "--most", type=int, default=sys.maxsize, help="answers: leave out GRPO of more updates"
+    )
     arguments = parser.parse_args()
     if arguments.action == "answers":
         priced = (arguments.recipe, arguments.topology, arguments.response)
-        print("\n".join(answers(read_priced(arguments.folder, arguments.study, *priced))))
+        read = read_priced(arguments.folder, arguments.study, *priced)
+        print("\n".join(answers(read, arguments.most)))
         return
     if arguments.file is None:
         parser.error("choose writes a file: name it")

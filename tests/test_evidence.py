@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from g2d_jax.report.read import read_study
 from g2d_jax.report.study import write_study
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = runpy.run_path(str(ROOT / "benchmarks" / "claims.py"))
+TUNED = runpy.run_path(str(ROOT / "benchmarks" / "tuned_alike.py"))
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,15 @@ def test_no_page_has_an_interval_that_its_studies_do_not_give(
         given |= reported(results / archive, name)
     assert len(told) >= 5
     assert told - given == set()
+
+
+@pytest.mark.slow
+def test_the_study_of_arms_tuned_alike_is_reported_as_its_answers_say(results: Path) -> None:
+    study = read_study(results / "demo-study", "demo-study-judge")
+    given = intervals("\n".join([*TUNED["answers"](study), *TUNED["answers"](study, 50)]))
+    page = (ROOT / "docs" / "benchmarks" / "2026-11-26-studies.md").read_text("utf-8")
+    told = intervals(page[page.index("## What came out") :])
+    assert len(told) >= 20 and told - given == set()
 
 
 @pytest.mark.slow
