@@ -231,7 +231,12 @@ def change(
             continue
         changed = {}
         for old in named.texts:
-            text = new(old, named.place.kind, stages)
+            try:
+                text = new(old, named.place.kind, stages)
+            except ValueError as error:
+                if named.path in str(error):
+                    raise
+                raise ValueError(f"{named.path}: {error}") from error
             if text != old:
                 changed[old] = text
         if not changed:

@@ -125,6 +125,7 @@ FAMILIES = {
     ),
     "granite": Family(
         "GraniteForCausalLM",
+        ignored_dropout=("attention_dropout",),
         stated=("attention_bias", "attention_multiplier", *SCALARS),
         fixed={"mlp_bias": False},
         kv_heads_optional=True,

@@ -111,7 +111,14 @@ def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: b
     kv_heads, width = values.shape[1:3]
     repeats = heads // kv_heads
     tile, lanes = max(LEAST_TILE, _power(repeats)), max(LEAST_TILE, _power(dim))
-    block = block_columns(width, dim, values.dtype.itemsize)
+    if keys.size >= 2**31:
+        raise ValueError(
+            f"a layer's keys of {batch} rows have {keys.size:,} numbers, and a GPU's kernel of "
+            "decode steps counts to 2**31: lower compute.max_num_seqs, or set "
+            "compute.decode_attention to xla"
+        )
+    # Codes are multiplied in the type of the queries.
+    block = block_columns(width, dim, max(values.dtype.itemsize, q.dtype.itemsize))
     parts = shares(batch, kv_heads, width, block)
 
     def of_head(*shape: int) -> pl.BlockSpec:

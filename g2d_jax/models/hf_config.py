@@ -120,10 +120,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         raw = _by_layer_type(raw)
     theta, scaling = _rope(raw, absent, positions)
     partial_factor = _field(raw, "partial_rotary_factor", float, 1.0)
-    if isinstance(raw.get("rope_parameters"), Mapping):
-        partial_factor = _field(
-            raw["rope_parameters"], "partial_rotary_factor", float, partial_factor
-        )
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    partial_factor = _field(rope, "partial_rotary_factor", float, partial_factor)
     if absent.sliding_rope:
         local_theta = absent.rope_local_base_freq or theta
         of_family["rope_local_base_freq"] = _field(raw, "rope_local_base_freq", float, local_theta)
@@ -283,8 +281,14 @@ def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields with transformers 5's rope_parameters of two types of layers as its version
     4 has them."""
     both = raw.get("rope_parameters")
-    if not isinstance(both, Mapping) or not set(both) <= {SLIDING, FULL}:
+    if not both or not isinstance(both, Mapping):
         return raw
+    if not set(both) <= {SLIDING, FULL}:
+        # Versions of transformers scaled all layers by these, or none.
+        raise ValueError(
+            f"config.json: rope_parameters of this family are one for {FULL} and one for "
+            f"{SLIDING}, got {sorted(both)}: nest them, or write rope_theta and rope_scaling"
+        )
     local = both.get(SLIDING) or {}
     if not isinstance(local, Mapping) or local.get("rope_type", "default") != "default":
         raise ValueError(
@@ -325,6 +329,14 @@ def _rope(
     rope = raw.get(field) or {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"config.json: {field} must be an object, got {rope!r}")
+    older = raw.get("rope_scaling") or {}
+    if older is not rope and isinstance(older, Mapping):
+        differing = [name for name, value in older.items() if rope.get(name) != value]
+        if differing:
+            raise ValueError(
+                "config.json: rope_scaling says other than rope_parameters of "
+                f"{', '.join(map(str, differing))}: leave one of the two out"
+            )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in family.ropes:
         raise ValueError(
@@ -439,7 +451,15 @@ def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
         if not config.traits.scaled_queries:
             scaling.pop("llama_4_scaling_beta", None)
     if config.traits.scaled_queries:
-        return {"rope_parameters": {**(scaling or {}), "rope_theta": theta}}
+        if scaling is None:  # the family wants one: that which changes nothing
+            scaling = {
+                "rope_type": "yarn",
+                "factor": 1.0,
+                "original_max_position_embeddings": config.max_position_embeddings,
+                "attention_factor": 1.0,
+                "llama_4_scaling_beta": 0.0,
+            }
+        return {"rope_parameters": {**scaling, "rope_theta": theta}}
     fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
     usual = (config.traits.rope_theta,) * 2
     own = config.traits.sliding_rope and not config.traits.rope_local_base_freq

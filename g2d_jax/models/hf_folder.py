@@ -265,8 +265,12 @@ def language_model(headers: Mapping[str, Stored]) -> dict[str, Stored]:
         return dict(headers)
     found = {}
     for name, stored in headers.items():
-        if not _IMAGES.match(name):
-            found[_LANGUAGE_MODEL.sub(_without_wrapper, name)] = stored
+        if _IMAGES.match(name):
+            continue
+        own = _LANGUAGE_MODEL.sub(_without_wrapper, name)
+        if own in found:
+            raise ValueError(f"the files hold two tensors that are {own}, one of them {name}")
+        found[own] = stored
     return found
 
 

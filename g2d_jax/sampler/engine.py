@@ -312,6 +312,10 @@ class Sampler:
         width = len(ids) + params.max_new_tokens
         if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
             return " needs more columns than the sampler is compiled for"
+        used = {"top_k"} if params.top_k > 0 else set()
+        used |= {"top_p"} if params.top_p < 1.0 else set()
+        if shapes and not used <= set(shapes.filters):
+            return " needs a filter that the sampler is not compiled for"
         return ""
 
 

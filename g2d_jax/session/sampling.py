@@ -6,16 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 from etils import epath
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Config, Online, Stage
+from g2d_jax.config import Config, DecodeSetting, Online, Stage
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
+from g2d_jax.models.config import LongRope
+from g2d_jax.models.decode_check import trial
+from g2d_jax.models.kernels import choose_decode
 from g2d_jax.records import SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Programs
@@ -68,7 +72,13 @@ class RunSampling:
             return None
         from g2d_jax.sampler.remote import Remote  # here: few runs have one
 
-        self._refuse_images()
+        self._refuse_unserved()
+        if isinstance(self.devices.model.rope_scaling, LongRope):
+            self.say(
+                "engine: start the server with --max-model-len "
+                f"{self.devices.model.positions}: with a longer one vLLM turns the positions of this "
+                "model (longrope) otherwise than it is trained here"
+            )
         if settings.folder:  # other runs may share it
             folder = absolute(settings.folder) / processes.on_leader(
                 lambda: run_id(self.workdir / "engine.json")
@@ -85,11 +95,20 @@ class RunSampling:
             say=self.say,
         )
 
-    def _refuse_images(self) -> None:
-        """Raise ValueError if policies of a model with images would be sent to a server, whose
-        tensors have other names."""
+    def _refuse_unserved(self) -> None:
+        """Raise ValueError if policies would be sent to a server that reads them otherwise: of a
+        model with images, whose tensors have other names, and of Ministral 3."""
         path, settings = self.config.model.path, self.config.engine
-        if settings.sync == "none" or not path:
+        if settings.sync == "none":
+            return
+        if self.devices.model.traits.scaled_queries:
+            # vllm-project/vllm issue 48621: its YaRN has another factor than transformers'.
+            raise ValueError(
+                f"engine.sync={settings.sync}: vLLM computes folders of this family, "
+                f"{self.devices.model.family}, otherwise than transformers does: leave engine.kind "
+                "at sampler"
+            )
+        if not path:
             return
         folder = hf.resolve(path, revision=self.config.model.revision)
         if processes.on_leader(lambda: hf.has_images(folder)):
@@ -108,11 +127,13 @@ class RunSampling:
     def sampler(self) -> Sampler:
         """The sampler, one for the run."""
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
+        settings = chosen(self.config.compute, names)
+        settings["decode_attention"] = self._decode_attention()
         sampler = self.programs.get_or_make(
             Sampler,
             self.devices.model,
             self.devices.for_sampling,
-            **chosen(self.config.compute, names),
+            **settings,
             seed=self.config.seed,
             dtype=jnp.dtype(self.config.dtype),
             policy_mesh=self.devices.mesh,
@@ -122,6 +143,36 @@ class RunSampling:
         self.kernels["prompts"] = sampler.kernel
         self.kernels["decode"] = sampler.decode_kernel
         return sampler
+
+    def _decode_attention(self) -> DecodeSetting:
+        """Return compute.decode_attention, and "xla" in place of "auto" where the kernel fails a
+        trial on this run's devices. All processes make the call. Raises ValueError where it was
+        asked for and fails."""
+        setting = self.config.compute.decode_attention
+        mesh, model = self.devices.for_sampling, self.devices.model
+        device = mesh.devices.flat[0]
+        if setting == "xla" or device.platform == "cpu" or device not in jax.devices():
+            return setting
+        parts = mesh.shape["tensor"]
+        kv_heads = max(model.num_key_value_heads // parts, 1)
+        sizes: dict[str, Any] = {
+            "head_dim": model.head_dim,
+            "kv_heads": kv_heads,
+            "dtype": jnp.dtype(self.config.dtype),
+        }
+        if choose_decode(setting, device=device, **sizes) == "xla":
+            return setting
+        repeats = model.num_attention_heads // model.num_key_value_heads
+        stages = self.config.stages.values()
+        codes = any(getattr(stage, "kv_cache_dtype", "") for stage in stages)
+        mine = trial(jax.local_devices()[0], repeats * kv_heads, codes=codes, **sizes)
+        failed = next(filter(None, processes.gather(mine)), "")
+        if not failed:
+            return setting
+        if setting != "auto":
+            raise ValueError(f"compute.decode_attention is {setting!r}, but that kernel {failed}")
+        self.say(f"decode steps use XLA's attention, for their kernel {failed}")
+        return "xla"
 
     @cached_property
     def decode(self) -> Decode | None:

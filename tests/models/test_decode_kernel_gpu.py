@@ -4,6 +4,7 @@ ring, and nothing more is read."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import attend_cached
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
+from g2d_jax.models.decode_check import trial
 from g2d_jax.models.decode_kernel_gpu import (
     attend_columns,
     block_columns,
@@ -145,3 +147,20 @@ def test_few_rows_and_long_rings_are_shared_out() -> None:
     assert shares(512, 2, 9216, block=64) == 5, "no program reads more than 2,048 columns"
     assert shares(16, 2, 2048, block=64) == 16, "16 * 2 * 16 programs"
     assert shares(1, 1, 256, block=64) == 4, "a block each"
+
+
+@pytest.mark.parametrize("codes", [False, *slow(True)])
+def test_a_kernel_is_tried_before_it_samples(codes: bool) -> None:
+    """Interpreted it is as XLA's; one that computes something else, or that cannot be compiled, is
+    found out."""
+    tried = partial(trial, jax.devices()[0], 4, 2, 16, jnp.dtype("float32"), codes)
+    assert tried() == ""
+
+    def wrong(mesh: Any, *arrays: Any) -> jax.Array:
+        return 1.1 * attend_columns(*arrays, mesh)
+
+    def failing(mesh: Any, *arrays: Any) -> jax.Array:
+        raise RuntimeError("out of shared memory\nand more")
+
+    assert "gives other results than XLA's" in tried(run=wrong)
+    assert tried(run=failing) == "does not run on this cpu: RuntimeError: out of shared memory"

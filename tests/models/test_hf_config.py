@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
-from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, LongRope, YarnRope
+from g2d_jax.models.attention import inverse_frequencies
+from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, LongRope, ModelConfig, YarnRope
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
@@ -500,3 +502,36 @@ def test_unsupported_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         config_from_hf({**base, **change})
+
+
+def test_ministral_from_scratch_has_a_config_that_is_read_again():
+    config = ModelConfig("ministral3", 64, 32, 2, 4, 2, 8, 48)
+    raw = config_to_hf(config)
+    assert raw["rope_parameters"]["llama_4_scaling_beta"] == 0.0
+    read = config_from_hf(raw)
+    np.testing.assert_allclose(inverse_frequencies(read), inverse_frequencies(config), rtol=1e-6)
+    assert read.rope_scaling is not None and read.rope_scaling.attention_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        (
+            "olmo3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+            "one for full_attention and one for sliding_attention, got .*nest them",
+        ),
+        (
+            "granite",
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            },
+            "rope_scaling says other than rope_parameters of rope_type, factor: leave one",
+        ),
+    ],
+)
+def test_ropes_that_versions_of_transformers_read_differently_are_refused(family, fields, message):
+    raw = config_to_hf(ModelConfig(family, 64, 32, 2, 4, 2, 8, 48))
+    with pytest.raises(ValueError, match=message):
+        config_from_hf({**raw, **fields})

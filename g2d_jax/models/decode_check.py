@@ -1,0 +1,84 @@
+"""A trial of the kernel of decode steps on a device of the run: beside XLA's attention, on a small
+ring, before anything is sampled by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import kv_codes
+from g2d_jax.models.attention import attend_cached
+from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
+
+WIDTH, COLUMN = 512, 200
+EARLIER = (0, 130, -1, WIDTH - 1)
+"""Tokens before the newest one, in `COLUMN`, of each row: one token, round the ring's end, at rest,
+a full ring."""
+
+TOLERANCE = {"float32": 0.02, "bfloat16": 0.05, "float16": 0.02}
+"""By the type of activations, of outputs about 0.1 to 1 large: in float32 products may be rounded as
+TF32."""
+
+
+def _run(mesh: Mesh, q: Array, keys: Kept, values: Kept, column: Array, earlier: Array) -> Array:
+    """Attend by the kernel of the mesh's platform."""
+    if mesh.devices.flat[0].platform != "tpu":
+        from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
+
+        run = jax.jit(partial(attend_columns, mesh=mesh))
+        return run(q, keys, values, column, earlier)
+    from g2d_jax.models.decode_kernel import attend_ring
+
+    stacked_keys, stacked_values = jax.tree.map(lambda x: x[None], (keys, values))
+    run = jax.jit(partial(attend_ring, mesh=mesh))
+    return run(q, stacked_keys, stacked_values, jnp.int32(0), column, earlier)
+
+
+def trial(
+    device: jax.Device,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: jnp.dtype,
+    codes: bool,
+    run: Callable[..., Array] = _run,
+) -> str:
+    """Run the platform's kernel with so many heads; return what is wrong with it, "" if nothing is.
+
+    codes: whether keys and values are int8 codes. run: the kernel, of a mesh and the arrays that
+    `decode_kernel_gpu.attend_columns` takes; that of a GPU is interpreted on a CPU.
+    """
+    mesh = meshes.make_mesh(devices=[device])
+    random = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Array:
+        return jnp.asarray(random.standard_normal(shape), dtype)
+
+    rows = len(EARLIER)
+    q = draw(rows, 1, heads, head_dim)
+    keys: Kept = draw(rows, kv_heads, head_dim, WIDTH)
+    values: Kept = draw(rows, kv_heads, WIDTH, head_dim)
+    if codes:
+        keys = kv_codes.encode(keys, KEY_COLUMNS)  # type: ignore[arg-type]
+        values = kv_codes.encode(values, VALUE_COLUMNS)  # type: ignore[arg-type]
+    column, earlier = jnp.int32(COLUMN), jnp.array(EARLIER, jnp.int32)
+    ages = (COLUMN - jnp.arange(WIDTH)) % WIDTH
+    plain = attend_cached(q, keys, values, ages[None] <= earlier[:, None], by_sums=False)
+    try:
+        ours = run(mesh, q, keys, values, column, earlier)
+    # Whatever a compiler or a driver raises is a reason not to sample with it.
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        return f"does not run on this {device.device_kind}: {type(error).__name__}: {first:.200}"
+    live = np.array(EARLIER) >= 0
+    apart = np.abs(np.asarray(ours, np.float32) - np.asarray(plain, np.float32))[live].max()
+    if not apart <= TOLERANCE[jnp.dtype(dtype).name] or np.asarray(ours, np.float32)[~live].any():
+        return f"gives other results than XLA's on this {device.device_kind}, by {apart:.3g}"
+    return ""
