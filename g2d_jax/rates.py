@@ -1,4 +1,4 @@
-"""What devices can do a second, by their kind: for plans, and for what a run chooses by formula.
+"""Rates of devices by their kind: for plans, and for what a run chooses by formula.
 
 Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A
 chip's inter-chip bandwidth is stated there for both directions together; half of it is one

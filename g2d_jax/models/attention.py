@@ -224,8 +224,9 @@ def attend_blocks(
 
 def blocks_back(earlier: Array, column: Array, block: int, total: int) -> Array:
     """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and
-    `earlier` before it."""
-    return jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
+    `earlier` before it; none of a row at rest, where that is -1."""
+    count = jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
+    return jnp.where(earlier < 0, 0, count)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

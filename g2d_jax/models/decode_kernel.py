@@ -21,7 +21,6 @@ Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers,
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
+from g2d_jax.models import kv_codes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
 from g2d_jax.models.kv_codes import Kept
@@ -85,8 +85,7 @@ def attend_ring(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
     )
     cache = PartitionSpec(None, query[0], query[2], None, None)
-    # keys, values, and the scales of both where they are codes
-    arrays = [*chain.from_iterable(zip(*map(jax.tree.leaves, (keys, values)), strict=True))]
+    arrays = kv_codes.arrays(keys, values)
     specs = query, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
     run = jax.shard_map(
         partial(_attend, cores),
@@ -102,12 +101,7 @@ def columns_read(earlier: Array, column: Array, width: int) -> Array:
     """Count the columns of a ring that the kernel reads of rows with `earlier` tokens before the
     newest one, which is in `column`: int32 [B]; none of a row at rest, where it is -1."""
     piece = piece_columns(width)
-    return piece * _pieces(piece, width // piece, earlier, column)
-
-
-def _pieces(piece: int, total: int, earlier: Any, column: Any) -> Any:
-    """Count the pieces that hold a row."""
-    return jnp.where(earlier < 0, 0, blocks_back(earlier, column, piece, total))
+    return piece * blocks_back(earlier, column, piece, width // piece)
 
 
 def sizes(
@@ -221,7 +215,7 @@ def _group(
         """Return whether there is such an item before row `end`, its pieces, and the row and number
         of the next one."""
         exists = row < end
-        left = _pieces(size.piece, total, earlier[row], newest) - number * size.pieces
+        left = blocks_back(earlier[row], newest, size.piece, total) - number * size.pieces
         ends = exists & (left <= size.pieces)
         following = jnp.where(ends, next_live[row + 1], row)
         number = jnp.where(ends, 0, jnp.where(exists, number + 1, number))

@@ -16,7 +16,6 @@ Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, W columns
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from jax.experimental.pallas import triton
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
+from g2d_jax.models import kv_codes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import platform_of
 from g2d_jax.models.kv_codes import Kept
@@ -68,8 +68,7 @@ def attend_columns(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[1:2], q.shape[3])
     )
     cache = PartitionSpec(query[0], query[2], None, None)
-    # keys, values, and the scales of both where they are codes
-    arrays = [*chain.from_iterable(zip(*map(jax.tree.leaves, (keys, values)), strict=True))]
+    arrays = kv_codes.arrays(keys, values)
     specs = query, PartitionSpec(), PartitionSpec(query[0]), *[cache] * len(arrays)
     attend = partial(_attend, interpret=platform_of(mesh) == "cpu")
     run = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)
@@ -88,12 +87,7 @@ def columns_read(earlier: Array, column: Array, width: int, dim: int, itemsize: 
     newest one, which is in `column`: int32 [B]; none of a row at rest, where it is -1. itemsize:
     bytes of a number."""
     block = block_columns(width, dim, itemsize)
-    return block * _blocks(earlier, column, block, width // block)
-
-
-def _blocks(earlier: Array, column: Array, block: int, total: int) -> Array:
-    """Count the blocks that hold a row."""
-    return jnp.where(earlier < 0, 0, blocks_back(earlier, column, block, total))
+    return block * blocks_back(earlier, column, block, width // block)
 
 
 def shares(rows: int, kv_heads: int, width: int, block: int) -> int:
@@ -171,7 +165,7 @@ def _read_share(block: int, width: int, sizes: tuple[int, int], scales: int, *re
     is_padded = lanes != sizes[1]
     queried = rows[:, None] & dims[None]
     q = triton.load(query.at[:, :], mask=queried, other=0.0)
-    count = _blocks(earlier, column, block, total)
+    count = blocks_back(earlier, column, block, total)
     share = (count + pl.num_programs(2) - 1) // pl.num_programs(2)
     first = pl.program_id(2) * share
 

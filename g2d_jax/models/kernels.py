@@ -63,7 +63,7 @@ matrix unit busy."""
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
 
 _DECODE_OF_PLATFORM: dict[str, DecodeKernel] = {"tpu": "pallas", "gpu": "pallas", "cuda": "pallas"}
-"""Of decode steps; elsewhere XLA."""
+"""Names the kernel of decode steps by platform; elsewhere it is XLA."""
 
 
 def choose(

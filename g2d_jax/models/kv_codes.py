@@ -70,6 +70,15 @@ def scaled(x: Array, kept: Kept) -> Array:
     return x * kept.scales if isinstance(kept, Codes) else x
 
 
+def arrays(keys: Kept, values: Kept) -> list[Array]:
+    """List the arrays of keys and values as a kernel takes them: keys, values, and the scales of
+    both where they are codes."""
+    if isinstance(keys, Codes) and isinstance(values, Codes):
+        return [keys.codes, values.codes, keys.scales, values.scales]
+    assert not isinstance(keys, Codes) and not isinstance(values, Codes)
+    return [keys, values]
+
+
 def parts(kept: Kept, columns: int) -> list[tuple[Array, int]]:
     """List the arrays of keys or values, each with its axis of the columns."""
     if isinstance(kept, Codes):

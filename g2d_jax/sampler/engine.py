@@ -44,7 +44,7 @@ from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
 from g2d_jax.sampler.reorder import Reorder
-from g2d_jax.sampler.sampling import FILTERS
+from g2d_jax.sampler.sampling import filters_of
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 MIN_ROWS = 32
@@ -225,7 +225,6 @@ class Sampler:
             rows = min(rows, max(_power(samples) // 4, least))
             if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
                 tail = max(rows // 4, MIN_TAIL)
-        used = {"top_k" for p in params if p.top_k > 0} | {"top_p" for p in params if p.top_p < 1.0}
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
@@ -248,7 +247,7 @@ class Sampler:
             columns=columns,
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
-            filters=tuple(name for name in FILTERS if name in used),
+            filters=filters_of(params),
             tail=tail,
             kv_cache_dtype=kv_cache_dtype,
         )
@@ -312,9 +311,7 @@ class Sampler:
         width = len(ids) + params.max_new_tokens
         if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
             return " needs more columns than the sampler is compiled for"
-        used = {"top_k"} if params.top_k > 0 else set()
-        used |= {"top_p"} if params.top_p < 1.0 else set()
-        if shapes and not used <= set(shapes.filters):
+        if shapes and not set(filters_of([params])) <= set(shapes.filters):
             return " needs a filter that the sampler is not compiled for"
         return ""
 

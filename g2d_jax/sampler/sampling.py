@@ -5,6 +5,7 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import jax
@@ -12,12 +13,24 @@ import jax.numpy as jnp
 from jax import Array
 
 from g2d_jax.losses.logprobs import transform_logits
+from g2d_jax.records import SamplingParams
 
 Filter = Literal["top_k", "top_p"]
-"""What may leave tokens out of a row's distribution."""
+"""A filter, which leaves tokens out of a row's distribution."""
 
 FILTERS: tuple[Filter, ...] = ("top_k", "top_p")
 """All filters, in the order in which they are applied."""
+
+
+def filters_of(params: Iterable[SamplingParams]) -> tuple[Filter, ...]:
+    """List the filters that any of these settings uses, in the order of FILTERS."""
+    used = set()
+    for each in params:
+        if each.top_k > 0:
+            used.add("top_k")
+        if each.top_p < 1.0:
+            used.add("top_p")
+    return tuple(name for name in FILTERS if name in used)
 
 
 class Draw(NamedTuple):
