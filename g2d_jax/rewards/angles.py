@@ -18,13 +18,15 @@ _ANGLE = re.compile(
 _UNBRACKETED = re.compile(
     rf"(\\(?:{_FUNCTIONS})(?![A-Za-z])(?:\s*[\^_]\s*(?:\{{[^{{}}]*\}}|\w))*)"
     r"\s*((?:\\(?:frac\s*\{[^{}]*\}\s*\{[^{}]*\}|sqrt\s*\{[^{}]*\}|alpha|beta|gamma|delta|theta|phi|psi|omega|pi|lambda|mu|rho)"
-    r"|\d+(?:\.\d+)?|[A-Za-z]|\^\s*(?:\{[^{}]*\}|\w)|\s)+?)\s*(?=\\(?:cdot|times)(?![A-Za-z])|\*|/\s*\\[a-z])"
+    r"|\d+(?:\.\d+)?|[A-Za-z]|\^\s*(?:\{[^{}]*\}|\w)|\s)+?)\s*(?=\\(?:cdot|times)(?![A-Za-z])|\*|/\s*\\[a-z]|(?<!\\pi)(?<!\\pi\s)/\s*\()"
 )
 
 
 def with_arguments(text: str) -> str:
-    r"""Put what a function is applied to into parentheses before a product: `\ln 2\cdot 3` is
-    `\ln(2)\cdot 3`."""
+    r"""Put what a function is applied to into parentheses before a product or a quotient:
+    `\ln 2\cdot 3` is `\ln(2)\cdot 3`, `\ln 2/(x+1)` is `\ln(2)/(x+1)`.
+
+    `\cos\pi/(n+1)` is left as the cosine of a fraction of `\pi`."""
     return _UNBRACKETED.sub(r"\1(\2)", text)
 
 

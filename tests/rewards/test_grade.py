@@ -109,3 +109,19 @@ def test_a_gold_is_read_in_the_spelling_in_which_it_is_compared(
     """math-verify cannot read `\\log_2 0.5` in a tuple; with `\\frac{5}{10}` it can."""
     (score,) = pool.score([gold], [rf"\boxed{{{answer}}}"])
     assert score.verdict is Verdict.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"\ln 9/(\cos 36^{\circ})^{2}", r"\frac{\ln 9}{\cos^2\frac{\pi}{5}}", Verdict.CORRECT),
+        (r"\frac{\sin^2 x}{x+1}", r"\sin^2 x/\left(x+1\right)", Verdict.CORRECT),
+        (r"\ln\left(\frac{x}{x+1}\right)", r"\ln x/(x+1)", Verdict.INCORRECT),
+        (r"\cos\frac{2\pi}{n+1}", r"\cos 2\pi /(n+1)", Verdict.CORRECT),
+    ],
+)
+def test_what_stands_behind_a_slash_is_outside_of_a_function_but_below_pi(
+    pool: VerifierPool, gold: str, answer: str, verdict: Verdict
+) -> None:
+    (score,) = pool.score([gold], [rf"\boxed{{{answer}}}"])
+    assert score.verdict is verdict
