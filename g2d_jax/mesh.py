@@ -34,6 +34,7 @@ RULES: Rules = MappingProxyType(
         "mlp": "tensor",
         "norm": None,
         "rank": None,
+        "taps": None,
         "rows": ("data", "fsdp"),
         "replica_rows": "data",  # rows of which fsdp splits the width instead
         "all_rows": ("data", "fsdp", "tensor"),  # rows whose width no device has a part of

@@ -31,7 +31,10 @@ class Family:
     may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
     and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
     has all of it in rope_parameters. fused: linear layers that Hugging Face stores as one, by its
-    name, in the order of their outputs. ropes: the rope types that it may have. stated: fields of
+    name, in the order of their outputs. recurrent: layers may be RECURRENT, see models/delta.py,
+    and attention's output has a gate, which the layer of queries computes beside them. ropes: the
+    rope types that it may have; rope_entries: what its ropes say besides, which changes nothing for
+    text. stated: fields of
     ModelConfig that config.json of this family has beside those of every family. fixed: what
     config.json says besides. ignored_dropout: rates that published models state and that training
     here does not apply. The rest: what transformers takes where config.json leaves the field out;
@@ -50,7 +53,9 @@ class Family:
     sliding_rope: bool = False
     scaled_queries: bool = False
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recurrent: bool = False
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    rope_entries: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     ignored_dropout: tuple[str, ...] = ()
@@ -67,10 +72,22 @@ class Family:
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: int | None = None
     attention_multiplier: float | None = None
+    partial_rotary_factor: float = 1.0
+    full_attention_interval: int = 0
 
 
 SCALARS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 """Fields of ModelConfig that are 1 in a family without them."""
+
+RECURRENT_SIZES = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+"""Fields of ModelConfig that are 0 in a family without recurrent layers, and what transformers
+takes where config.json leaves them out."""
 
 FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, sliding="last"),
@@ -165,6 +182,22 @@ FAMILIES = {
         rms_norm_eps=1e-5,
         sliding_window=None,
     ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        qk_norm="each head",
+        unit_offset=True,
+        fused={
+            "linear_attn.in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v"),
+            "linear_attn.conv1d": ("conv1d_q", "conv1d_k", "conv1d_v"),
+        },
+        recurrent=True,
+        ropes=("default",),
+        rope_entries=("mrope_section", "mrope_interleaved"),
+        stated=("attention_bias", "partial_rotary_factor", "layer_types", *RECURRENT_SIZES),
+        head_dim=256,
+        partial_rotary_factor=0.25,
+        full_attention_interval=4,
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         qk_norm="each head",
@@ -184,7 +217,7 @@ FAMILIES = {
     ),
 }
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
 """The types of layers, as Hugging Face calls them."""
 
 NO_WINDOW = 2**31 - 1
@@ -266,8 +299,23 @@ def no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
     return tuple(int(number % interval != 0) for number in range(1, layers + 1))
 
 
+def recurrent_types(interval: int, layers: int) -> tuple[str, ...]:
+    """Return ModelConfig.layer_types of a model in which all but every so-many-th layer are
+    recurrent."""
+    return tuple(FULL if number % interval == 0 else RECURRENT for number in range(1, layers + 1))
+
+
 LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
 """The linear layers of a block: Hugging Face's name -> the parameter's here."""
+
+RECURRENT_LINEAR = {f"in_proj_{name}": f"delta_{name}" for name in "qkvzba"}
+RECURRENT_LINEAR["out_proj"] = "delta_o"
+"""Those of a recurrent layer, beside the feed-forward layer's."""
+
+ALL_LINEAR = LINEAR | RECURRENT_LINEAR
+
+EVERY_TARGET = ("all-linear",)
+"""Targets of adapters: all linear layers that a model has, as PEFT calls them."""
 
 
 @dataclass(frozen=True)
@@ -275,14 +323,15 @@ class Lora:
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B,
     W frozen.
 
-    targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski
+    targets: names in ALL_LINEAR, or EVERY_TARGET, in whose place a ModelConfig puts those that it
+    has. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski
     2023, arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises
     ValueError for what is out of range.
     """
 
     rank: int
     alpha: float
-    targets: tuple[str, ...] = tuple(LINEAR)
+    targets: tuple[str, ...] = EVERY_TARGET
     rslora: bool = False
     dropout: float = 0.0
 
@@ -293,9 +342,10 @@ class Lora:
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
-        if wrong := [name for name in self.targets if name not in LINEAR]:
+        known = {*ALL_LINEAR, *EVERY_TARGET}
+        if wrong := [name for name in self.targets if name not in known]:
             raise ValueError(
-                f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}"
+                f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(ALL_LINEAR)}"
             )
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(
@@ -323,6 +373,9 @@ class ModelConfig:
     instead, where the family has it. embedding_multiplier, residual_multiplier: of embeddings, and
     of what a layer's two parts add. logits_scaling: logits are divided by it.
     partial_rotary_factor: the share of head_dim, its first numbers, that rotary embeddings turn.
+    linear_*: the heads, their sizes and the taps of recurrent layers, those whose entry in
+    layer_types is RECURRENT; in a family that has such layers each so-many-th is another one where
+    there are no entries, and sizes that are left out are those of attention.
     lora: adapters beside the linear layers; only they are then trained. quantise: the kind of
     codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError
     for a family that is not known, for what it does not have, and for sizes that do not go
@@ -354,6 +407,11 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
     partial_rotary_factor: float = 1.0
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
     lora: Lora | None = None
     quantise: str = ""
 
@@ -409,11 +467,38 @@ class ModelConfig:
     def windows(self, length: int) -> tuple[int, ...]:
         """Return the window of each layer; nothing where all of them are as long as the
         sequences."""
-        if not self.layer_types or self.sliding_window is None or self.sliding_window >= length:
+        window = self.sliding_window
+        if not self.is_sliding or window is None or window >= length:
             return ()
+        return tuple(window if kind == SLIDING else NO_WINDOW for kind in self.layer_types)
+
+    @property
+    def is_sliding(self) -> bool:
+        """Whether some layer has a sliding window."""
+        return SLIDING in self.layer_types
+
+    def layers(self, *, recurrent: bool) -> tuple[int, ...]:
+        """Return the numbers of the layers that are recurrent, or of those with attention."""
+        kinds = self.layer_types or (FULL,) * self.num_hidden_layers
         return tuple(
-            self.sliding_window if kind == SLIDING else NO_WINDOW for kind in self.layer_types
+            number for number, kind in enumerate(kinds) if (kind == RECURRENT) == recurrent
         )
+
+    @property
+    def period(self) -> int:
+        """The fewest layers after which recurrent ones and those with attention come in the same
+        order again: 1 where all are of one kind."""
+        layers = self.num_hidden_layers
+        recurrent = self.layers(recurrent=True)
+        flags = [number in recurrent for number in range(layers)]
+        sizes = (size for size in range(1, layers) if layers % size == 0)
+        return next((size for size in sizes if flags[size:] == flags[:-size]), layers)
+
+    @property
+    def linear(self) -> dict[str, str]:
+        """The linear layers that adapters may stand beside: a name of ALL_LINEAR -> the
+        parameter's."""
+        return ALL_LINEAR if self.layers(recurrent=True) else LINEAR
 
     @property
     def base(self) -> ModelConfig:
@@ -427,7 +512,7 @@ class ModelConfig:
 
     def adapted(self, name: str) -> bool:
         """Tell whether a parameter has an adapter beside it."""
-        return self.lora is not None and name in (LINEAR[target] for target in self.lora.targets)
+        return self.lora is not None and name in map(ALL_LINEAR.__getitem__, self.lora.targets)
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -441,6 +526,7 @@ class ModelConfig:
             "attention_multiplier",
             *SCALARS,
             "partial_rotary_factor",
+            *RECURRENT_SIZES,
         ):
             inert = 1 if name in (*SCALARS, "partial_rotary_factor") else None
             value = getattr(self, name)
@@ -490,7 +576,9 @@ class ModelConfig:
             )
         if self.traits.attention_multiplier and self.attention_multiplier is None:
             object.__setattr__(self, "attention_multiplier", self.traits.attention_multiplier)
-        if self.layer_types and not (self.traits.sliding and self.sliding_window):
+        if self.traits.recurrent:
+            self._check_recurrent()
+        elif self.layer_types and not (self.traits.sliding and self.sliding_window):
             raise ValueError(
                 f"layer_types: the family {self.family} has none, or sliding_window is not set"
             )
@@ -503,4 +591,47 @@ class ModelConfig:
             raise ValueError(
                 f"no_rope_layers must say 0 or 1 of each of {self.num_hidden_layers} layers, got "
                 f"{self.no_rope_layers}"
+            )
+        if self.lora:
+            self._check_targets(self.lora)
+
+    def _check_targets(self, lora: Lora) -> None:
+        """Put the linear layers that there are in place of "all of them", and check others."""
+        if lora.targets == EVERY_TARGET:
+            every = dataclasses.replace(lora, targets=tuple(self.linear))
+            object.__setattr__(self, "lora", every)
+            return
+        if wrong := [name for name in lora.targets if name not in self.linear]:
+            raise ValueError(
+                f"lora.targets: this model has no linear layer {wrong[0]!r}; there are "
+                f"{', '.join(self.linear)}"
+            )
+
+    def _check_recurrent(self) -> None:
+        """Fill in what a family with recurrent layers has by default, and check it."""
+        usual = {
+            "linear_num_key_heads": self.num_key_value_heads,
+            "linear_num_value_heads": self.num_attention_heads,
+            "linear_key_head_dim": self.head_dim,
+            "linear_value_head_dim": self.head_dim,
+            "linear_conv_kernel_dim": RECURRENT_SIZES["linear_conv_kernel_dim"],
+        }
+        for name, size in usual.items():
+            object.__setattr__(self, name, getattr(self, name) or size)
+            if getattr(self, name) < 1 + (name == "linear_conv_kernel_dim"):
+                raise ValueError(f"{name} is too small: {getattr(self, name)}")
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise ValueError(
+                f"linear_num_value_heads ({self.linear_num_value_heads}) must be a multiple of "
+                f"linear_num_key_heads ({self.linear_num_key_heads})"
+            )
+        if not self.layer_types:
+            every = self.traits.full_attention_interval
+            kinds = recurrent_types(every, self.num_hidden_layers)
+            object.__setattr__(self, "layer_types", kinds)
+        if FULL not in self.layer_types or not set(self.layer_types) <= {FULL, RECURRENT}:
+            raise ValueError(
+                f"layer_types must be {FULL} or {RECURRENT}, and {FULL} at least once, got "
+                f"{self.layer_types}: without them each {self.traits.full_attention_interval}th of "
+                "num_hidden_layers is"
             )

@@ -13,10 +13,11 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
@@ -25,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
-from g2d_jax.models import kv_codes, quantise
+from g2d_jax.models import delta, kv_codes, quantise
 from g2d_jax.models.attention import (
     SAVED,
     Segments,
@@ -37,11 +38,12 @@ from g2d_jax.models.attention import (
     rotate,
 )
 from g2d_jax.models.config import SLIDING, ModelConfig
+from g2d_jax.models.delta import Inputs, Memory
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.models.linear import Multiply, linear, quantised, wide_linear
-from g2d_jax.models.table import Param, block_params, outer_params, params
+from g2d_jax.models.table import Param, block_params, outer_params, params, places
 
 PRODUCT = "product"
 """The name under which the results of linear layers are kept by remat "dots"."""
@@ -54,6 +56,16 @@ Rope = tuple[Array, ...]
 
 KeptPair = tuple[Kept, Kept]
 """Keys and values as a cache keeps them."""
+
+
+class LayersKept(NamedTuple):
+    """Holds what `forward` keeps. keys, values: [L, B, T, K, D] of the layers with attention.
+    memories: of the recurrent ones behind the last column, each array beginning with their number;
+    None where there are none."""
+
+    keys: Array
+    values: Array
+    memories: Memory | None
 
 
 class Parameters(nnx.Module):
@@ -111,6 +123,11 @@ def fresh(name: str, row: Param, key: Array, std: float) -> Array:
     if row.init == "uniform":
         bound = 1 / math.sqrt(math.prod(row.shape[:-1]))
         return jax.random.uniform(own, shape, minval=-bound, maxval=bound)
+    if row.init == "taps":
+        bound = 1 / math.sqrt(row.shape[-1])
+        return jax.random.uniform(own, shape, minval=-bound, maxval=bound)
+    if row.init == "decay":
+        return jnp.log(jax.random.uniform(own, shape, minval=0.01, maxval=16.0))
     return (jnp.ones if row.init == "ones" else jnp.zeros)(shape)
 
 
@@ -127,7 +144,7 @@ def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """Return the `shardings` of the tree that `unstack` gives."""
     return _by_layer(
-        shardings(config, mesh), lambda at, _: NamedSharding(mesh, PartitionSpec(*at.spec[1:]))
+        shardings(config, mesh), lambda _, at: NamedSharding(mesh, PartitionSpec(*at.spec[1:]))
     )
 
 
@@ -166,22 +183,26 @@ def count_trained(config: ModelConfig) -> int:
 def unstack(model: Decoder) -> Decoder:
     """Return the same parameters with one Block a layer: decode then reads each layer's arrays
     where they lie."""
-    return _by_layer(model, lambda x, layer: x[layer])
+    return _by_layer(model, lambda place, x: x[place])
 
 
-def _by_layer(model: Decoder, take: Callable[[Any, int], Any]) -> Decoder:
-    """Make one Block a layer of a stacked tree, of take(leaf, layer)."""
-    layers = [
-        jax.tree.map(lambda x, i=i: take(x, i), model.blocks)
-        for i in range(model.config.num_hidden_layers)
-    ]
+def _by_layer(model: Decoder, take: Callable[[int, Any], Any]) -> Decoder:
+    """Make one Block a layer of a stacked tree, of take(leaf, its place in the stack)."""
+    rows = block_params(model.config)
+    layers = []
+    for layer in range(model.config.num_hidden_layers):
+        own = {
+            name: jax.tree.map(partial(take, place), parameter(model, name))
+            for name, place in places(rows, layer).items()
+        }
+        layers.append(Block(own))
     outer = {name: parameter(model, name) for name in outer_params(model.config)}
     return Decoder(model.config, outer, nnx.List(layers))
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("keys", "values", "column", "width"),
+    data_fields=("keys", "values", "column", "width", "memories"),
     meta_fields=(),
 )
 @dataclass(frozen=True)
@@ -189,15 +210,17 @@ class Cache:
     """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
     one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer, or their `Codes`; of a stacked model
-    one array of all, which begins with L. See attention.attend_cached for why they differ. column: int32 scalar,
-    where the next token is written. width: int32 scalar, the columns in use, no more than W.
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention, or their `Codes`; of a
+    stacked model one array of all, which begins with their number. See attention.attend_cached for
+    why they differ. column: int32 scalar, where the next token is written. width: int32 scalar, the
+    columns in use, no more than W. memories: of each recurrent layer, or of all of them.
     """
 
     keys: tuple[Kept, ...]
     values: tuple[Kept, ...]
     column: Array
     width: Array
+    memories: tuple[Memory, ...] = ()
 
 
 def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
@@ -252,17 +275,41 @@ def project(
 
 def project_qkv(
     c: ModelConfig, block: Block, x: Array, rope: Rope, projected: Callable[..., Array]
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
-    rotated. projected: `project` of this block, of a name and x."""
+    rotated. projected: `project` of this block, of a name and x. Of a family with gates its queries
+    are [B, T, H, 2 D], with the gates behind them, which stay as they are."""
     q, k, v = (projected(name, x) for name in ("q", "k", "v"))
+    q, gate = q[..., : c.head_dim], q[..., c.head_dim :]
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
     if c.query_scale != 1:
         q = q * c.query_scale
     q, k = rotate(q, rope), rotate(k, rope)
     for scale in rope[2:]:
         q = q * scale[..., None].astype(q.dtype)
-    return q, k, v
+    return q, k, v, gate
+
+
+def delta_inputs(
+    block: Block, x: Array, projected: Callable[..., Array]
+) -> tuple[Inputs, Array, Array]:
+    """Compute what a recurrent layer reads of each token, of normalised x [B, T, E]: its inputs, the
+    weights of its convolution [H, F, W], and the gates of its outputs [B, T, H * R, E]. projected:
+    as in `project_qkv`."""
+    parts = [projected(f"delta_{name}", x) for name in "qkv"]
+    taps = [getattr(block, f"conv_{name}")[...] for name in "qkv"]
+    heads = parts[0].shape[2]
+    mixed = [part.reshape(*part.shape[:2], heads, -1) for part in parts]
+    stacked = [own.reshape(heads, -1, own.shape[-1]) for own in taps]
+    wide = projected("delta_a", x).astype(jnp.float32)
+    bias = block.decay_bias[...].astype(jnp.float32)
+    speed = jnp.exp(block.decay[...].astype(jnp.float32))
+    inputs = Inputs(
+        mixed=jnp.concatenate(mixed, axis=-1),
+        decay=-speed[None, None] * jax.nn.softplus(wide + bias[None, None]),
+        rate=jax.nn.sigmoid(projected("delta_b", x).astype(jnp.float32)),
+    )
+    return inputs, jnp.concatenate(stacked, axis=1), projected("delta_z", x)
 
 
 def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array]) -> Array:
@@ -318,23 +365,39 @@ def apply_block(
     x: Array,
     rope: Rope,
     attention: Callable[[Array, Array, Array], tuple[Array, Any]],
+    recurrence: delta.Recurrence,
     multiply: Multiply,
     dropout: Dropout | None = None,
 ) -> tuple[Array, Any]:
-    """Apply one layer. attention: of queries, keys and values; it returns its output, and what of
-    them is kept. multiply: of
-    `products_on`. Returns x, and what attention keeps."""
+    """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
+    each returns its output, and what of it is kept. multiply: of
+    `products_on`. Returns x, and what is kept."""
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
         block,
         is_leaf=quantise.is_quantised,
     )
     projected = partial(project, c, block, dropout, multiply)
-    qkv = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, projected)
-    mixed, kept = attention(*qkv)
-    y = projected("o", mixed, inputs=2)
+    before = norm(c, block, "attn_norm", x)
+    if hasattr(block, "delta_q"):
+        inputs, taps, gate = delta_inputs(block, before, projected)
+        mixed, kept = recurrence(inputs, taps)
+        mixed = gated_norm(c, block, mixed, gate)
+        y = projected("delta_o", mixed, inputs=2)
+    else:
+        *qkv, gate = project_qkv(c, block, before, rope, projected)
+        mixed, kept = attention(*qkv)
+        if gate.shape[-1]:
+            mixed = mixed * jax.nn.sigmoid(gate)
+        y = projected("o", mixed, inputs=2)
     x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
     return mlp(c, block, x, projected), kept
+
+
+def gated_norm(c: ModelConfig, block: Block, x: Array, gate: Array) -> Array:
+    """Apply the norm of a recurrent layer's outputs [B, T, heads, E], and their gates."""
+    normalised = rms_norm(x, block.delta_norm[...], c.rms_norm_eps).astype(jnp.float32)
+    return (normalised * jax.nn.silu(gate.astype(jnp.float32))).astype(x.dtype)
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -359,12 +422,12 @@ def forward(
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
     dropout: Array | None = None,
-) -> tuple[Array, Pair | None]:
+) -> tuple[Array, LayersKept | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
-    tokens of a row attend among themselves; keep_kv also returns keys and values, each [L, B, T, K,
-    D]. attention: of kernels.attention_for. mesh: what lies between the layers is split over it by
+    tokens of a row attend among themselves; keep_kv also returns what decode reads. attention: of
+    kernels.attention_for. mesh: what lies between the layers is split over it by
     rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all
     devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
     in training; None: none is dropped.
@@ -387,20 +450,86 @@ def forward(
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             return attention(q, k, v, ids), (k, v) if keep_kv else None
 
-        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), attend, multiply, dropped)
-        return place(x, "rows", None, None), kv
+        def recur(inputs: Inputs, taps: Array) -> tuple[Array, Any]:
+            out, memory = recurrent(segment_ids, inputs, taps)
+            return out, memory if keep_kv else None
 
+        x, kept = apply_block(
+            c, block, x, layer_rope(c, ropes, number), attend, recur, multiply, dropped
+        )
+        return place(x, "rows", None, None), kept
+
+    recurrent = delta.on_devices(c, mesh)
     layer = rematerialise(layer, remat)
-    numbers = jnp.arange(c.num_hidden_layers)
     if isinstance(model.blocks, Block):
-        x, kv = jax.lax.scan(layer, x, (model.blocks, numbers))
+        x, outputs = scan_layers(model, layer, x)
     else:
         outputs = []
-        for own in zip(model.blocks, numbers, strict=True):
+        for own in zip(model.blocks, jnp.arange(c.num_hidden_layers), strict=True):
             x, output = layer(x, own)
+            outputs.append(jax.tree.map(lambda array: array[None], output))
+    return last_norm(model, x), _all_kept(c, outputs) if keep_kv else None
+
+
+def scan_layers(
+    model: Decoder, apply: Callable[[Any, tuple[Block, Array]], tuple[Any, Any]], start: Any
+) -> tuple[Any, list[Any]]:
+    """Apply the layers of a stacked model in turn: apply(carry, (block, its number)) returns the
+    next carry, and an output.
+
+    One program serves all periods, see `ModelConfig.period`. Returns the last carry, and the output
+    of each layer of a period, every array beginning with the periods.
+    """
+    period = model.config.period
+    numbers = jnp.arange(model.config.num_hidden_layers)
+    if period == 1:
+        end, output = jax.lax.scan(apply, start, (model.blocks, numbers))
+        return end, [output]
+    rows = block_params(model.config)
+    count = len(numbers) // period
+    stacks = {
+        name: jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), parameter(model, name))
+        for name in rows
+    }
+
+    def apply_period(carry: Any, own: tuple[dict[str, Any], Array]) -> tuple[Any, list[Any]]:
+        stacks, first = own
+        parts = {name: _apart(stack) for name, stack in stacks.items()}
+        outputs = []
+        for layer in range(period):
+            block = Block({name: parts[name][at] for name, at in places(rows, layer).items()})
+            carry, output = apply(carry, (block, first + layer))
             outputs.append(output)
-        kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
-    return last_norm(model, x), kv
+        return carry, outputs
+
+    return jax.lax.scan(apply_period, start, (stacks, numbers[::period]))
+
+
+def _apart(stack: Any) -> list[Any]:
+    """Return the entries of a stack, or of a tree of stacks.
+
+    Split at once: their gradients are then put together at once, and not added up one by one, each
+    as large as the stack.
+    """
+    leaves, tree = jax.tree.flatten(stack)
+    parts = [jax.lax.split(leaf, (1,) * len(leaf)) for leaf in leaves]
+    return [tree.unflatten([part[0] for part in entry]) for entry in zip(*parts, strict=True)]
+
+
+def _all_kept(c: ModelConfig, outputs: list[Any]) -> LayersKept:
+    """Put together what the layers of a period keep, in the order of the layers. outputs: as
+    `scan_layers` returns them."""
+    recurrent = c.layers(recurrent=True)
+
+    def in_order(own: list[Any]) -> Any:
+        return jax.tree.map(
+            lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]), *own
+        )
+
+    pairs = [output for layer, output in enumerate(outputs) if layer not in recurrent]
+    memories = [output for layer, output in enumerate(outputs) if layer in recurrent]
+    keys, values = in_order(pairs)
+    return LayersKept(keys, values, in_order(memories) if memories else None)
 
 
 def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
@@ -459,17 +588,29 @@ def decode(
         rotary_tables(c, jnp.maximum(positions, 0)[:, None]),
     )
     reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
+    order = _order_of_kind(c)
 
     def layer(
-        x: Array, block: Block, cached: KeptPair, number: Any, read: Callable
-    ) -> tuple[Array, KeptPair]:
+        x: Array, block: Block, cached: Any, number: Any, read: Callable
+    ) -> tuple[Array, Any]:
+        pair, memory = cached
+        at = number if c.period == 1 else jnp.asarray(order)[number]
+
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
             # Written before it is read: a token sees itself.
-            kept = _write_column(place, cache.column, number, cached, k, v)
-            mixed = read(place(q, "rows", None, "heads", None), kept, number, reached(number))
-            return place(mixed, "replica_rows", None, "heads", None), kept
+            kept = _write_column(place, cache.column, at, pair, k, v)
+            mixed = read(place(q, "rows", None, "heads", None), kept, at, reached(number))
+            return place(mixed, "replica_rows", None, "heads", None), (kept, memory)
 
-        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend, multiply)
+        def recur(inputs: Inputs, taps: Array) -> tuple[Array, Any]:
+            inputs = jax.tree.map(
+                lambda part: place(part, "rows", None, "kv_heads", *(None,) * (part.ndim - 3)),
+                inputs,
+            )
+            mixed, kept = _advance(c, memory, at, inputs, taps)
+            return place(mixed, "replica_rows", None, "kv_heads", None), (pair, kept)
+
+        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend, recur, multiply)
         return place(x, "replica_rows", None, "embed"), kept
 
     if isinstance(model.blocks, Block):
@@ -479,24 +620,50 @@ def decode(
             x, cached = carry
             return layer(x, own[0], cached, own[1], read), None
 
-        start = x, (cache.keys[0], cache.values[0])
-        numbers = jnp.arange(c.num_hidden_layers)
-        (x, kept), _ = jax.lax.scan(scanned, start, (model.blocks, numbers))
-        layers = [kept]
+        memory = cache.memories[0] if cache.memories else None
+        start = x, ((cache.keys[0], cache.values[0]), memory)
+        (x, (pair, memory)), _ = scan_layers(model, scanned, start)
+        pairs, memories = [pair], [memory] if cache.memories else []
     else:
         ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
         by_sums = mesh is None or platform_of(mesh) == "cpu"
         read = partial(_read_columns, ages, cache.width, widths, by_sums)
         if kernel == "pallas":
             read = partial(_read_own_columns, cache.column, mesh)
-        layers = []
+        pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
+        recurrent = c.layers(recurrent=True)
         for number, block in enumerate(model.blocks):
-            cached = cache.keys[number], cache.values[number]
-            x, kept = layer(x, block, cached, number, read)
-            layers.append(kept)
-    keys, values = zip(*layers, strict=True)
+            at = int(order[number])
+            if number in recurrent:
+                x, (_, memories[at]) = layer(x, block, (None, memories[at]), number, read)
+            else:
+                x, (pairs[at], _) = layer(x, block, (pairs[at], None), number, read)
+    keys, values = zip(*pairs, strict=True)
     column = (cache.column + 1) % cache.width
-    return last_norm(model, x)[:, 0], Cache(keys, values, column, cache.width)
+    advanced = Cache(keys, values, column, cache.width, tuple(memories))
+    return last_norm(model, x)[:, 0], advanced
+
+
+def _order_of_kind(c: ModelConfig) -> np.ndarray:
+    """Return the place of each layer among those of its kind, int32 [L]."""
+    order = np.zeros(c.num_hidden_layers, np.int32)
+    for recurrent in (True, False):
+        layers = c.layers(recurrent=recurrent)
+        order[list(layers)] = np.arange(len(layers))
+    return order
+
+
+def _advance(
+    c: ModelConfig, memory: Memory, at: Any, inputs: Inputs, taps: Array
+) -> tuple[Array, Memory]:
+    """Run a recurrent layer's `delta.step`. memory: the layer's, or of a stacked cache that of all
+    of them, whose entry `at` is read and written."""
+    if memory.state.ndim == 4:
+        return delta.step(c, memory, inputs, taps)
+    own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False), memory)
+    mixed, kept = delta.step(c, own, inputs, taps)
+    update = partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
+    return mixed, jax.tree.map(update, memory, kept)
 
 
 def _write_column(

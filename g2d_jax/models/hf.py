@@ -127,8 +127,8 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     staged = _stored_sharding(row, target)
     make_zeros, fill = _programs(dataclasses.replace(row, hf_name=""), dtype, target, staged)
     array = make_zeros() if row.layers else None
-    for layer in range(row.layers or 1):
-        array = fill(array, _read(headers[row.hf_name.format(layer=layer)], staged), layer)
+    for place, layer in enumerate(row.layers or (0,)):
+        array = fill(array, _read(headers[row.hf_name.format(layer=layer)], staged), place)
         jax.block_until_ready(array)  # or the host would read ahead and queue up layers
     return array
 
@@ -140,7 +140,7 @@ def _programs(
     """Return two jitted programs: make an empty stack; write one stored layer into a (donated)
     stack, or convert what is in no layer."""
 
-    def fill(stack: Any, theirs: Array, layer: int) -> Any:
+    def fill(stack: Any, theirs: Array, place: int) -> Any:
         if staged is not None:
             # What processes read is brought to its devices in the stored dtype; the rest each does
             # with its own part.
@@ -150,7 +150,7 @@ def _programs(
         if not row.layers:
             return value
         return jax.tree.map(
-            lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, value
+            lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, place, 0), stack, value
         )
 
     zeros = jax.jit(lambda: quantise.make_parameter(row, jnp.zeros, dtype), out_shardings=target)
@@ -406,8 +406,8 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     def fetch(hf_name: str) -> np.ndarray:
         if hf_name in wholes:
             return np.concatenate([fetch(part) for part in wholes[hf_name]])
-        name, row, layer = table[hf_name]
-        value = _parameter(model, name, layer).astype(dtype)
+        name, row, place = table[hf_name]
+        value = _parameter(model, name, place).astype(dtype)
         stored = row.stored_shape
         array = value.reshape(stored[::-1]).T if row.inputs else value.reshape(stored)
         if not array.is_fully_addressable:
@@ -417,21 +417,22 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     return fetch
 
 
-def _parameter(model: Decoder, name: str, layer: int | None) -> Array:
-    """Return one parameter in our layout, of one layer if it belongs to the layers."""
+def _parameter(model: Decoder, name: str, place: int | None) -> Array:
+    """Return one parameter in our layout, that at a place of the stack if it belongs to the
+    layers."""
     value, adapter = lora.weight_and_adapter(model, name)
     if adapter or quantise.is_quantised(value):
         assert model.config.lora is not None
-        return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
-    if layer is None:
+        return _merged_layer(value, adapter, place, model.config.lora.scale)  # type: ignore[no-any-return]
+    if place is None:
         return value
-    return value[layer]  # type: ignore[no-any-return]
+    return value[place]  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnames="scale")
-def _merged_layer(stack: Any, adapter: tuple[Array, ...], layer: int, scale: float) -> Array:
+def _merged_layer(stack: Any, adapter: tuple[Array, ...], place: int, scale: float) -> Array:
     """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
     value, own_adapter = jax.tree.map(
-        lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter)
+        lambda array: jax.lax.dynamic_slice_in_dim(array, place, 1), (stack, adapter)
     )
     return lora.merged(value, own_adapter, scale)[0]

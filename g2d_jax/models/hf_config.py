@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from g2d_jax.models.config import (
     FAMILIES,
     FULL,
+    RECURRENT,
+    RECURRENT_SIZES,
     SCALARS,
     SIZES,
     SLIDING,
@@ -28,6 +30,7 @@ from g2d_jax.models.config import (
     RopeScaling,
     YarnRope,
     no_rope_layers,
+    recurrent_types,
 )
 
 T = TypeVar("T", bool, int, float)
@@ -47,8 +50,13 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "original_max_position_embeddings": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    "attn_output_gate": (None,),
+    "output_gate_type": (None,),
     "use_bidirectional_attention": (False, None),
 }
+
+# Of a family with recurrent layers.
+_GATES = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
 
 _LONG_ROPE_LENGTH = 4096  # where config.json leaves it out
 
@@ -65,6 +73,7 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "mistral3": {},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
 }
 
 _ROPES: tuple[type[RopeScaling], ...] = (LinearRope, Llama3Rope, YarnRope)
@@ -94,7 +103,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
             "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, "
-            f"Gemma 3), and the language model of {', '.join(_WITH_IMAGES)}"
+            f"Gemma 3, dense Qwen3.5), and the language model of {', '.join(_WITH_IMAGES)}"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -109,17 +118,24 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         )
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
-    window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
+    if absent.recurrent:
+        window, layer_types = None, _recurrent(raw, absent, sizes["num_hidden_layers"])
+    else:
+        window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
     of_family: dict[str, Any] = {name: _field(raw, name, float, 1.0) for name in SCALARS}
     if absent.attention_multiplier or raw.get("attention_multiplier") is not None:
         default = absent.attention_multiplier
         of_family["attention_multiplier"] = _field(raw, "attention_multiplier", float, default)
     if scalar := absent.query_pre_attn_scalar:
         of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
+    if absent.recurrent:
+        for name, size in RECURRENT_SIZES.items():
+            of_family[name] = _field(raw, name, int, size)
     if absent.sliding_rope:
         raw = _by_layer_type(raw)
     theta, scaling = _rope(raw, absent, positions)
-    partial_factor = _field(raw, "partial_rotary_factor", float, 1.0)
+    whole = absent.partial_rotary_factor
+    partial_factor = _field(raw, "partial_rotary_factor", float, whole)
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     partial_factor = _field(rope, "partial_rotary_factor", float, partial_factor)
     if absent.sliding_rope:
@@ -179,8 +195,9 @@ def config_to_hf(
     others = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "rms_norm_eps")
     named = (*SIZES, *others, "max_position_embeddings", *config.traits.stated)
     copied = {name: getattr(config, name) for name in named}
-    if "no_rope_layers" in copied:
-        copied["no_rope_layers"] = list(config.no_rope_layers)
+    for name in ("no_rope_layers", "layer_types"):
+        if name in copied:
+            copied[name] = list(copied[name])
     return {
         "architectures": [config.traits.architecture],
         "model_type": config.family,
@@ -212,8 +229,24 @@ def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
             continue
         if name == "original_max_position_embeddings" and "longrope" in family.ropes:
             continue
+        if family.recurrent:
+            supported = (*supported, *_GATES.get(name, ()))
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
+
+
+def _recurrent(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[str, ...]:
+    """Read the layer_types of a family with recurrent layers."""
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        every = family.full_attention_interval
+        return recurrent_types(_field(raw, "full_attention_interval", int, every), layers)
+    if not _is_list_of(kinds, (RECURRENT, FULL)) or len(kinds) != layers:
+        raise ValueError(
+            f"config.json: layer_types must be {layers} times {RECURRENT} or {FULL}, got "
+            f"{kinds!r:.200}"
+        )
+    return tuple(kinds)
 
 
 def _activation(family: Family) -> dict[str, str]:
@@ -343,7 +376,7 @@ def _rope(
             f"config.json: {field}: rope type {kind!r} is not supported; of this family "
             f"{', '.join(family.ropes)} are"
         )
-    known = set(_ROPE_FIELDS)
+    known = _ROPE_FIELDS | set(family.rope_entries)
     if family.scaled_queries:
         known.add("max_position_embeddings")
     if kind in ("longrope", "su"):
@@ -460,6 +493,10 @@ def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
                 "llama_4_scaling_beta": 0.0,
             }
         return {"rope_parameters": {**scaling, "rope_theta": theta}}
+    if config.traits.recurrent:
+        entries = {"rope_type": "default", "rope_theta": theta}
+        entries["partial_rotary_factor"] = config.partial_rotary_factor
+        return {"rope_parameters": entries}
     fields: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
     usual = (config.traits.rope_theta,) * 2
     own = config.traits.sliding_rope and not config.traits.rope_local_base_freq

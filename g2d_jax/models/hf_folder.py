@@ -37,7 +37,9 @@ _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
 # Derived from the config, written by old transformers.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _LANGUAGE_MODEL = re.compile(r"^(language_model\.(?=model\.|lm_head\.)|model\.language_model\.)")
-_IMAGES = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+_IMAGES = re.compile(r"^((model\.)?(vision_tower|multi_modal_projector)|model\.visual)\.")
+# Beside a language model: layers that predict further tokens, which transformers leaves out too.
+_FURTHER_TOKENS = re.compile(r"^mtp\.")
 _NAMED = 5
 _SAMPLING = (
     "do_sample",
@@ -223,6 +225,8 @@ def architecture_headers(
     (the caller compares it with the embedding) are accepted.
     """
     headers = language_model(headers)
+    if config.traits.recurrent:
+        headers = {name: x for name, x in headers.items() if not _FURTHER_TOKENS.match(name)}
     if config.num_hidden_layers > len(headers):  # before the names of a billion layers are made up
         raise ValueError(
             f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold "

@@ -25,7 +25,7 @@ from jax import Array
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, parameter, unstack
-from g2d_jax.models.table import Param, block_params, outer_params
+from g2d_jax.models.table import Param, block_params, outer_params, places
 
 
 def adapters(config: ModelConfig, key: Array) -> Decoder:
@@ -109,8 +109,11 @@ def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str =
     rows = block_params(config)
     stacks = {name: parameter(model, name) for name in rows}
     layers: list[dict[str, Array]] = []
-    for i in range(model.config.num_hidden_layers):
-        layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
+    for number in range(model.config.num_hidden_layers):
+        layer = {
+            name: jax.tree.map(lambda x, place=place: x[place : place + 1], stacks[name])
+            for name, place in places(rows, number).items()
+        }
         if layers:
             # XLA would decode all layers at once: a layer waits until the one before it is done.
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))

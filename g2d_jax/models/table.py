@@ -4,13 +4,13 @@ adapters."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from g2d_jax.models.config import LINEAR, ModelConfig
+from g2d_jax.models.config import ALL_LINEAR, ModelConfig
 
-Init = Literal["normal", "ones", "zeros", "uniform"]
+Init = Literal["normal", "ones", "zeros", "uniform", "taps", "decay"]
 
 PEFT = "base_model.model."
 """The beginning of the names in PEFT's files."""
@@ -23,8 +23,9 @@ class Param:
     shape and axes are of one layer. hf_name: Hugging Face's tensor name, {layer} where there is
     one per layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0:
     it is no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes
-    that stand for it, see quantise.py; empty: none. layers: how many are stacked in one array,
-    which begins with that dimension; 0: it is in no layer.
+    that stand for it, see quantise.py; empty: none. layers: the numbers of those that have it, whose
+    arrays are stacked in one that begins with that dimension; empty: it is in no layer. stored: see
+    `stored_shape`, where it does not follow from the rest.
     """
 
     shape: tuple[int, ...]
@@ -34,12 +35,13 @@ class Param:
     inputs: int = 0
     adapter: bool = False
     quantised: str = ""
-    layers: int = 0
+    layers: tuple[int, ...] = ()
+    stored: tuple[int, ...] = ()
 
     @property
     def stacked(self) -> tuple[int, ...]:
         """The dimension of the layers, [L], or none."""
-        return (self.layers,) if self.layers else ()
+        return (len(self.layers),) if self.layers else ()
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -50,6 +52,8 @@ class Param:
     def stored_shape(self) -> tuple[int, ...]:
         """The shape in which Hugging Face stores it, of one layer: a linear layer as [out, in],
         and heads and head_dim always as one dimension."""
+        if self.stored:
+            return self.stored
         if self.inputs:
             return math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
         if "head_dim" in self.axes:
@@ -58,43 +62,105 @@ class Param:
 
 
 def block_params(c: ModelConfig) -> dict[str, Param]:
-    """Return the table of one layer, adapters last."""
-    attn = "model.layers.{layer}.self_attn"
-    mlp = "model.layers.{layer}.mlp"
-    heads = ("heads", "head_dim")
-    kv_heads = ("kv_heads", "head_dim")
-    table = {
+    """Return the table of the layers, adapters last."""
+    attention, recurrent = c.layers(recurrent=False), c.layers(recurrent=True)
+    every = tuple(range(c.num_hidden_layers))
+    parts = (
+        (every, _norms(c)),
+        (attention, _attention(c)),
+        (recurrent, _recurrent(c) if recurrent else {}),
+        (every, _feed_forward(c)),
+    )
+    table = {}
+    for layers, rows in parts:
+        table |= {name: replace(row, layers=layers) for name, row in rows.items()}
+    if c.lora:
+        for target in c.lora.targets:
+            name = ALL_LINEAR[target]
+            table |= _adapter(name, table[name], c.lora.rank)
+    return table
+
+
+def _norms(c: ModelConfig) -> dict[str, Param]:
+    """Return the rows of a layer's norms."""
+    return {
         ours: _row(c, ("norm",), _unit(c), f"model.layers.{{layer}}.{theirs}.weight")
         for ours, theirs in c.traits.norms
     }
-    for name, inputs, outputs in (
-        ("q", ("embed",), heads),
-        ("k", ("embed",), kv_heads),
-        ("v", ("embed",), kv_heads),
-        ("o", heads, ("embed",)),
-        ("gate", ("embed",), ("mlp",)),
-        ("up", ("embed",), ("mlp",)),
-        ("down", ("mlp",), ("embed",)),
+
+
+def _feed_forward(c: ModelConfig) -> dict[str, Param]:
+    """Return the rows of a layer's gated feed-forward layer."""
+    table = {}
+    for name, axes in (
+        ("gate", ("embed", "mlp")),
+        ("up", ("embed", "mlp")),
+        ("down", ("mlp", "embed")),
     ):
-        part = attn if name in "qkvo" else mlp
-        hf_name = f"{part}.{name}_proj.weight"
-        row = _row(c, (*inputs, *outputs), "normal", hf_name, len(inputs))
+        hf_name = f"model.layers.{{layer}}.mlp.{name}_proj.weight"
+        table[name] = replace(_row(c, axes, "normal", hf_name, 1), quantised=c.quantise)
+    return table
+
+
+def _attention(c: ModelConfig) -> dict[str, Param]:
+    """Return the rows of a layer's attention."""
+    module = "model.layers.{layer}.self_attn"
+    heads = ("heads", "head_dim")
+    kv_heads = ("kv_heads", "head_dim")
+    of_outputs = {"q": heads, "k": kv_heads, "v": kv_heads}
+    # Beside its query, a head computes its output's gate.
+    gated = {"shape": (c.hidden_size, c.num_attention_heads, 2 * c.head_dim)}
+    table = {}
+    for name, axes in of_outputs.items():
+        row = _row(c, ("embed", *axes), "normal", f"{module}.{name}_proj.weight", 1)
         table[name] = replace(row, quantised=c.quantise)
+    if c.traits.recurrent:
+        table["q"] = replace(table["q"], **gated)
+    row = _row(c, (*heads, "embed"), "normal", f"{module}.o_proj.weight", 2)
+    table["o"] = replace(row, quantised=c.quantise)
     if c.traits.qkv_bias or c.attention_bias:
-        for name, axes in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            table[f"{name}_bias"] = _row(c, axes, "zeros", f"{attn}.{name}_proj.bias")
+        for name, axes in of_outputs.items():
+            row = _row(c, axes, "zeros", f"{module}.{name}_proj.bias")
+            table[f"{name}_bias"] = replace(row, shape=table[name].shape[1:])
     if c.has_out_bias:
-        table["o_bias"] = _row(c, ("norm",), "zeros", f"{attn}.o_proj.bias")
+        table["o_bias"] = _row(c, ("norm",), "zeros", f"{module}.o_proj.bias")
     if c.traits.qk_norm:
         for name, axes in (("q_norm", heads), ("k_norm", kv_heads)):
-            row = _row(c, axes, _unit(c), f"{attn}.{name}.weight")
+            row = _row(c, axes, _unit(c), f"{module}.{name}.weight")
             if c.traits.qk_norm == "each head":
                 row = replace(row, shape=(c.head_dim,), axes=("norm",))
             table[name] = row
-    if c.lora:
-        for target in c.lora.targets:
-            table |= _adapter(LINEAR[target], table[LINEAR[target]], c.lora.rank)
-    return {name: replace(row, layers=c.num_hidden_layers) for name, row in table.items()}
+    return table
+
+
+def _recurrent(c: ModelConfig) -> dict[str, Param]:
+    """Return the rows of a recurrent layer: models/delta.py.
+
+    Its heads lie on devices as those of keys do. What Hugging Face stores as one matrix of queries,
+    keys and values, and as one convolution of them, are three rows each: `Family.fused`.
+    """
+    module = "model.layers.{layer}.linear_attn"
+    heads = ("kv_heads", "head_dim")
+    keys = c.linear_num_key_heads, c.linear_key_head_dim
+    values = c.linear_num_value_heads, c.linear_value_head_dim
+    sizes = {"q": keys, "k": keys, "v": values, "z": values, "b": values[:1], "a": values[:1]}
+    table = {}
+    for name, size in sizes.items():
+        hf_name = f"{module}.in_proj_{name}.weight"
+        axes = ("embed", *heads[: len(size)])
+        row = Param((c.hidden_size, *size), axes, "normal", hf_name, 1, quantised=c.quantise)
+        table[f"delta_{name}"] = row
+    shape = (*values, c.hidden_size)
+    row = Param(shape, (*heads, "embed"), "normal", f"{module}.out_proj.weight", 2)
+    table["delta_o"] = replace(row, quantised=c.quantise)
+    for name in "qkv":
+        size, taps = sizes[name], c.linear_conv_kernel_dim
+        row = Param((*size, taps), (*heads, "taps"), "taps", f"{module}.conv1d_{name}.weight")
+        table[f"conv_{name}"] = replace(row, stored=(math.prod(size), 1, taps))
+    table["decay"] = Param(values[:1], heads[:1], "decay", f"{module}.A_log")
+    table["decay_bias"] = Param(values[:1], heads[:1], "ones", f"{module}.dt_bias")
+    table["delta_norm"] = Param(values[1:], ("norm",), "ones", f"{module}.norm.weight")
+    return table
 
 
 def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: int = 0) -> Param:
@@ -118,8 +184,12 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     to_rank = (*row.shape[:n], rank), (*row.axes[:n], "rank")
     from_rank = (rank, *row.shape[n:]), ("rank", *row.axes[n:])
     return {
-        f"{name}_a": Param(*to_rank, "uniform", f"{stem}.lora_A.weight", n, adapter=True),
-        f"{name}_b": Param(*from_rank, "zeros", f"{stem}.lora_B.weight", 1, adapter=True),
+        f"{name}_a": Param(
+            *to_rank, "uniform", f"{stem}.lora_A.weight", n, adapter=True, layers=row.layers
+        ),
+        f"{name}_b": Param(
+            *from_rank, "zeros", f"{stem}.lora_B.weight", 1, adapter=True, layers=row.layers
+        ),
     }
 
 
@@ -146,22 +216,35 @@ def params(c: ModelConfig) -> dict[str, Param]:
 
 
 def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
-    """Map Hugging Face's names to (our name, row, layer or None), in Hugging Face's order."""
+    """Map Hugging Face's names to (our name, row, its place in the stack of layers or None), in
+    Hugging Face's order."""
     table: dict[str, tuple[str, Param, int | None]] = {}
     table |= {row.hf_name: (name, row, None) for name, row in outer_params(c).items()}
-    rows = block_params(c).items()
+    rows = block_params(c)
     for layer in range(c.num_hidden_layers):
-        table |= {row.hf_name.format(layer=layer): (name, row, layer) for name, row in rows}
+        for name, place in places(rows, layer).items():
+            row = rows[name]
+            table[row.hf_name.format(layer=layer)] = name, row, place
     return table
+
+
+def places(rows: Mapping[str, Param], layer: int) -> dict[str, int]:
+    """Map the names of the rows that a layer has to where it is in their stacks. rows: of
+    `block_params`."""
+    return {name: row.layers.index(layer) for name, row in rows.items() if layer in row.layers}
 
 
 def fused(c: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Map Hugging Face's names of tensors that hold several of `tensors` to these, in the order of
     their rows."""
     found: dict[str, tuple[str, ...]] = {}
+    recurrent = c.layers(recurrent=True)
     for layer in range(c.num_hidden_layers):
         for whole, parts in c.traits.fused.items():
-            module = f"model.layers.{layer}.{whole.partition('.')[0]}"
+            own = whole.partition(".")[0]
+            if own == "linear_attn" and layer not in recurrent:
+                continue
+            module = f"model.layers.{layer}.{own}"
             found[f"model.layers.{layer}.{whole}.weight"] = tuple(
                 f"{module}.{part}.weight" for part in parts
             )
@@ -174,5 +257,5 @@ def expected_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = {name: row.stored_shape for name, (_, row, _) in tensors(c).items()}
     for whole, parts in fused(c).items():
         held = [shapes.pop(part) for part in parts]
-        shapes[whole] = (sum(rows for rows, _ in held), held[0][1])
+        shapes[whole] = (sum(shape[0] for shape in held), *held[0][1:])
     return shapes

@@ -156,7 +156,7 @@ class Sampler:
             head_dim=config.head_dim,
             length=LANES,
             # Layers with a sliding window are served as packed rows are.
-            layout="packed" if config.layer_types else "sequence",
+            layout="packed" if config.is_sliding else "sequence",
         )
         self._programs = programs or Programs()
         heads = (config.num_key_value_heads,)
@@ -473,7 +473,7 @@ class _Call:
         resized = partial(kv_codes.map_parts, resize)
         keys = tuple(map(partial(resized, KEY_COLUMNS), cache.keys))
         values = tuple(map(partial(resized, VALUE_COLUMNS), cache.values))
-        return Cache(keys, values, column, width)
+        return dataclasses.replace(cache, keys=keys, values=values, column=column, width=width)
 
     def _interrupt_codes(self) -> jax.Array:
         """Put on this process's devices whether it was told to stop: see `processes.stop_code`."""

@@ -28,6 +28,7 @@ from g2d_jax.matmul import products_on
 from g2d_jax.models import kv_codes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
+from g2d_jax.models.delta import Memory, no_memory
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
@@ -88,7 +89,7 @@ class State:
 @dataclass(frozen=True)
 class Prompts:
     """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D],
-    as in the cache.
+    as in the cache, and its memories.
 
     hidden: [N, E], of the last token.
     """
@@ -96,6 +97,7 @@ class Prompts:
     keys: tuple[Kept, ...]
     values: tuple[Kept, ...]
     hidden: Array
+    memories: tuple[Memory, ...] = ()
 
 
 class Emitted(NamedTuple):
@@ -135,12 +137,13 @@ class Shapes:
 
 
 ROWS = -4
-"""The axis of the rows in keys and values, counted from the end: they may begin with the layers."""
+"""The axis of the rows in keys, values and memories, counted from the end: they may begin with the
+layers."""
 
 
 def logical_axes(array: Any) -> tuple[str | None, ...]:
-    """Return the logical axes of an array of the sampler: keys or values, what each row has a line
-    of, or a number."""
+    """Return the logical axes of an array of the sampler: keys, values or a memory's, what each row
+    has a line of, or a number."""
     if array.ndim >= 4:
         return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
     if not array.ndim:
@@ -166,7 +169,7 @@ def empty(
 
     Zeros, not uninitialised memory: 0 * NaN would reach the attention's sum.
     """
-    layers = config.num_hidden_layers
+    layers = len(config.layers(recurrent=False))
     heads, dim = config.num_key_value_heads, config.head_dim
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
@@ -180,11 +183,21 @@ def empty(
             return tuple(arrays)
         return tuple(kv_codes.encode(array, columns) for array in arrays)
 
+    def memories(rows: int) -> tuple[Memory, ...]:
+        count = len(config.layers(recurrent=True))
+        if not stacked:
+            return tuple(no_memory(config, rows, cache_dtype) for _ in range(count))
+        if not count:
+            return ()
+        one = jax.eval_shape(partial(no_memory, config, rows, cache_dtype))
+        return (jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), one),)
+
     cache = Cache(
         keys=zeros(KEY_COLUMNS, shapes.rows, heads, dim, width),
         values=zeros(VALUE_COLUMNS, shapes.rows, heads, width, dim),
         column=jnp.int32(0),
         width=jnp.int32(shapes.widths[0]),
+        memories=memories(shapes.rows),
     )
     rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
     state = State(rows, cache, jnp.zeros((shapes.rows, config.hidden_size), dtype))
@@ -192,6 +205,7 @@ def empty(
         keys=zeros(KEY_COLUMNS, shapes.prompts, heads, dim, columns),
         values=zeros(VALUE_COLUMNS, shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
+        memories=memories(shapes.prompts),
     )
     return lay_out_tree((state, prompts), partial(lay_out, mesh))
 
@@ -220,18 +234,20 @@ def prefill(
     segments = jnp.where(offsets >= 0, SEGMENT_STRIDE, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
     kernel = attention_for(attention, mesh, "sequence")
-    hidden, kv = forward(
+    hidden, kept = forward(
         params, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel, mesh=mesh
     )
-    assert kv is not None
-    keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
+    assert kept is not None
+    keys, values, memories = (_by_layer(params, part) for part in kept)
+
+    def choose(new: Array, old: Array) -> Array:
+        is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
+        return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
 
     def replace(old: Array, new: Array, axis: int) -> Array:
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
-        new = jnp.pad(new, padding)
-        is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
-        return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
+        return choose(jnp.pad(new, padding), old)
 
     def put(order: tuple[int, ...], axis: int, old: Kept, new: Array) -> Kept:
         new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
@@ -241,8 +257,20 @@ def prefill(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
         values=tuple(map(partial(put, (-4, -2, -3, -1), VALUE_COLUMNS), prompts.values, values)),
         hidden=jnp.where(fresh[:, None], hidden[:, -1], prompts.hidden),
+        memories=jax.tree.map(choose, memories, prompts.memories),
     )
     return lay_out_tree(filled, place)
+
+
+def _by_layer(params: Decoder, kept: Any) -> tuple[Any, ...]:
+    """Return what `forward` keeps of all layers as the model's cache has it: an array a layer, or
+    one of all; () where there are none."""
+    if kept is None:
+        return ()
+    if not isinstance(params.blocks, nnx.List):
+        return (kept,)
+    count = len(jax.tree.leaves(kept)[0])
+    return tuple(jax.tree.map(lambda x, at=at: x[at], kept) for at in range(count))
 
 
 def insert(
@@ -277,7 +305,7 @@ def insert(
         counts: Array,
     ) -> Any:
         def begin_row(number: Array, carry: Any) -> Any:
-            keys, values, hidden, begun = carry
+            keys, values, memories, hidden, begun = carry
             row = order[number]
             place = places[number]
             write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
@@ -285,28 +313,37 @@ def insert(
             return (
                 tuple(map(partial(put, KEY_COLUMNS), keys, prompts.keys)),
                 tuple(map(partial(put, VALUE_COLUMNS), values, prompts.values)),
+                jax.tree.map(partial(_copy_row, row, place), memories, prompts.memories),
                 jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
                 begun.at[row].set(True),
             )
 
-        start = cache.keys, cache.values, hidden, jnp.zeros(order.shape, jnp.bool_)
+        begun = jnp.zeros(order.shape, jnp.bool_)
+        start = cache.keys, cache.values, cache.memories, hidden, begun
         return jax.lax.fori_loop(0, counts[0], begin_row, start)
 
     run = jax.shard_map(
         begin,
         mesh=mesh,
         in_specs=(*specs, rows, rows, rows),
-        out_specs=(specs[0].keys, specs[0].values, specs[1], rows),
+        out_specs=(specs[0].keys, specs[0].values, specs[0].memories, specs[1], rows),
         check_vma=False,
     )
-    keys, values, hidden, begun = run(state.cache, state.hidden, prompts, order, places, counts)
+    began = run(state.cache, state.hidden, prompts, order, places, counts)
+    keys, values, memories, hidden, begun = began
 
     def changed(new: Array, old: Array) -> Array:
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-    cache = dataclasses.replace(state.cache, keys=keys, values=values)
+    cache = dataclasses.replace(state.cache, keys=keys, values=values, memories=memories)
     begun_state = State(jax.tree.map(changed, fresh, state.rows), cache, hidden)
     return lay_out_tree(begun_state, partial(lay_out, mesh))
+
+
+def _copy_row(row: Array, place: Array, array: Array, source: Array) -> Array:
+    """Put the entry of a prompt into a row."""
+    entry = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
+    return jax.lax.dynamic_update_slice_in_dim(array, entry, row, axis=ROWS)
 
 
 def _write(

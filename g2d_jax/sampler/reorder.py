@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax.mesh import slices
 from g2d_jax.models.decoder import Block, Decoder, parameter
-from g2d_jax.models.table import outer_params
+from g2d_jax.models.table import block_params, outer_params
 
 Tree = TypeVar("Tree")
 
@@ -80,15 +80,20 @@ class Reorder:
         beside the result no more than a layer lies on a device twice. To be traced under jit."""
         if not isinstance(model.blocks, Block):
             return self.send(model, shardings)
-        layer = jax.tree.map(
-            lambda where: NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])),
-            shardings.blocks,
-        )
-        blocks = jax.lax.map(lambda block: self.send(block, layer), model.blocks)
+        blocks: dict[str, Any] = {}
+        rows = block_params(model.config)
+        for layers in dict.fromkeys(row.layers for row in rows.values()):
+            names = [name for name, row in rows.items() if row.layers == layers]
+            stacks = {name: parameter(model, name) for name in names}
+            one = jax.tree.map(
+                lambda where: NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])),
+                {name: parameter(shardings, name) for name in names},
+            )
+            blocks |= jax.lax.map(partial(self.send, shardings=one), stacks)
         outer = {}
         for name in outer_params(model.config):
             outer[name] = self.send(parameter(model, name), parameter(shardings, name))
-        return Decoder(model.config, outer, blocks)
+        return Decoder(model.config, outer, Block(blocks))
 
     def put_together(self, parts: Tree, shardings: Tree) -> Tree:
         """Return the arrays of the target whose parts `send` gave, or the ShapeDtypeStructs of

@@ -16,7 +16,7 @@ from g2d_jax.config import Lora as Adapters
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
 from g2d_jax.models import decoder, hf, lora, quantise
-from g2d_jax.models.config import LINEAR, Lora, ModelConfig
+from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
 from g2d_jax.runtime import storage
@@ -32,10 +32,8 @@ def adapters(settings: Adapters) -> dict[str, Any]:
     """
     if not settings.rank:
         return {}
-    targets = (
-        tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
-    )
     quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
+    targets = tuple(settings.targets)
     low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
     return {"lora": low_rank, "quantise": settings.quantise}
 

@@ -167,6 +167,45 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "full_attention_interval": 2,
+            "initializer_range": 0.1,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**THETA, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen3_5-images": (
+        "Qwen3_5Config",
+        {
+            "text_config": {
+                "head_dim": 16,
+                "num_hidden_layers": 4,
+                "initializer_range": 0.1,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 12,
+                "linear_value_head_dim": 8,
+                "linear_conv_kernel_dim": 3,
+                "rope_parameters": {**THETA, "mrope_section": [1, 1, 0], "mrope_interleaved": True},
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "num_position_embeddings": 16,
+            },
+        },
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -196,6 +235,7 @@ SLOW = (
     "phi3-longrope",
     "gemma3-images",
     "mistral3",
+    "qwen3_5-images",
 )
 
 

@@ -17,7 +17,7 @@ from plain import logits, noisy
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import SEGMENT_STRIDE
-from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig, YarnRope
+from g2d_jax.models.config import FULL, RECURRENT, SLIDING, Llama3Rope, ModelConfig, YarnRope
 
 COMMON: dict[str, Any] = {
     "vocab_size": 61,
@@ -74,10 +74,21 @@ CONFIGS = {
         **COMMON,
     ),
 }
-TOLERANCE = 1e-5
+CONFIGS["qwen3_5"] = ModelConfig(
+    "qwen3_5_text",
+    head_dim=6,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=10,
+    linear_value_head_dim=6,
+    partial_rotary_factor=2 / 3,
+    layer_types=(RECURRENT, FULL, RECURRENT, FULL),
+    **{**COMMON, "num_hidden_layers": 4},
+)
+TOLERANCE = 2e-5
 
 
-@pytest.fixture(scope="module", params=some(["qwen2", "smollm3", "gemma3"], CONFIGS))
+@pytest.fixture(scope="module", params=some(["qwen2", "smollm3", "gemma3", "qwen3_5"], CONFIGS))
 def model(request: pytest.FixtureRequest) -> decoder.Decoder:
     return noisy(decoder.init(CONFIGS[request.param], jax.random.key(0), std=0.2))
 
@@ -135,16 +146,23 @@ def prefill(
     numbers = np.arange(columns)[None]
     positions = np.maximum(numbers - starts[:, None], 0)
     ids = np.where(numbers >= starts[:, None], SEGMENT_STRIDE, 0)
-    _, kv = decoder.forward(
+    _, kept = decoder.forward(
         model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True
     )
-    assert kv is not None
+    assert kept is not None
     keys, values = (
         jnp.pad(x, ((0, 0), (0, 0), (width - 2 - columns, 2 + size - width), (0, 0), (0, 0)))
-        for x in kv
+        for x in kept[:2]
     )
     keys, values = keys.transpose(0, 1, 3, 4, 2), values.transpose(0, 1, 3, 2, 4)
-    return decoder.Cache((keys,), (values,), jnp.int32(width - 2), jnp.int32(width))
+    memories = () if kept.memories is None else (kept.memories,)
+    return decoder.Cache((keys,), (values,), jnp.int32(width - 2), jnp.int32(width), memories)
+
+
+def apart(stacked: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The entries of a stacked cache's one array, or tree of arrays."""
+    count = len(jax.tree.leaves(stacked)[0]) if stacked else 0
+    return tuple(jax.tree.map(lambda x, at=at: x[at], stacked[0]) for at in range(count))
 
 
 @pytest.mark.quick
@@ -166,9 +184,8 @@ def test_decode_equals_the_full_forward(
     expected = np.stack([alone(model, s)[-4:] for s in sequences])
     cache = prefill(model, prompts, columns=10, width=width, size=widths[-1])
     if not stacked:
-        each = range(model.config.num_hidden_layers)
-        keys, values = (tuple(arrays[0][i] for i in each) for arrays in (cache.keys, cache.values))
-        cache = dataclasses.replace(cache, keys=keys, values=values)
+        parts = {name: getattr(cache, name) for name in ("keys", "values", "memories")}
+        cache = dataclasses.replace(cache, **{name: apart(x) for name, x in parts.items()})
     params = model if stacked else decoder.unstack(model)
     step = jax.jit(partial(decoder.decode, params, widths=widths, dtype=jnp.float32))
     for t in range(4):

@@ -69,6 +69,8 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "phi3-longrope",
             "gemma3-images",
             "mistral3",
+            "qwen3_5",
+            "qwen3_5-images",
         ),
     ],
 )
@@ -159,6 +161,7 @@ def test_bfloat16_file_gives_the_rounded_weights(
             ("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}),
             ("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}),
             ("phi3", {"fsdp": 2, "tensor": 2, "data": -1}),
+            ("qwen3_5", {"fsdp": 2, "tensor": 2, "data": -1}),
         ),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],

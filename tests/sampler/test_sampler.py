@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrix import slow
+from plain import noisy
 
 from g2d_jax import keys
 from g2d_jax import mesh as meshes
@@ -839,3 +840,50 @@ def test_it_is_known_how_many_have_ended_together(sampler, model, new, ready):
         sampler.ready for _ in sampler.generate(sampler.to_sampler_params(model), requests, "test")
     ]
     assert found == ready
+
+
+RECURRENT = ModelConfig(
+    "qwen3_5_text",
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    layer_types=("linear_attention", "full_attention") * 2,
+    partial_rotary_factor=0.5,
+)
+
+
+@pytest.mark.parametrize("devices", [1, *slow(8)])
+def test_a_recurrent_model_samples_what_its_trainer_scores(devices: int) -> None:
+    """Rows take over from others, prompts from their own state; responses to a prompt share a
+    row."""
+    model = noisy(decoder.init(RECURRENT, jax.random.key(0), std=0.15))
+    mesh = one_device()
+    if devices > 1:
+        mesh = meshes.sampling(meshes.make_mesh(1, devices, 1), 2, RECURRENT.num_key_value_heads)
+        model = jax.device_put(model, decoder.shardings(RECURRENT, mesh))
+    sampler = Sampler(RECURRENT, mesh, seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
+    rollouts = run(sampler, model, REQUESTS[:4])
+    assert len(rollouts) == 10 and sampler.usage.row_steps > 0
+    compute = Compute(mesh)
+    for temperature in (HOT, 1.3):
+        prompts: dict[str, list[Rollout]] = {}
+        for rollout in rollouts:
+            if params_of(rollout).temperature == temperature:
+                prompts.setdefault(rollout.problem_id, []).append(rollout)
+        groups = [
+            Group(own[0].prompt_ids, [Response(r.token_ids) for r in own])
+            for own in prompts.values()
+        ]
+        ways = meshes.row_ways(mesh)
+        packed = pack(groups, row_length=288, microbatch_rows=ways, rows_multiple=ways)
+        arrays = put_batch(packed, mesh)
+        found = packed.unpack(
+            np.asarray(make_scorer(compute)(model, *arrays, temperature=temperature)[0])
+        )
+        for own, logprobs in zip(prompts.values(), found, strict=True):
+            for rollout, logprob in zip(own, logprobs, strict=True):
+                np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-4)
