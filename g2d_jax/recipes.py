@@ -74,6 +74,12 @@ def _qwen3(size: str) -> Model:
     return Model(variants, 150, {"enable_thinking": False})
 
 
+def _qwen35(size: str) -> Model:
+    # As Qwen3, whose templates have the same switch.
+    variants = {"chat": f"Qwen/Qwen3.5-{size}", "base": f"Qwen/Qwen3.5-{size}-Base"}
+    return Model(variants, 150, {"enable_thinking": False})
+
+
 def _llama(size: str) -> Model:
     # K: G2D's of Llama-3.1-8B, for 1B chosen. Instruct first: it is Bridging's, and the base model
     # has no template.
@@ -119,6 +125,8 @@ MODELS: dict[str, Model] = {
     "qwen3-0.6b": _qwen3("0.6B"),
     "qwen3-4b": _qwen3("4B"),
     "qwen3-8b": _qwen3("8B"),
+    "qwen3.5-0.8b": _qwen35("0.8B"),
+    "qwen3.5-4b": _qwen35("4B"),
     "llama-3.2-1b": _llama("3.2-1B"),
     "llama-3.1-8b": _llama("3.1-8B"),
     "smollm3-3b": _smollm3("3B"),

@@ -62,6 +62,13 @@ MODELS = {
         None,
     ),
     "phi-4-mini": ("instruct microsoft/Phi-4-mini-instruct", 150, 600, None),
+    "qwen3.5-0.8b": (
+        "chat Qwen/Qwen3.5-0.8B, base Qwen/Qwen3.5-0.8B-Base",
+        150,
+        600,
+        False,
+    ),
+    "qwen3.5-4b": ("chat Qwen/Qwen3.5-4B, base Qwen/Qwen3.5-4B-Base", 150, 600, False),
 }
 METHODS = {"g2d": ("warmup", "collect", "dpo", "evaluate"), "grpo": ("grpo", "evaluate")}
 
@@ -265,6 +272,9 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.save_policy(folder / "olmo", "Olmo3", toy.make_tokenizer(toy.QWEN), sliding_window=24)
     partly = {"partial_rotary_factor": 0.5, "pad_token_id": 0}
     toy.save_policy(folder / "phi", "Phi3", toy.make_tokenizer(toy.QWEN), **partly)
+    layers = {"full_attention_interval": 2, "head_dim": 8, "linear_num_key_heads": 2}
+    layers |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    toy.save_policy(folder / "qwen3.5", "Qwen3_5", toy.make_tokenizer(toy.QWEN), **layers)
     solved = toy.solved_problems(80)
     answers = [str(1 + k % 2) for k in range(80)]
     toy.save_rows(folder / "numinamath.jsonl", solved)
@@ -311,6 +321,7 @@ SPECS = [
 ]
 SPECS += ["smollm3-3b:method=g2d,lora=8", "gemma-3-1b:method=g2d,lora=8"]
 SPECS += ["olmo-3-7b:method=g2d,lora=8", "phi-4-mini:method=g2d,lora=8"]
+SPECS += ["qwen3.5-0.8b:method=g2d,lora=8"]
 SUITES = [
     ("math", "math500", 5),
     ("gsm8k", "amc23", 4),
@@ -346,6 +357,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("gemma-3-1b:method=g2d,k=2", "math", "math500", 2),
         ("olmo-3-7b:method=g2d,k=2", "math", "math500", 2),
         ("phi-4-mini:method=g2d,k=2,lora=4", "math", "math500", 2),
+        ("qwen3.5-0.8b:method=g2d,k=2", "math", "math500", 2),
     ],
 )
 @pytest.mark.slow

@@ -625,13 +625,14 @@ class ModelConfig:
                 f"linear_num_value_heads ({self.linear_num_value_heads}) must be a multiple of "
                 f"linear_num_key_heads ({self.linear_num_key_heads})"
             )
+        every = self.traits.full_attention_interval
         if not self.layer_types:
-            every = self.traits.full_attention_interval
             kinds = recurrent_types(every, self.num_hidden_layers)
             object.__setattr__(self, "layer_types", kinds)
-        if FULL not in self.layer_types or not set(self.layer_types) <= {FULL, RECURRENT}:
+        if FULL not in self.layer_types:
             raise ValueError(
-                f"layer_types must be {FULL} or {RECURRENT}, and {FULL} at least once, got "
-                f"{self.layer_types}: without them each {self.traits.full_attention_interval}th of "
-                "num_hidden_layers is"
+                f"num_hidden_layers is {self.num_hidden_layers}, and none of them has attention: each "
+                f"{every}th has, unless layer_types say otherwise"
             )
+        if not set(self.layer_types) <= {FULL, RECURRENT}:
+            raise ValueError(f"layer_types must be {FULL} or {RECURRENT}, got {self.layer_types}")

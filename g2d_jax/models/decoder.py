@@ -483,6 +483,7 @@ def scan_layers(
     period = model.config.period
     numbers = jnp.arange(model.config.num_hidden_layers)
     if period == 1:
+        assert isinstance(model.blocks, Block)
         end, output = jax.lax.scan(apply, start, (model.blocks, numbers))
         return end, [output]
     rows = block_params(model.config)
@@ -513,7 +514,8 @@ def _apart(stack: Any) -> list[Any]:
     """
     leaves, tree = jax.tree.flatten(stack)
     parts = [jax.lax.split(leaf, (1,) * len(leaf)) for leaf in leaves]
-    return [tree.unflatten([part[0] for part in entry]) for entry in zip(*parts, strict=True)]
+    entries = zip(*parts, strict=True)
+    return [jax.tree.unflatten(tree, [part[0] for part in entry]) for entry in entries]
 
 
 def _all_kept(c: ModelConfig, outputs: list[Any]) -> LayersKept:

@@ -94,12 +94,8 @@ def on_devices(c: ModelConfig, mesh: Mesh | None) -> Callable[..., tuple[Array, 
         each = jax.shard_map(
             partial(scan, c),
             mesh=mesh,
-            in_specs=(
-                PartitionSpec(rows),
-                Inputs(of_tokens, of_tokens, of_tokens),
-                PartitionSpec(heads),
-            ),
-            out_specs=(of_tokens, Memory(of_memory, of_memory)),
+            in_specs=(PartitionSpec(rows), of_tokens, PartitionSpec(heads)),
+            out_specs=(of_tokens, of_memory),
             check_vma=False,
         )
         return each(segment_ids, inputs, taps)

@@ -25,10 +25,14 @@ def attended(length: int, before: int = 0) -> int:
 
 
 def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Count a forward pass of `tokens` tokens that read `positions` positions: 2 P_mm a token, 4 L
-    H d a position."""
+    """Count a forward pass of `tokens` tokens that read `positions` positions: 2 P_mm a token, 4 H
+    d a position and layer with attention; and 6 D E a token and head of a recurrent layer, whose
+    state is read twice and written once (models/delta.py)."""
     width = config.num_attention_heads * config.head_dim
-    return 2.0 * matmul_params(config) * tokens + 4.0 * config.num_hidden_layers * width * positions
+    attention = 4.0 * len(config.layers(recurrent=False)) * width * positions
+    heads = len(config.layers(recurrent=True)) * config.linear_num_value_heads
+    state = config.linear_key_head_dim * config.linear_value_head_dim
+    return (2.0 * matmul_params(config) + 6.0 * heads * state) * tokens + attention
 
 
 def train_flops(config: ModelConfig, tokens: float, positions: float) -> float:

@@ -34,6 +34,7 @@ _FAMILIES = {
     "Phi-4": ("phi3", 200_064, 10_000.0, 1e-5),
     "OLMo-2": ("olmo2", 100_352, 500_000.0, 1e-6),
     "gemma-3": ("gemma3_text", 262_144, 1e6, 1e-6),
+    "Qwen3.5": ("qwen3_5_text", 248_320, 1e7, 1e-6),
 }
 
 
@@ -113,6 +114,19 @@ _PHI4_MINI = {
 }
 
 
+def _qwen35(values: int) -> dict[str, Any]:
+    """Return the fields of a Qwen3.5's recurrent layers. values: their value heads."""
+    return {
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        **_TIED,
+    }
+
+
 def _scaled(factor: float) -> dict[str, Any]:
     return {"rope_scaling": Llama3Rope(factor, 1.0, 4.0, 8192)}
 
@@ -129,6 +143,8 @@ SHAPES: dict[str, ModelConfig] = {
     "Qwen3-4B": _shape("Qwen3", 2560, 9728, 36, 32, 8, 40_960, head_dim=128, **_TIED),
     "Qwen3-8B": _shape("Qwen3", 4096, 12_288, 36, 32, 8, 40_960, head_dim=128),
     "Qwen3-14B": _shape("Qwen3", 5120, 17_408, 40, 40, 8, 40_960, head_dim=128),
+    "Qwen3.5-0.8B": _shape("Qwen3.5", 1024, 3584, 24, 8, 2, 262_144, **_qwen35(16)),
+    "Qwen3.5-4B": _shape("Qwen3.5", 2560, 9216, 32, 16, 4, 262_144, **_qwen35(32)),
     "Llama-3-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 8192),
     "Llama-3.1-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 131_072, **_scaled(8.0)),
     "Llama-3.2-1B": _shape("Llama-3", 2048, 8192, 16, 32, 8, 131_072, **_TIED, **_scaled(32.0)),

@@ -71,7 +71,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
         (recurrent, _recurrent(c) if recurrent else {}),
         (every, _feed_forward(c)),
     )
-    table = {}
+    table: dict[str, Param] = {}
     for layers, rows in parts:
         table |= {name: replace(row, layers=layers) for name, row in rows.items()}
     if c.lora:
@@ -108,14 +108,13 @@ def _attention(c: ModelConfig) -> dict[str, Param]:
     heads = ("heads", "head_dim")
     kv_heads = ("kv_heads", "head_dim")
     of_outputs = {"q": heads, "k": kv_heads, "v": kv_heads}
-    # Beside its query, a head computes its output's gate.
-    gated = {"shape": (c.hidden_size, c.num_attention_heads, 2 * c.head_dim)}
     table = {}
     for name, axes in of_outputs.items():
         row = _row(c, ("embed", *axes), "normal", f"{module}.{name}_proj.weight", 1)
         table[name] = replace(row, quantised=c.quantise)
-    if c.traits.recurrent:
-        table["q"] = replace(table["q"], **gated)
+    if c.traits.recurrent:  # beside its query, a head computes its output's gate
+        gated = c.hidden_size, c.num_attention_heads, 2 * c.head_dim
+        table["q"] = replace(table["q"], shape=gated)
     row = _row(c, (*heads, "embed"), "normal", f"{module}.o_proj.weight", 2)
     table["o"] = replace(row, quantised=c.quantise)
     if c.traits.qkv_bias or c.attention_bias:

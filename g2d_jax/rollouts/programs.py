@@ -21,6 +21,9 @@ from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import mean_prompt, policy_shapes
 
+STATES = "recurrent states"
+"""What a cache holds beside keys and values, by the name that plans give it."""
+
 
 def sampling_programs(
     session: Session,
@@ -106,8 +109,10 @@ def _generation(
         )
 
     state, _ = sampler.abstract(shapes)
-    parts = {"KV cache": device_bytes(state.cache)}
-    work = Work(1, 0.0, parts["KV cache"], parts)
+    parts = {"KV cache": device_bytes((state.cache.keys, state.cache.values))}
+    if state.cache.memories:
+        parts[STATES] = device_bytes(state.cache.memories)
+    work = Work(1, 0.0, sum(parts.values()), parts)
     yield Program(
         name,
         empty,
@@ -196,7 +201,7 @@ def _insert_work(
     sample begins in it."""
     chunks = workload.calls * decoded.steps / session.sampling.sampler.chunk
     return Work(
-        chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts
+        chunks, 0.0, sum(parts.values()) * workload.responses / workload.shapes.rows / chunks, parts
     )
 
 
@@ -216,6 +221,8 @@ def _decode_work(
     steps = sampler.chunk
     row_steps = shapes.rows * steps
     share = 1 / len(sampler.decoded_widths(shapes))
+    # What recurrent layers keep is read and written.
+    cached = parts["KV cache"] * decoded.read / shapes.widths[-1] + 2 * parts.get(STATES, 0)
     return Work(
         share * workload.calls * decoded.steps / steps,
         forward_flops(model, row_steps, row_steps * decoded.live) / sampler.mesh.size,
@@ -224,7 +231,7 @@ def _decode_work(
         generated=share * workload.responses * workload.mean,
         responses=share * workload.responses,
         rows=shapes.rows,
-        cached=steps * parts["KV cache"] * decoded.read / shapes.widths[-1],
+        cached=steps * cached,
         columns=decoded.read,
         layers=steps * model.num_hidden_layers,
     )

@@ -41,23 +41,32 @@ LOGIT = 4
 
 
 def kv_bytes(config: ModelConfig, itemsize: int, kv_cache_dtype: str = "") -> int:
-    """Count the bytes of keys and values of one token in all layers. itemsize: of a number, where
-    they are no codes."""
+    """Count the bytes of keys and values of one token in all layers with attention. itemsize: of a
+    number, where they are no codes."""
     head = config.head_dim * itemsize
     if kv_cache_dtype:  # a byte a number, and a float32 scale
         head = config.head_dim + 4
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * head
+    return 2 * len(config.layers(recurrent=False)) * config.num_key_value_heads * head
+
+
+def memory_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Count the bytes that a row keeps in all recurrent layers, however long it is."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    tail = (config.linear_conv_kernel_dim - 1) * (2 * keys + values)
+    state = values * config.linear_key_head_dim
+    return len(config.layers(recurrent=True)) * (4 * state + itemsize * tail)
 
 
 def bytes_saved(config: ModelConfig, itemsize: int) -> int:
     """Count the bytes that int8 codes and their scales save of the weights that they stand for; 0
     without codes."""
     rows = [row for row in block_params(config).values() if row.quantised]
-    layer = sum(
-        (itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row))
+    return sum(
+        len(row.layers)
+        * ((itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row)))
         for row in rows
     )
-    return config.num_hidden_layers * layer
 
 
 class Sending(NamedTuple):
@@ -95,6 +104,7 @@ class Split:
             return UNKNOWN
         free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
         row_bytes = self.columns * kv_bytes(self.config, self.itemsize, self.kv_cache_dtype)
+        row_bytes += memory_bytes(self.config, self.itemsize)
         rows = int(max(free, 0) * self.devices / row_bytes)
         if rows >= self._step:
             return rows // self._step * self._step
@@ -131,9 +141,11 @@ class Split:
         """Estimate how long a decode step of so many rows takes."""
         config, rates = self.config, self.rates
         numbers = matmul_params(config)
-        # A row that decodes has, over its life, half of its columns filled.
+        # A row that decodes has, over its life, half of its columns filled; what recurrent layers
+        # keep is read and written.
         token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
-        cached = rows * self.columns / 2 * token / self.devices
+        kept = self.columns / 2 * token + 2 * memory_bytes(config, self.itemsize)
+        cached = rows * kept / self.devices
         by_tensor, by_fsdp = self._by_tensor(rows), self._by_fsdp(rows)
         collectives = by_tensor.collectives + by_fsdp.collectives
         parts = Seconds(
@@ -172,8 +184,8 @@ class Split:
 
     def _by_fsdp(self, rows: int) -> Sending:
         """Count what a step sends along the axis fsdp: a layer's queries, keys and values, and its
-        gate and up products, are sums over parts of the width; attention's output is gathered; the
-        logits are summed, each device keeping those of its own rows."""
+        gate and up products, are sums over parts of the width (of a recurrent one also its outputs'
+        gates); attention's output is gathered; the logits are summed, each device keeping those of its own rows."""
         config, parts = self.config, self._split_heads
         others = self.ways // parts
         if others == 1:
@@ -182,8 +194,12 @@ class Split:
         share = (others - 1) / others
         queries = config.num_attention_heads * config.head_dim
         keys = 2 * config.num_key_value_heads * config.head_dim
-        width = 2 * (2 * config.intermediate_size + queries + keys) + queries
-        sent = config.num_hidden_layers * share * decoded * width / parts * self.itemsize
+        attention = len(config.layers(recurrent=False)) * (3 * queries + 2 * keys)
+        of_keys = config.linear_num_key_heads * config.linear_key_head_dim
+        of_values = config.linear_num_value_heads * config.linear_value_head_dim
+        recurrent = len(config.layers(recurrent=True)) * (4 * of_keys + 5 * of_values)
+        width = 4 * config.num_hidden_layers * config.intermediate_size + attention + recurrent
+        sent = share * decoded * width / parts * self.itemsize
         sent += share * decoded * config.vocab_size / parts * LOGIT
         return Sending(sent, 6 * config.num_hidden_layers + 6)
 

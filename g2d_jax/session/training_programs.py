@@ -19,6 +19,7 @@ from g2d_jax.losses.logprobs import logits_kept
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.delta import CHUNK
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.session import init_params
@@ -270,4 +271,15 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
         "dots": 2 * e + 2 * width + 2 * key_width + 2 * m / tensor,
         "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor,
     }[remat]
-    return config.num_hidden_layers * each
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
+    # Two states for every chunk.
+    states = 2 * values * config.linear_key_head_dim / CHUNK / tensor
+    recurrent = {
+        "full": e,
+        "attention": e,
+        "dots": 2 * e + read + 2 * m / tensor,
+        "none": 4 * e + 3 * read + states + 3 * m / tensor,
+    }[remat]
+    with_attention = len(config.layers(recurrent=False))
+    return with_attention * each + (config.num_hidden_layers - with_attention) * recurrent

@@ -65,6 +65,19 @@ OWN = {
             "full_attention": YARN,
         },
     },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 100.0,
+            "partial_rotary_factor": 0.5,
+        },
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 6,
+        "linear_conv_kernel_dim": 3,
+    },
 }
 """Fields of a family that have other values than transformers' own, which do nothing."""
 
