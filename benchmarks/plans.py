@@ -96,6 +96,7 @@ def rows() -> list[Row]:
         "gemma-3-4b": [("", "v5e-16")],
         "phi-4-mini": [("", "v5e-16")],
         "gemma-3-1b": [("", "v5e-8")],
+        "qwen2.5-1.5b": [*small, ("", "h100x8")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [
