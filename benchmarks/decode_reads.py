@@ -16,10 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 from g2d_jax.data.packing import round_up  # noqa: E402
 from g2d_jax.models import decode_kernel, decode_kernel_gpu  # noqa: E402
-from g2d_jax.models.attention import COLUMN_BLOCK, blocks_back  # noqa: E402
+from g2d_jax.models.attention import COLUMN_BLOCK  # noqa: E402
 from g2d_jax.models.kernels import LANES  # noqa: E402
+from g2d_jax.sampler.simulated import by_longest, chunks, lengths  # noqa: E402
 
-CHUNK, GROUP, SIGMA = 16, 8, 0.8
-SHORTEST, PROMPTS = 16, (30, 1024)
+CHUNK, GROUP, PROMPTS = 16, 8, (30, 1024)
 
 
 @dataclass(frozen=True)
@@ -67,37 +65,16 @@ class Steps(NamedTuple):
 def simulate(case: Case, seed: int = 0) -> Steps:
     """Run the schedule of a call."""
     random = np.random.default_rng(seed)
-    mu = np.log(case.mean) - SIGMA**2 / 2
-    drawn = np.exp(random.normal(mu, SIGMA, case.samples * 2))
-    lengths = np.clip(drawn, SHORTEST, case.most).astype(int)[: case.samples]
     drawn = random.normal(case.prompt, case.prompt / 3, case.samples // GROUP)
     prompts = np.repeat(np.clip(drawn, *PROMPTS).astype(int), GROUP)
-    earlier, left = np.zeros((2, case.rows), int)
-    chunks, begun = [], 0
-    while True:
-        free = np.flatnonzero(left <= 0)[: case.samples - begun]
-        earlier[free] = prompts[begun : begun + len(free)]
-        left[free] = lengths[begun : begun + len(free)]
-        begun += len(free)
-        if not (left > 0).any():
-            break
-        step = np.arange(min(CHUNK, left.max()))[:, None]
-        chunks.append(np.where(step < left, earlier + step, -1))
-        earlier, left = earlier + len(step), left - len(step)
-    steps = np.concatenate(chunks).astype(np.int32)
+    responses = lengths(case.samples, case.mean, case.most, seed)
+    earlier = np.concatenate([*chunks(prompts, responses, case.rows, CHUNK)])
     # As `Sampler.shapes` has it on a TPU.
     width = round_up(round_up(int(prompts.max()), LANES) + case.most, COLUMN_BLOCK)
-    return Steps(steps, np.arange(len(steps), dtype=np.int32)[:, None] % width, width)
+    return Steps(earlier, np.arange(len(earlier), dtype=np.int32)[:, None] % width, width)
 
 
-def by_longest(earlier: jax.Array, column: jax.Array, width: int) -> jax.Array:
-    """Count what `attend_blocks` reads: of every row the blocks of the longest one."""
-    most = jnp.max(earlier, axis=1, keepdims=True)
-    blocks = blocks_back(most, column, COLUMN_BLOCK, width // COLUMN_BLOCK)
-    return jnp.broadcast_to(COLUMN_BLOCK * blocks, earlier.shape)
-
-
-PATHS: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
+PATHS: dict[str, Callable[[Any, Any, int], Any]] = {
     "TPU, pallas": decode_kernel.columns_read,
     "TPU, xla": by_longest,
     "GPU, pallas": partial(decode_kernel_gpu.columns_read, dim=128, itemsize=2),

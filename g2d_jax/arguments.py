@@ -176,7 +176,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     only = "this stage only; may be repeated"
     add("--stage", action="append", default=[], dest="stages", help=only)
     add("--auto", action="store_true", help="choose mesh, micro-batch and remat")
-    add("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
+    add("--verbose", action="store_true", help="show every program: memory, traffic, time")
 
 
 def _forecast_arguments(parser: argparse.ArgumentParser) -> None:

@@ -63,8 +63,8 @@ def test_a_tpu_reads_hardly_more_of_the_cache_than_lives(case):
     found = READS["ratios"](steps)
     assert 1 < found["TPU, pallas"] <= 1.3 and found["TPU, xla"] > 4
     if case == READS["CASES"][0]:
-        assert steps.earlier.shape == (3568, 128) and steps.width == 2560
-        assert (steps.earlier + 1).mean() == pytest.approx(383.0, abs=0.1)
+        assert steps.earlier.shape == (3680, 128) and steps.width == 2304
+        assert (steps.earlier + 1).mean() == pytest.approx(412.9, abs=0.1)
 
 
 @pytest.mark.slow

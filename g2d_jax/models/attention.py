@@ -225,8 +225,10 @@ def attend_blocks(
 def blocks_back(earlier: Array, column: Array, block: int, total: int) -> Array:
     """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and
     `earlier` before it; none of a row at rest, where that is -1."""
-    count = jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
-    return jnp.where(earlier < 0, 0, count)
+    space = earlier.__array_namespace__()  # NumPy's where plans count what is read
+    count = space.minimum((earlier + block - 1 - column % block) // block + 1, total)
+    result: Array = space.where(earlier < 0, 0, count)
+    return result
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -3,7 +3,7 @@ time.
 
 name ─► topologies ─► compiling: devices        config ─► programs: jitted functions, abstract inputs
                 └──────────────┬──────────────────────────────┘
-                            planning ─► memory, collectives (hlo), rooflines (work) ─► show, search
+                            planning ─► memory, collectives (hlo), times (work) ─► show, search
 """
 
 from __future__ import annotations

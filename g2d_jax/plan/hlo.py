@@ -109,6 +109,16 @@ def bytes_sent(sending: list[Collective]) -> dict[str, float]:
     return sent
 
 
+def bytes_by_group(sending: list[Collective]) -> dict[int, float]:
+    """Sum the bytes that each device sends in one call of the program, by the devices that take
+    part in a collective, as far as known."""
+    sent: dict[int, float] = {}
+    for collective in sending:
+        if collective.group is not None and collective.sent is not None:
+            sent[collective.group] = sent.get(collective.group, 0.0) + collective.sent
+    return sent
+
+
 def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
     """Return the name of a module's entry, and its computations by name."""
     computations: dict[str, _Lines] = {}

@@ -1,4 +1,4 @@
-"""A run's programs compiled for another machine: their memory and least time."""
+"""A run's programs compiled for another machine: their memory and time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etils import epath
+from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Config
@@ -22,7 +23,7 @@ from g2d_jax.plan import target
 from g2d_jax.plan.programs import programs_of, scorings
 from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
-from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
+from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.problems import Problems
@@ -41,7 +42,7 @@ class Entry:
     program: Program
     compiled: Compiled | None = None
     beside: int = 0
-    time: Roofline | None = None
+    time: Time | None = None
     why: str = ""
 
     @property
@@ -122,9 +123,10 @@ class Compiler:
             raise result
         return result
 
-    def entries(self, programs: Sequence[Program]) -> Iterator[Entry]:
-        """Compile the programs of a stage, each when it is asked for."""
+    def entries(self, programs: Sequence[Program], session: Session) -> Iterator[Entry]:
+        """Compile the programs of a stage of a session, each when it is asked for."""
         outputs = _Outputs()
+        device = self.topology.device
         for program in programs:
             try:
                 compiled = self.compile(program, outputs)
@@ -132,8 +134,21 @@ class Compiler:
                 yield Entry(program, why=str(error))
                 continue
             outputs[program.name] = compiled.outputs
-            time = roofline(program.work, compiled.sent, self.topology.device, compiled.far)
+            work = program.work
+            samples = "KV cache" in work.parts
+            mesh = session.sampling.devices.for_sampling if samples else session.mesh
+            sending = compiled.groups, _axes(mesh), compiled.far, compiled.collectives
+            time = time_of(work, device, *sending)
             yield Entry(program, compiled, program.resident_bytes(outputs), time)
+
+
+def _axes(mesh: Mesh) -> dict[int, int]:
+    """Map the devices of a group along an axis of the mesh to the axes of the torus on which it
+    lies; of two axes of one size to the fewer."""
+    fsdp, tensor = meshes.torus_axes(mesh)
+    axes = {mesh.shape["fsdp"]: fsdp}
+    axes[mesh.shape["tensor"]] = min(tensor, axes.get(mesh.shape["tensor"], tensor))
+    return axes
 
 
 class _Outputs(dict[str, Any]):
@@ -197,7 +212,8 @@ def make(
     with planned(config, compiler, prompt) as session:
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))
-        entries = list(itertools.chain.from_iterable(map(compiler.entries, programs)))
+        stage_entries = (compiler.entries(of_stage, session) for of_stage in programs)
+        entries = list(itertools.chain.from_iterable(stage_entries))
         sampling = session.sampling.devices.for_sampling
         ways = sampling.size // sampling.shape["data"]
         mesh, mean = dict(session.mesh.shape), mean_prompt(session)

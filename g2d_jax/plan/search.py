@@ -134,7 +134,7 @@ def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
             # The train step first: it is what most often does not fit.
             programs = programs_of(session, name)
             programs.sort(key=lambda program: program.name != "train step")
-            entries = compiler.entries(programs)
+            entries = compiler.entries(programs, session)
             if not all(entry.fits(compiler.topology.device) for entry in entries):
                 return False
     return True

@@ -1,4 +1,4 @@
-"""A plan on the screen: the verdict, a row for each stage; on request, memory and roofline of every
+"""A plan on the screen: the verdict, a row for each stage; on request, memory and time of every
 program."""
 
 from __future__ import annotations
@@ -6,26 +6,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-import jax.numpy as jnp
-
 from g2d_jax.accounting import TOKENS
 from g2d_jax.config import Evaluate, setting_of
 from g2d_jax.models.decoder import count_params
-from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
-from g2d_jax.plan.work import ASSUMED, SUITES, reads_locally
+from g2d_jax.plan.work import ASSUMED, SUITES, Time, reads_locally
 from g2d_jax.runtime.tracking import Screen
-from g2d_jax.sampler.capacity import kv_bytes
 from g2d_jax.study.pricing import Rates
-
-EFFICIENCY = 0.5
-"""Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in
-decoding 40 to 85 % of the bandwidth."""
-
-DECODING, FLOOR_ROWS, FLOOR_CONTEXT = 0.55, 256, 1024
-"""Assumed share of its roofline for decoding, and rows and context of the floor beside which it is
-shown."""
 
 
 def show(
@@ -42,16 +30,17 @@ def show(
     for. verbose: every program's memory and time, too.
     """
     screen.say(verdict(plan, price))
-    columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "cost"]
+    columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "least", "cost"]
     rows = [stage_row(plan, name, price) for name in [*plan.stages, "all"]]
-    first = ("GiB", "of", "fits", "hours", "cost")
+    first = ("GiB", "of", "fits", "hours", "least", "cost")
     screen.table(f"the run on {plan.topology.name}", columns, rows, first)
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
         f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} "
-        f"(--prompt N, --response N: their means), at {EFFICIENCY:.0%} of the roofline, without "
-        "verifiers, judges, checkpoints and loading."
-        + ("" if verbose else " Every program: --verbose.")
+        f"(--prompt N, --response N: their means), {_reached(plan):.0%} of the rates that a "
+        f"{plan.topology.kind} is stated to have, as published runs reach, and waits that are "
+        "estimated; least: all of these rates, and no waits. Without verifiers, judges, "
+        "checkpoints and loading." + ("" if verbose else " Every program: --verbose.")
     )
     for line in assumptions(plan):
         screen.say(line)
@@ -60,9 +49,18 @@ def show(
 
 
 def hours(entries: Sequence[Entry]) -> float:
-    """Sum the hours at `EFFICIENCY` of the roofline; programs that do not fit count as nothing."""
-    least = sum(entry.program.work.calls * entry.time.seconds for entry in entries if entry.time)
-    return least / EFFICIENCY / 3600
+    """Sum the hours, at the share of the stated rates that is reached; programs that do not fit
+    count as nothing."""
+    return sum(e.program.work.calls * e.time.seconds for e in entries if e.time) / 3600
+
+
+def least_hours(entries: Sequence[Entry]) -> float:
+    """Sum the hours at the stated rates, without waits."""
+    return sum(e.program.work.calls * e.time.least for e in entries if e.time) / 3600
+
+
+def _reached(plan: Plan) -> float:
+    return plan.topology.device.reached
 
 
 def _tokens(entries: Sequence[Entry], kind: str) -> float:
@@ -70,7 +68,7 @@ def _tokens(entries: Sequence[Entry], kind: str) -> float:
 
 
 def rates(plan: Plan, response: int | None) -> Rates:
-    """Compute the seconds a token of each kind takes in each kind of stage, at `EFFICIENCY`.
+    """Compute the seconds a token of each kind takes in each kind of stage, as `hours` does.
 
     response: as the plan was made for. What a stage does beside tokens (parameters converted, rows
     inserted, a first state) is shared out among its kinds.
@@ -102,7 +100,7 @@ def rates(plan: Plan, response: int | None) -> Rates:
         recipe=plan.config.name,
         topology=plan.topology.name,
         seconds=seconds,
-        efficiency=EFFICIENCY,
+        reached=_reached(plan),
         chips=plan.topology.chips,
         response=response or longest,
     )
@@ -122,12 +120,13 @@ def verdict(plan: Plan, price: float | None) -> str:
     cost = ""
     if price is not None:
         cost = f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
-    return f"fits: yes, {spent:,.1f} h on {plan.topology.name}{cost}"
+    least = least_hours(plan.entries)
+    return f"fits: yes, {spent:,.1f} h on {plan.topology.name} (at least {least:,.1f}){cost}"
 
 
 def stage_row(plan: Plan, name: str, price: float | None) -> list[str]:
-    """Build the row of a stage, or of the run ("all"): fullest program, its memory, tokens, hours
-    and cost."""
+    """Build the row of a stage, or of the run ("all"): fullest program, its memory, tokens, hours,
+    least hours and cost."""
     device = plan.topology.device
     entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
     fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
@@ -136,7 +135,8 @@ def stage_row(plan: Plan, name: str, price: float | None) -> list[str]:
     counts = [f"{_tokens(entries, kind):,.0f}" for kind in TOKENS]
     spent = hours(entries)
     cost = "" if price is None else f"{spent * plan.topology.chips * price:,.2f}"
-    return [name, fullest.program.name, *memory, fits, *counts, f"{spent:.2f}", cost]
+    spans = [f"{spent:.2f}", f"{least_hours(entries):.2f}"]
+    return [name, fullest.program.name, *memory, fits, *counts, *spans, cost]
 
 
 def _gib(size: float) -> str:
@@ -198,14 +198,11 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
             sent += f", {compiled.far / 1e9:.3g} to other {plan.topology.between}"
         if compiled.unknown:
             sent += f" and {compiled.unknown} unknown"
-        least = f"{1e3 * entry.time.seconds:.3g}"
-        calls.append(
-            [*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"]
-        )
-        if work.generated:
-            seconds = work.calls * entry.time.seconds
-            rate = DECODING * work.generated / seconds / plan.topology.devices
-            decoding.append([*name, f"{work.rows:,}", f"{rate:,.0f}", f"{rate / _floor(plan):.0%}"])
+        time = entry.time
+        spans = [f"{1e3 * time.seconds:.3g}", f"{1e3 * time.least:.3g}", time.bound]
+        calls.append([*name, f"{work.flops / 1e12:.3g}", sent, *spans, f"{work.calls:,.0f}"])
+        if work.layers and work.calls:
+            decoding.append([*name, *_decode_cells(plan, entry, time)])
     columns = [
         "stage",
         "program",
@@ -216,21 +213,29 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
         "of it, by formula, GiB",
     ]
     screen.table("memory of each device", columns, memory)
-    columns = ["stage", "program", "TFLOP", "sent GB", "roofline ms", "bound by", "calls"]
+    columns = ["stage", "program", "TFLOP", "sent GB", "ms", "least ms", "longest part", "calls"]
     screen.table("one call on each device", columns, calls)
-    columns = ["stage", "program", "rows", "tokens/s of a device", "share of the floor"]
-    screen.table("decoding", columns, decoding)
+    split = ["weights ms", "cache ms", "links ms", "waits ms", "step ms"]
+    columns = ["stage", "program", "rows", "columns read", *split, "tokens/s of a device"]
+    screen.table("decode steps", columns, decoding)
     screen.say(
-        f"Decoding at {DECODING:.0%} of its roofline, rows that wait for the longest response "
-        f"included; beside the floor of {FLOOR_ROWS} rows a device at a context of "
-        f"{FLOOR_CONTEXT:,} tokens with all weights on it."
+        "A decode step is the sum of what it reads, sends and waits for; rows that wait for the "
+        "longest response are included in tokens/s. Programs over many tokens take as long as "
+        "their longest part."
     )
 
 
-def _floor(plan: Plan) -> float:
-    """Count the tokens a second of a device that decodes `FLOOR_ROWS` at `FLOOR_CONTEXT` with all
-    weights on it."""
-    itemsize = jnp.dtype(plan.config.dtype).itemsize
-    cached = FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(plan.model, itemsize)
-    read = matmul_params(plan.model.base) * itemsize + cached
-    return FLOOR_ROWS * plan.topology.device.bandwidth / read
+def _decode_cells(plan: Plan, entry: Entry, time: Time) -> list[str]:
+    """Show a decode step's rows, columns and parts, and the tokens that a device draws a second."""
+    work, parts, steps = entry.program.work, time.parts, entry.program.dynamic
+    reached = _reached(plan)
+    spans = [
+        max(parts.products, parts.memory) / reached,
+        parts.cache / reached,
+        (parts.links + parts.network) / reached,
+        parts.waits,
+        time.seconds,
+    ]
+    rate = work.generated / work.calls / time.seconds / plan.topology.devices
+    shown = [f"{1e3 * span / steps:.2f}" for span in spans]
+    return [f"{work.rows:,}", f"{work.columns:,.0f}", *shown, f"{rate:,.0f}"]

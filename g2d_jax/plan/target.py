@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from g2d_jax.plan.hlo import bytes_sent, collectives
+from g2d_jax.plan.hlo import bytes_by_group, bytes_sent, collectives
 from g2d_jax.plan.topologies import Topology
 from g2d_jax.runtime import failures, flags
 
@@ -104,14 +104,17 @@ class Compiled:
     """The compiler's report on one program.
 
     peak: bytes a device, arguments and results included. sent: bytes each device sends in one call,
-    by kind of collective; far: what of it goes to other slices or hosts of GPUs; unknown:
-    collectives of which that is not known.
+    by kind of collective; groups: the same by the devices that take part; far: what of it goes to
+    other slices or hosts of GPUs; collectives: how many run in one call; unknown: instructions of
+    which what is sent is not known.
     seconds: of compiling. outputs: the results' tree with shapes and shardings.
     """
 
     peak: int
     sent: Mapping[str, float]
+    groups: Mapping[int, float]
     far: float
+    collectives: int
     unknown: int
     seconds: float
     outputs: Any
@@ -190,6 +193,8 @@ def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> 
     return Compiled(
         peak=_peak(compiled.memory_analysis()),
         sent=bytes_sent(sending),
+        groups=bytes_by_group(sending),
+        collectives=sum(collective.times for collective in sending),
         far=sum(collective.far for collective in sending),
         unknown=sum(collective.sent is None for collective in sending),
         seconds=time.perf_counter() - started,

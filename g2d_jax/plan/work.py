@@ -1,9 +1,9 @@
-"""A program's work, counted by formula, and its least time: the roofline of its device."""
+"""A program's time: of its work, counted by formula, and of what it sends, read from its text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from etils import epath
 
@@ -13,6 +13,7 @@ from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
+from g2d_jax.rates import Seconds
 from g2d_jax.runtime import gguf_file, storage
 from g2d_jax.session.program import Work
 
@@ -20,27 +21,51 @@ SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
 ASSUMED = 1000  # held-out problems of a file whose length no setting gives
 
 
-class Roofline(NamedTuple):
-    """The least seconds of one call, and the resource that takes so long: compute, memory, links or
-    network."""
+@dataclass(frozen=True)
+class Time:
+    """The time of one call. parts: at the device's stated rates. seconds: at the share of them that
+    is reached, with waits. least: at the stated rates, without waits. bound: the longest part."""
 
+    parts: Seconds
     seconds: float
+    least: float
     bound: str
 
 
-def roofline(work: Work, sent: Mapping[str, float], device: Device, far: float = 0.0) -> Roofline:
-    """Compute the roofline of one call: all resources work at once, so the longest of their times
-    counts.
+def time_of(
+    work: Work,
+    device: Device,
+    groups: Mapping[int, float],
+    axes: Mapping[int, int],
+    far: float = 0.0,
+    collectives: int = 0,
+) -> Time:
+    """Compute the time of one call: a decode step's parts follow each other, those of a program
+    over many tokens overlap.
 
-    sent: bytes a device sends in it, by kind of collective. far: what of it leaves its slice, or
-    its host of GPUs.
+    groups: bytes a device sends, by the devices that take part. axes: of the torus, on how many a
+    group of so many devices lies; others lie on as many as any. far: bytes that leave its slice, or
+    its host of GPUs. collectives: that run.
     """
-    return max(
-        Roofline(work.flops / device.flops, "compute"),
-        Roofline(work.moved / device.bandwidth, "memory"),
-        Roofline(sum(sent.values()) / device.link, "links"),
-        Roofline(far / device.network, "network"),
+    widest = max(axes.values(), default=1)
+    links = 0.0
+    for group, sent in groups.items():
+        links += sent / device.group_link(axes.get(group, widest))
+    waits = 0.0
+    if work.layers:
+        waits = collectives * device.latency + work.layers * device.launches
+    parts = Seconds(
+        products=work.flops / device.flops,
+        memory=work.moved / device.bandwidth,
+        cache=work.cached / device.bandwidth,
+        links=links,
+        network=far / device.network,
+        waits=waits,
     )
+    bound = max(parts._fields, key=lambda name: getattr(parts, name))
+    if work.layers:
+        return Time(parts, device.step_seconds(parts), parts.one_by_one(), bound)
+    return Time(parts, device.pass_seconds(parts), parts.at_once(), bound)
 
 
 def shape_of(path: str) -> ModelConfig:

@@ -15,7 +15,9 @@ from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
-from g2d_jax.sampler.capacity import bytes_saved
+from g2d_jax.sampler.capacity import LOGIT, bytes_saved
+from g2d_jax.sampler.sampling import readings
+from g2d_jax.sampler.simulated import Decoded
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import mean_prompt, policy_shapes
@@ -121,7 +123,8 @@ def _generation(
         work = _prefill_work(session, workload, columns, parts)
         inputs = partial(inputs_of_prefill, columns)
         yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
-    work = _insert_work(session, workload, parts)
+    decoded = workload.decoded(sampler, mean_prompt(session))
+    work = _insert_work(session, workload, decoded, parts)
     yield Program(
         name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,)
     )
@@ -141,7 +144,7 @@ def _generation(
                 resident=(*resident, others),
                 also=(view, prefill),
             )
-    work = _decode_work(session, workload, parts)
+    work = _decode_work(session, workload, decoded, parts)
     for widths in sampler.decoded_widths(shapes):
         static = {"filters": shapes.filters, "widths": widths}
         yield Program(
@@ -187,10 +190,12 @@ def _prefill_work(
     )
 
 
-def _insert_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
+def _insert_work(
+    session: Session, workload: Workload, decoded: Decoded, parts: Mapping[str, int]
+) -> Work:
     """Count the work of insertions, one a chunk of decode: a row's columns are written when a
     sample begins in it."""
-    chunks = workload.steps / session.sampling.sampler.chunk
+    chunks = workload.calls * decoded.steps / session.sampling.sampler.chunk
     return Work(
         chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts
     )
@@ -203,27 +208,28 @@ def _resize_work(workload: Workload, cache: Cache, array: Any, parts: Mapping[st
     return Work(calls, 0.0, 2 * device_bytes(array), parts)
 
 
-def _decode_work(session: Session, workload: Workload, parts: Mapping[str, int]) -> Work:
+def _decode_work(
+    session: Session, workload: Workload, decoded: Decoded, parts: Mapping[str, int]
+) -> Work:
     """Count the work of decode with the cache at one of its widths, of which each has an equal
     share of the chunks."""
-    sampler, shapes = session.sampling.sampler, workload.shapes
-    share, length = (
-        1 / len(sampler.decoded_widths(shapes)),
-        mean_prompt(session) + workload.mean / 2,
+    sampler, shapes, model = session.sampling.sampler, workload.shapes, session.model_config
+    steps = sampler.chunk
+    row_steps = shapes.rows * steps
+    drawn = readings(shapes.filters) * LOGIT * row_steps * model.vocab_size / sampler.mesh.size
+    share = 1 / len(sampler.decoded_widths(shapes))
+    return Work(
+        share * workload.calls * decoded.steps / steps,
+        forward_flops(model, row_steps, row_steps * decoded.live) / sampler.mesh.size,
+        steps * _weights(session, workload.weights) + drawn,
+        parts,
+        generated=share * workload.responses * workload.mean,
+        responses=share * workload.responses,
+        rows=shapes.rows,
+        cached=steps * parts["KV cache"] * decoded.read / shapes.widths[-1],
+        columns=decoded.read,
+        layers=steps * model.num_hidden_layers,
     )
-    steps, chunks = sampler.chunk, workload.steps / sampler.chunk
-    flops = (
-        forward_flops(session.model_config, shapes.rows * steps, shapes.rows * steps * length)
-        / sampler.mesh.size
-    )
-    moved = steps * (
-        _weights(session, workload.weights) + parts["KV cache"] * length / shapes.widths[-1]
-    )
-    tokens = {
-        "generated": share * workload.responses * workload.mean,
-        "responses": share * workload.responses,
-    }
-    return Work(share * chunks, flops, moved, parts, **tokens, rows=shapes.rows)
 
 
 def _weights(session: Session, weights: str) -> float:

@@ -5,9 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from g2d_jax.config import Collect, Online
 from g2d_jax.records import SamplingParams
+from g2d_jax.sampler import simulated
+from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
+from g2d_jax.sampler.simulated import Decoded
 from g2d_jax.session.session import Session
 from g2d_jax.session.windows import window_at
 
@@ -47,12 +52,17 @@ class Workload:
         """The responses of the whole stage."""
         return self.prompts * self.samples
 
-    @property
-    def steps(self) -> float:
-        """The decode steps of the whole stage: at the end of a call rows wait for its longest
-        response."""
-        waves = self.responses / self.calls / self.shapes.rows
-        return self.calls * (max(waves - 1, 0) * self.mean + self.params.max_new_tokens)
+    def decoded(self, sampler: Sampler, prompt: float) -> Decoded:
+        """Simulate the decode steps of a call, with drawn lengths where a mean response is told.
+        prompt: tokens of a mean one."""
+        most = self.params.max_new_tokens
+        samples = max(round(self.responses / self.calls), 1)
+        drawn = np.full(samples, most)
+        if self.mean < most:
+            drawn = simulated.lengths(samples, self.mean, most)
+        read = simulated.reader(sampler, self.shapes)
+        width = self.shapes.widths[-1]
+        return simulated.decoded(round(prompt), drawn, self.shapes.rows, sampler.chunk, width, read)
 
 
 def prompts_per_call(session: Session, samples: int) -> int:

@@ -12,22 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.models.table import block_params
-from g2d_jax.rates import Rates
+from g2d_jax.rates import Rates, Seconds
 
 UNKNOWN = 256
 """Rows where a platform reports no memory, as on CPUs."""
 
 SPARE = 0.06
 """Share of the memory left for the workspace of decode and prefill beside weights and cache."""
-
-REACHED = 0.8
-"""Share of the stated rates of memory and links that a decode step is taken to reach."""
 
 MEAN = 0.25
 """Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any
@@ -60,6 +58,13 @@ def bytes_saved(config: ModelConfig, itemsize: int) -> int:
         for row in rows
     )
     return config.num_hidden_layers * layer
+
+
+class Sending(NamedTuple):
+    """The bytes that a device sends in a decode step, and in how many collectives."""
+
+    sent: float
+    collectives: int
 
 
 @dataclass(frozen=True)
@@ -123,20 +128,25 @@ class Split:
         return steps * self.step_seconds(rows)
 
     def step_seconds(self, rows: int) -> float:
-        """Estimate how long a decode step of so many rows takes.
-
-        What is sent is added to what is read: every product waits for the sum before it.
-        """
+        """Estimate how long a decode step of so many rows takes."""
         config, rates = self.config, self.rates
         numbers = matmul_params(config)
         # A row that decodes has, over its life, half of its columns filled.
         token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
         cached = rows * self.columns / 2 * token / self.devices
-        computed = 2 * numbers * rows / self.devices / rates.flops
-        read = max(self._weight_bytes(numbers) / rates.bandwidth, computed)
-        launched = config.num_hidden_layers * rates.launches
-        busy = (read + cached / rates.bandwidth) / REACHED
-        return busy + launched + self._by_tensor(rows) + self._by_fsdp(rows)
+        by_tensor, by_fsdp = self._by_tensor(rows), self._by_fsdp(rows)
+        collectives = by_tensor.collectives + by_fsdp.collectives
+        parts = Seconds(
+            products=2 * numbers * rows / self.devices / rates.flops,
+            memory=self._weight_bytes(numbers) / rates.bandwidth,
+            cache=cached / rates.bandwidth,
+            links=sum(
+                sending.sent / rates.group_link(axes)
+                for sending, axes in zip((by_fsdp, by_tensor), self.axes, strict=True)
+            ),
+            waits=collectives * rates.latency + config.num_hidden_layers * rates.launches,
+        )
+        return rates.step_seconds(parts)
 
     @property
     def _split_heads(self) -> int:
@@ -146,28 +156,28 @@ class Split:
     # The collectives are those of the compiled program, sizes as well (tests/plan): of a TPU's; a
     # GPU's has one or two fewer.
 
-    def _by_tensor(self, rows: int) -> float:
-        """Estimate how long a step sends along the axis tensor: two sums a layer, then the logits
-        of a device's words of all rows for those of all words of its own rows."""
+    def _by_tensor(self, rows: int) -> Sending:
+        """Count what a step sends along the axis tensor: two sums a layer, then the logits of a
+        device's words of all rows for those of all words of its own rows."""
         config, parts = self.config, self._split_heads
         if parts == 1:
-            return 0.0
+            return Sending(0.0, 0)
         others = self.ways // parts
         decoded = rows * self.ways / self.devices  # by the group
         share = (parts - 1) / parts
         sums = 2 * config.num_hidden_layers
         sent = sums * 2 * share * decoded * config.hidden_size / others * self.itemsize
         sent += share * decoded / others * config.vocab_size / parts * LOGIT
-        return self._seconds(sent, sums + 5, self.axes[1])
+        return Sending(sent, sums + 5)
 
-    def _by_fsdp(self, rows: int) -> float:
-        """Estimate how long a step sends along the axis fsdp: a layer's queries, keys and values,
-        and its gate and up products, are sums over parts of the width; attention's output is
-        gathered; the logits are summed, each device keeping those of its own rows."""
+    def _by_fsdp(self, rows: int) -> Sending:
+        """Count what a step sends along the axis fsdp: a layer's queries, keys and values, and its
+        gate and up products, are sums over parts of the width; attention's output is gathered; the
+        logits are summed, each device keeping those of its own rows."""
         config, parts = self.config, self._split_heads
         others = self.ways // parts
         if others == 1:
-            return 0.0
+            return Sending(0.0, 0)
         decoded = rows * self.ways / self.devices
         share = (others - 1) / others
         queries = config.num_attention_heads * config.head_dim
@@ -175,12 +185,7 @@ class Split:
         width = 2 * (2 * config.intermediate_size + queries + keys) + queries
         sent = config.num_hidden_layers * share * decoded * width / parts * self.itemsize
         sent += share * decoded * config.vocab_size / parts * LOGIT
-        return self._seconds(sent, 6 * config.num_hidden_layers + 6, self.axes[0])
-
-    def _seconds(self, sent: float, collectives: int, axes: int) -> float:
-        """Estimate how long so many collectives take that send so many bytes together."""
-        link = REACHED * self.rates.group_link(axes)
-        return sent / link + collectives * self.rates.latency
+        return Sending(sent, 6 * config.num_hidden_layers + 6)
 
     @property
     def _step(self) -> int:

@@ -21,7 +21,11 @@ class Work:
     calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved:
     bytes from and to memory, at least. parts: bytes that lie in memory, by what they are.
     generated, prefilled, scored, trained: tokens of the whole stage on all devices; responses:
-    those that rewards score. rows: that are decoded together.
+    those that rewards score.
+
+    Of decoding: rows: that are decoded together. cached: bytes of keys and values read, not among
+    those moved. columns: of the cache that are read of a row in a step, on average. layers: that
+    run one after the other.
     """
 
     calls: float
@@ -34,6 +38,9 @@ class Work:
     trained: float = 0.0
     responses: float = 0.0
     rows: int = 0
+    cached: float = 0.0
+    columns: float = 0.0
+    layers: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 class Rates:
     """The speed of a recipe on a machine, by its plan.
 
-    seconds: kind of stage -> kind of token -> seconds of the whole machine for one, at `efficiency`
-    of the roofline; "" is all of the recipe's stages, for kinds that it lacks. chips: of the
-    machine. response: mean tokens of a response that the plan is for. scale: times all tokens.
-    price: of one chip for an hour.
+    seconds: kind of stage -> kind of token -> seconds of the whole machine for one; "" is all of
+    the recipe's stages, for kinds that it lacks. reached: share of the machine's stated rates that
+    they count on. chips: of the machine. response: mean tokens of a response that the plan is for.
+    scale: times all tokens. price: of one chip for an hour.
     """
 
     recipe: str
     topology: str
     seconds: Mapping[str, Mapping[str, float]]
-    efficiency: float
+    reached: float
     chips: int
     response: float
     scale: float = 1.0

@@ -73,7 +73,9 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     plan = make(best, ours, stages=["sft"])
     head, *rest = shown(plan, price=2.0)
     assert re.fullmatch(
-        r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", head
+        r"fits: yes, \d+\.\d h on v5e-8 \(at least \d+\.\d\), \d+\.\d\d at 2 a chip-hour "
+        r"\(8 chips\)",
+        head,
     )
     assert len(rest) == 6 < 15 < len(shown(plan, verbose=True)), rest
     rates = show.rates(plan, 32)
@@ -405,7 +407,7 @@ config = Config.of(resolve({tiny!r}, ["mesh.data=2"]))
 with planning.planned(config, compiler) as context:
     print("mesh", *context.mesh.shape.values(), *(device.slice_index for device in context.mesh.devices.flat))
     for stage in config.stages:
-        for entry in compiler.entries(programs_of(context, stage)):
+        for entry in compiler.entries(programs_of(context, stage), context):
             compiled = entry.compiled
             sent = sum(compiled.sent.values())
             print("program", stage, entry.program.name, compiled.far, sent, compiled.unknown, sep=",")

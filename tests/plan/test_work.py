@@ -16,26 +16,41 @@ from g2d_jax.models import shapes
 from g2d_jax.plan.search import choices, overrides, savings, train_bytes
 from g2d_jax.plan.target import _needed
 from g2d_jax.plan.topologies import DEVICES, topology
-from g2d_jax.plan.work import ASSUMED, problems, roofline, shape_of
+from g2d_jax.plan.work import ASSUMED, problems, shape_of, time_of
 from g2d_jax.session.program import Work, device_bytes
 from g2d_jax.session.training_programs import saved_per_token
 
 
-def test_the_roofline_is_the_longest_of_four():
-    work = Work(1, 197e12, 819e9 / 2, {})  # a v5e: 197 TFLOP/s, 819 GB/s, 200 GB/s
-    assert roofline(work, {"all-gather": 300e9, "all-reduce": 100e9}, DEVICES["v5e"]) == (
-        2.0,
-        "links",
-    )
-    assert roofline(work, {}, DEVICES["v5e"]) == (1.0, "compute")
-    # Of 40 GB 25 leave the slice, at 3.125 GB/s a chip.
-    assert roofline(work, {"all-reduce": 40e9}, DEVICES["v5e"], 25e9) == (8.0, "network")
-    # Decoding Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB
-    # of cache.
-    moved = 2 * 1.544e9 + 256 * 1024 * 28_672
-    seconds, bound = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
-    # as performance tables have it
-    assert bound == "memory" and seconds == pytest.approx(6.5e-3, rel=0.01)
+def test_a_program_over_many_tokens_takes_as_long_as_its_longest_part():
+    """A v5e: 197 TFLOP/s, 819 GB/s, and 200 GB/s over two axes of the torus, of which one gives a
+    quarter."""
+    device, work = DEVICES["v5e"], Work(1, 197e12, 819e9 / 2, {})
+    axes = {16: 2, 4: 1}
+    alone = time_of(work, device, {}, axes)
+    assert (alone.least, alone.bound) == (1.0, "products")
+    assert alone.seconds == pytest.approx(1 / 0.764)
+    sending = time_of(work, device, {4: 50e9, 16: 100e9, 2: 100e9}, axes, collectives=1000)
+    assert (sending.least, sending.bound) == (3.0, "links")
+    assert sending.seconds == pytest.approx(3 / 0.764)  # others go on while one waits
+    # 25 GB leave the slice, at 3.125 GB/s a chip.
+    far = time_of(work, device, {16: 40e9}, axes, far=25e9)
+    assert (far.least, far.bound) == (8.0, "network")
+
+
+def test_a_decode_step_is_the_sum_of_what_it_reads_sends_and_waits_for():
+    """Qwen2.5-1.5B, 256 rows that read 1,024 columns on one v6e chip: 3.09 GB of weights, longer
+    than the products, and 7.5 GB of cache, in all 6.5 ms as performance tables have it."""
+    cached = 256 * 1024 * 28_672
+    work = Work(1, 2 * 1.544e9 * 256, 2 * 1.544e9, {}, cached=cached, layers=28)
+    alone = time_of(work, DEVICES["v6e"], {}, {})
+    assert alone.bound == "cache" and alone.least == pytest.approx(6.5e-3, rel=0.01)
+    assert alone.seconds == pytest.approx(alone.least / 0.472)
+    sending = time_of(work, DEVICES["v6e"], {4: 100e6}, {4: 1}, collectives=61)
+    assert sending.parts.links == 1e-3 and sending.parts.waits == pytest.approx(61 * 7e-6)
+    assert sending.least == pytest.approx(alone.least + 1e-3)
+    assert sending.seconds == pytest.approx(sending.least / 0.472 + 61 * 7e-6)
+    launched = time_of(work, DEVICES["h100"], {}, {})
+    assert launched.parts.waits == pytest.approx(28 * 60e-6)
 
 
 def test_bytes_on_a_device():

@@ -1,0 +1,147 @@
+"""A call of the sampler with drawn lengths, simulated: its decode steps, and the columns of the
+cache that they read.
+
+Lengths of responses are log-normal, cut at both ends: a few are several times the mean, as those of
+reasoning are. Rows are given to the next samples between two chunks, as in `schedule.py`, here
+without shards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from g2d_jax.models.attention import COLUMN_BLOCK, blocks_back
+from g2d_jax.sampler.engine import Sampler
+from g2d_jax.sampler.programs import Shapes
+
+SIGMA = 0.8
+"""Standard deviation of the logarithm of a response's length, assumed."""
+
+SHORTEST = 16
+"""Tokens of a response at least."""
+
+Reader = Callable[[Any, Any], Any]
+"""Counts the columns that a layer reads of each row, an array [steps, rows], from the tokens before
+the newest one, int32 [steps, rows], -1 of a row at rest, and that one's column, int32 [steps, 1]."""
+
+
+class Decoded(NamedTuple):
+    """The decode steps of a call; of a row in a step, on average and rows at rest included, the
+    columns that hold tokens, and those that are read."""
+
+    steps: int
+    live: float
+    read: float
+
+
+def lengths(count: int, mean: float, most: int, seed: int = 0) -> np.ndarray:
+    """Draw so many lengths of responses, int [count], of this mean and at most so long."""
+    drawn = np.exp(np.random.default_rng(seed).normal(0, SIGMA, count))
+    low, high = 0.0, 1e3 * mean
+    for _ in range(60):  # what is cut off has to be made up for
+        scale = (low + high) / 2
+        cut = np.clip(scale * drawn, min(SHORTEST, most), most)
+        low, high = (scale, high) if cut.mean() < mean else (low, scale)
+    return np.rint(cut).astype(int)
+
+
+def chunks(
+    prompts: np.ndarray, responses: np.ndarray, rows: int, chunk: int
+) -> Iterator[np.ndarray]:
+    """Yield the steps of every chunk as the tokens before the newest one, int32 [steps, rows], -1
+    of a row at rest. prompts, responses: their lengths, int [samples]."""
+    earlier, left = np.zeros((2, rows), int)
+    begun = 0
+    while True:
+        free = np.flatnonzero(left <= 0)[: len(responses) - begun]
+        earlier[free] = prompts[begun : begun + len(free)]
+        left[free] = responses[begun : begun + len(free)]
+        begun += len(free)
+        if not (left > 0).any():
+            return
+        step = np.arange(min(chunk, left.max()))[:, None]
+        yield np.where(step < left, earlier + step, -1).astype(np.int32)
+        earlier, left = earlier + len(step), left - len(step)
+
+
+def decoded(
+    prompt: int, responses: np.ndarray, rows: int, chunk: int, width: int, read: Reader
+) -> Decoded:
+    """Simulate a call whose prompts all have so many tokens. width: columns of the ring."""
+    if responses.min() == responses.max():  # every row is as every other, wave after wave
+        waves = -(-len(responses) // rows)
+        one = _decoded(prompt, responses[:1], 1, chunk, width, read)
+        share = len(responses) / (waves * rows)
+        return Decoded(waves * one.steps, share * one.live, share * one.read)
+    return _decoded(prompt, responses, rows, chunk, width, read)
+
+
+def _decoded(
+    prompt: int, responses: np.ndarray, rows: int, chunk: int, width: int, read: Reader
+) -> Decoded:
+    steps, live, columns = 0, 0, 0.0
+    for earlier in chunks(np.full(len(responses), prompt), responses, rows, chunk):
+        newest = (steps + np.arange(len(earlier), dtype=np.int32))[:, None] % width
+        columns += float(read(earlier, newest).sum())
+        live += int((earlier + 1).sum())
+        steps += len(earlier)
+    return Decoded(steps, live / steps / rows, columns / steps / rows)
+
+
+def reader(sampler: Sampler, shapes: Shapes) -> Reader:
+    """Return what a decode step of these shapes reads, by the functions by which its kernel chooses
+    it; on average over the layers."""
+    windows = sampler.config.windows(shapes.widths[-1])
+    return over_layers(_of_kernel(sampler, shapes), windows)
+
+
+def over_layers(read: Reader, windows: Sequence[int]) -> Reader:
+    """Return the average over layers of these windows; none: they read alike."""
+    if not windows:
+        return read
+    layers = Counter(windows)
+
+    def average(earlier: Any, column: Any) -> Any:
+        columns = np.zeros(earlier.shape)
+        for window, count in layers.items():
+            columns += count * read(np.minimum(earlier, window - 1), column)
+        return columns / len(windows)
+
+    return average
+
+
+def _of_kernel(sampler: Sampler, shapes: Shapes) -> Reader:
+    width = shapes.widths[-1]
+    if sampler.stacked and sampler.decode_kernel == "pallas":
+        from g2d_jax.models import decode_kernel  # Pallas takes long to import
+
+        return partial(decode_kernel.columns_read, width=width)
+    if sampler.stacked:
+        return partial(by_longest, width=width)
+    if sampler.decode_kernel == "pallas":
+        from g2d_jax.models import decode_kernel_gpu
+
+        dim, itemsize = sampler.config.head_dim, sampler.dtype.itemsize
+        read = decode_kernel_gpu.columns_read
+        return partial(read, width=width, dim=dim, itemsize=itemsize)
+    return partial(_by_width, widths=np.array(shapes.widths))
+
+
+def by_longest(earlier: Any, column: Any, width: int) -> Any:
+    """Count what `attend_blocks` reads: of every row the blocks of the longest one."""
+    block = min(COLUMN_BLOCK, width)
+    longest = earlier.max(axis=1, keepdims=True)
+    blocks = blocks_back(longest, column, block, width // block)
+    return np.broadcast_to(block * blocks, earlier.shape)
+
+
+def _by_width(earlier: Any, _: Any, widths: np.ndarray) -> Any:
+    """Count what `attend_cached` reads: the narrowest of the widths that the longest row fits
+    until the chunk's end."""
+    place = np.searchsorted(widths, earlier.max() + 1)
+    return np.full(earlier.shape, widths[min(place, len(widths) - 1)])
