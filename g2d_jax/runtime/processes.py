@@ -185,7 +185,7 @@ def initialise(
     if store() is not None:
         meet_before_programs()
         return
-    flags.take_memory()
+    flags.set_up_gpus()
     if flags.simulated() > 1:
         flags.order_collectives()
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
