@@ -428,14 +428,15 @@ def forward(
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
     tokens of a row attend among themselves; keep_kv also returns what decode reads. attention: of
     kernels.attention_for. mesh: what lies between the layers is split over it by
-    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all
-    devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
+    rows, and by columns over `tensor`, as the backward pass keeps it (Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.2.2); left to itself XLA splits it like the weights, by width, and
+    gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
     in training; None: none is dropped.
     """
     c = model.config
     multiply = products_on(mesh).multiply
     place = partial(lay_out, mesh)
-    x = place(embedded(model, tokens, dtype, mesh), "rows", None, None)
+    x = place(embedded(model, tokens, dtype, mesh), "rows", "columns", None)
     ropes = rotary_tables(c, positions)
     windows = c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
@@ -457,7 +458,7 @@ def forward(
         x, kept = apply_block(
             c, block, x, layer_rope(c, ropes, number), attend, recur, multiply, dropped
         )
-        return place(x, "rows", None, None), kept
+        return place(x, "rows", "columns", None), kept
 
     recurrent = delta.on_devices(c, mesh)
     layer = rematerialise(layer, remat)
@@ -468,7 +469,8 @@ def forward(
         for own in zip(model.blocks, jnp.arange(c.num_hidden_layers), strict=True):
             x, output = layer(x, own)
             outputs.append(jax.tree.map(lambda array: array[None], output))
-    return last_norm(model, x), _all_kept(c, outputs) if keep_kv else None
+    hidden = place(last_norm(model, x), "rows", None, None)
+    return hidden, _all_kept(c, outputs) if keep_kv else None
 
 
 def scan_layers(

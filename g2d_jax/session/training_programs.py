@@ -262,24 +262,25 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
     attention's output, and three arrays of the feed-forward width.
     """
     e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    between = e / tensor  # what lies between the layers, and between their two parts
     width = heads * config.head_dim / tensor
     key_width = kv * config.head_dim / tensor
     m = config.intermediate_size
     each = {
-        "full": e,
-        "attention": e + width,
-        "dots": 2 * e + 2 * width + 2 * key_width + 2 * m / tensor,
-        "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor,
+        "full": between,
+        "attention": between + width,
+        "dots": 2 * between + 2 * width + 2 * key_width + 2 * m / tensor,
+        "none": 2 * between + 2 * e + 3 * width + 3 * key_width + 3 * m / tensor,
     }[remat]
     values = config.linear_num_value_heads * config.linear_value_head_dim
     read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
     # Two states for every chunk.
     states = 2 * values * config.linear_key_head_dim / CHUNK / tensor
     recurrent = {
-        "full": e,
-        "attention": e,
-        "dots": 2 * e + read + 2 * m / tensor,
-        "none": 4 * e + 3 * read + states + 3 * m / tensor,
+        "full": between,
+        "attention": between,
+        "dots": 2 * between + read + 2 * m / tensor,
+        "none": 2 * between + 2 * e + 3 * read + states + 3 * m / tensor,
     }[remat]
     with_attention = len(config.layers(recurrent=False))
     return with_attention * each + (config.num_hidden_layers - with_attention) * recurrent
