@@ -25,7 +25,8 @@ class Param:
     it is no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes
     that stand for it, see quantise.py; empty: none. layers: the numbers of those that have it, whose
     arrays are stacked in one that begins with that dimension; empty: it is in no layer. stored: see
-    `stored_shape`, where it does not follow from the rest.
+    `stored_shape`, where it does not follow from the rest. exact: it is float32 whatever the
+    others are.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class Param:
     quantised: str = ""
     layers: tuple[int, ...] = ()
     stored: tuple[int, ...] = ()
+    exact: bool = False
 
     @property
     def stacked(self) -> tuple[int, ...]:
@@ -156,9 +158,11 @@ def _recurrent(c: ModelConfig) -> dict[str, Param]:
         size, taps = sizes[name], c.linear_conv_kernel_dim
         row = Param((*size, taps), (*heads, "taps"), "taps", f"{module}.conv1d_{name}.weight")
         table[f"conv_{name}"] = replace(row, stored=(math.prod(size), 1, taps))
-    table["decay"] = Param(values[:1], heads[:1], "decay", f"{module}.A_log")
+    # Rounded to bfloat16, A_log would slow all tokens' decay down alike, or speed it up.
+    table["decay"] = Param(values[:1], heads[:1], "decay", f"{module}.A_log", exact=True)
     table["decay_bias"] = Param(values[:1], heads[:1], "ones", f"{module}.dt_bias")
-    table["delta_norm"] = Param(values[1:], ("norm",), "ones", f"{module}.norm.weight")
+    name = f"{module}.norm.weight"
+    table["delta_norm"] = Param(values[1:], ("norm",), "ones", name, exact=True)
     return table
 
 
@@ -237,16 +241,13 @@ def fused(c: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Map Hugging Face's names of tensors that hold several of `tensors` to these, in the order of
     their rows."""
     found: dict[str, tuple[str, ...]] = {}
-    recurrent = c.layers(recurrent=True)
+    names = tensors(c) if c.traits.fused else {}
     for layer in range(c.num_hidden_layers):
         for whole, parts in c.traits.fused.items():
-            own = whole.partition(".")[0]
-            if own == "linear_attn" and layer not in recurrent:
-                continue
-            module = f"model.layers.{layer}.{own}"
-            found[f"model.layers.{layer}.{whole}.weight"] = tuple(
-                f"{module}.{part}.weight" for part in parts
-            )
+            module = f"model.layers.{layer}.{whole.partition('.')[0]}"
+            own = tuple(f"{module}.{part}.weight" for part in parts)
+            if names.keys() >= set(own):
+                found[f"model.layers.{layer}.{whole}.weight"] = own
     return found
 
 

@@ -23,7 +23,7 @@ from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import Topology
 from g2d_jax.session import init_params
-from g2d_jax.session.training_programs import saved_per_token
+from g2d_jax.session.training_programs import saved_by_layer, saved_per_token
 from g2d_jax.training import optimizer
 
 CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")
@@ -83,9 +83,9 @@ def train_bytes(
     size = 2 if config.dtype == "bfloat16" else 4
     tokens = max(compute.microbatch_tokens // row_length // (mesh.data * mesh.fsdp), 1) * row_length
     saved = saved_per_token(model, compute.remat, mesh.tensor) * tokens * size
-    layer = (
-        saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
-    )
+    of_attention, recurrent = saved_by_layer(model, "none", mesh.tensor)
+    largest = max(of_attention, recurrent) if model.layers(recurrent=True) else of_attention
+    layer = largest * tokens * 2 * size
     masks = (3 * tokens // row_length + 4) * row_length**2
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size

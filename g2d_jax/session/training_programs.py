@@ -261,26 +261,33 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
     Without remat: both norms' results, queries, keys and values before and after rotation,
     attention's output, and three arrays of the feed-forward width.
     """
+    attention, recurrent = saved_by_layer(config, remat, tensor)
+    with_attention = len(config.layers(recurrent=False))
+    return with_attention * attention + (config.num_hidden_layers - with_attention) * recurrent
+
+
+def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, float]:
+    """Count what `saved_per_token` does, of a layer with attention and of a recurrent one."""
     e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     between = e / tensor  # what lies between the layers, and between their two parts
     width = heads * config.head_dim / tensor
     key_width = kv * config.head_dim / tensor
+    gate = width if config.traits.recurrent else 0.0
     m = config.intermediate_size
-    each = {
+    attention = {
         "full": between,
         "attention": between + width,
-        "dots": 2 * between + 2 * width + 2 * key_width + 2 * m / tensor,
-        "none": 2 * between + 2 * e + 3 * width + 3 * key_width + 3 * m / tensor,
+        "dots": 2 * between + 2 * width + gate + 2 * key_width + 2 * m / tensor,
+        "none": 2 * between + 2 * e + 3 * width + 2 * gate + 3 * key_width + 3 * m / tensor,
     }[remat]
     values = config.linear_num_value_heads * config.linear_value_head_dim
     read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
-    # Two states for every chunk.
-    states = 2 * values * config.linear_key_head_dim / CHUNK / tensor
+    # Two states for every chunk, each number of which takes the bytes of two of bfloat16.
+    states = 4 * values * config.linear_key_head_dim / CHUNK / tensor
     recurrent = {
         "full": between,
         "attention": between,
         "dots": 2 * between + read + 2 * m / tensor,
         "none": 2 * between + 2 * e + 3 * read + states + 3 * m / tensor,
     }[remat]
-    with_attention = len(config.layers(recurrent=False))
-    return with_attention * each + (config.num_hidden_layers - with_attention) * recurrent
+    return attention, recurrent
