@@ -239,8 +239,8 @@ def save(
     model: stacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that
     layer is written.
     dtype: "float32" or "bfloat16"; rows that are `exact` stay float32. Files beyond max_shard_bytes
-    are split, with an index. generation_entries are added to generation_config.json. config.json is written last: a folder
-    without it is an unfinished export. Write tokenizer and model card before calling this. Every
+    are split, with an index. generation_entries are added to generation_config.json. config.json is
+    written last: a folder without it is an unfinished export. Write tokenizer and model card before calling this. Every
     process must call it; the first one writes. Raises ValueError when the folder already holds a
     finished model or adapters; Preempted between two files of a watched process.
     """

@@ -187,6 +187,7 @@ def initialise(
         return
     flags.set_up_gpus()
     if flags.simulated() > 1:
+        flags.spare_threads()
         flags.order_collectives()
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     total = _integer("JAX_NUM_PROCESSES") if num_processes is None else num_processes
