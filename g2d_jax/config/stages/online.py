@@ -157,6 +157,11 @@ class Online(TrainingStage):
         return self.compares and not self.reference_sync
 
     @property
+    def has_windows(self) -> bool:
+        """True if it samples anew after some of its updates, for several of them at once."""
+        return self.rollouts == "sample" and 1 < self.sync_every < self.steps
+
+    @property
     def filters(self) -> bool:
         """True if other prompts take the place of some that are skipped."""
         return bool(self.dynamic_sampling) or self.targeted

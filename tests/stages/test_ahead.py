@@ -1,0 +1,148 @@
+"""A server that draws the next window while this one trains: which weights draw what, and that
+neither its pace nor a kill changes a number."""
+
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_server import Server, choice, serving
+from etils import epath
+from ml_collections import ConfigDict
+from worlds import only, run
+
+from g2d_jax import pipeline
+from g2d_jax.config import Config, Engine
+from g2d_jax.data.template import TemplateSettings
+from g2d_jax.data.tokenizer import load_tokenizer
+from g2d_jax.records import Request, SamplingParams
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.sampler.remote import Remote
+
+STAGE = {"steps": 6, "keep": (), "sync_every": 2, "importance_cap": 2.0}
+
+
+def by_seed(body: dict[str, Any], number: int) -> Any:
+    """An answer of up to 8 tokens that the seed decides, whatever the weights."""
+    drawn = random.Random(body["seed"])
+    ids = [drawn.randrange(2, 12) for _ in range(drawn.randrange(7))]
+    return choice([*ids, *body["stop_token_ids"][:1]])
+
+
+def served(config: ConfigDict, server: Server, **stage: Any) -> ConfigDict:
+    """The warm-up alone, 6 updates in windows of 2, sampled ahead by a server."""
+    only(config, "warmup").stages.warmup.update({**STAGE, **stage})
+    config.engine.update(kind="server", url=server.url, sync="folder", ahead=1)
+    return config
+
+
+def logged(workdir: Path) -> list[dict[str, float]]:
+    return [r["metrics"] for r in read_metrics(workdir) if "loss" in r["metrics"]]
+
+
+def policies(workdir: Path) -> list[str]:
+    """The policy of each batch's responses, all of one."""
+    found = []
+    for shard in sorted((workdir / "01-warmup/rollouts").glob("*.parquet")):
+        (policy,) = {row.policy for row in read_rollouts(shard)}
+        found.append(policy)
+    return found
+
+
+def test_each_window_is_drawn_from_the_weights_a_window_before(
+    config: ConfigDict, tmp_path: Path, opened: Any
+) -> None:
+    with serving(by_seed) as server:
+        manifest = run(opened(served(config, server), tmp_path))
+    assert policies(tmp_path) == [f"warmup@{step}" for step in (0, 0, 0, 0, 2, 2)]
+    assert [metrics["staleness"] for metrics in logged(tmp_path)] == [0, 1, 2, 3, 2, 3]
+    # Old log-probabilities are of the weights at each window's beginning.
+    assert all(abs(metrics["ratio"] - 1) < 1e-5 for metrics in logged(tmp_path)[::2])
+    told = [path for path, _ in server.asked if path in ("/collective_rpc", "/v1/completions")]
+    assert told == [
+        *["/collective_rpc", *["/v1/completions"] * 64],
+        *["/collective_rpc", *["/v1/completions"] * 32],
+    ]
+    figures = manifest["generation"]
+    assert figures["ahead"] == 1 and 0 <= figures["server_idle"] <= 1
+    assert {"generation/share", "generation/server_idle"} <= logged(tmp_path)[2].keys()
+
+
+def remote_of(server: Server, folder: Path) -> Remote:
+    tokenizer = load_tokenizer("procedural:slips", TemplateSettings())
+    settings = Engine(kind="server", url=server.url, concurrency=2, retries=0)
+    named = {"seed": 7, "dtype": "float32", "needs_logprobs": True, "say": print}
+    return Remote(settings, epath.Path(folder), tokenizer, tokenizer.vocab_size, **named)
+
+
+def requests_of(*problems: str) -> list[Request]:
+    params = SamplingParams(8, stop_ids=(1,))
+    return [
+        Request(problem, np.array([3, 4], np.int32), params, num_samples=2) for problem in problems
+    ]
+
+
+def test_what_was_asked_ahead_is_asked_once_and_used_for_its_own_policy(tmp_path: Path) -> None:
+    def drawn(remote: Remote, served: Any, *problems: str) -> list[tuple[str, int, list[int]]]:
+        rollouts = remote.generate(served, requests_of(*problems), "purpose")
+        return sorted((r.problem_id, r.sample, r.token_ids.tolist()) for r in rollouts)
+
+    with serving(by_seed) as server:
+        remote = remote_of(server, tmp_path)
+        policy, other = remote.to_sampler_params(None), ("served", "")
+        assert policy == other  # sync="none": there is one
+        expected = drawn(remote, policy, "a", "b", "c")
+        before = len(server.completions())
+        remote.ask_ahead(policy, requests_of("a", "b"), "purpose")
+        assert drawn(remote, policy, "a", "b", "c") == expected
+        assert len(server.completions()) - before == 6
+        assert drawn(remote, policy, "a") == expected[:2]  # asked anew
+        assert len(server.completions()) - before == 8
+        remote.ask_ahead(policy, requests_of("a"), "another purpose")
+        assert drawn(remote, policy, "a") == expected[:2]
+        remote.forget()
+    assert remote.busy.seconds() > 0
+
+
+def test_what_is_forgotten_is_not_sent(tmp_path: Path) -> None:
+    here, on = threading.Event(), threading.Event()
+
+    def held(body: dict[str, Any], number: int) -> Any:
+        here.set()
+        on.wait(20)
+        return choice([1])
+
+    with serving(held) as server:
+        remote = remote_of(server, tmp_path)
+        remote.ask_ahead(remote.to_sampler_params(None), requests_of(*"abcdef"), "purpose")
+        here.wait(20)
+        began = time.perf_counter()
+        remote.forget()
+        assert time.perf_counter() - began < 5  # it waits for none of them
+        on.set()
+        time.sleep(0.1)
+        assert len(server.completions()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine.kind": "sampler"}, r"engine\.ahead.*kind is 'sampler'.*set kind to 'server'"),
+        ({"engine.ahead": 2}, r"engine\.ahead must be at least 0 and at most 1"),
+        ({"stages.warmup.sync_every": 0}, r"engine\.ahead is 1, and no online stage.*sync_every"),
+        ({"stages.warmup.sync_every": 6}, r"engine\.ahead is 1, and no online stage.*sync_every"),
+        ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
+        ({"stages.warmup.probe.every": 2}, r"warmup: probe\.every.*set probe\.every to 0"),
+    ],
+)
+def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:
+    config.engine.update(kind="server", url="http://localhost:8000/v1", sync="folder", ahead=1)
+    config.stages.warmup.update(STAGE)
+    pipeline.check(Config.of(config))
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message):
+        pipeline.check(Config.of(config))
