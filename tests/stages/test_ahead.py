@@ -2,15 +2,19 @@
 neither its pace nor a kill changes a number."""
 
 import random
+import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_server import Server, choice, serving
+from alike import differences
+from engine_server import PolicySampler, Server, after, choice, serving
 from etils import epath
+from killed import Runs
 from ml_collections import ConfigDict
 from worlds import only, run
 
@@ -146,3 +150,104 @@ def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], messa
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(config))
+
+
+@pytest.fixture(scope="module")
+def policy_server() -> Iterator[Server]:
+    """A server that samples from the weights it is given, each answer after a time of its own."""
+    sampler, pace = PolicySampler(prompt=16, response=8), random.Random(0)
+    with serving(after(lambda: pace.random() / 50, sampler)) as server:
+        server.load = sampler.load
+        yield server
+
+
+def job(server: Server, **stage: Any) -> dict[str, Any]:
+    """A run up to a warm-up of 9 updates in windows of 3, with a checkpoint at each."""
+    settings = {"steps": 9, "sync_every": 3, "importance_cap": 2, "keep": "()", **stage}
+    overrides = [f"stages.warmup.{name}={value}" for name, value in settings.items()]
+    engine = {"kind": "server", "url": server.url, "sync": "folder", "ahead": 1}
+    overrides += [f"engine.{name}={value}" for name, value in engine.items()]
+    return {"overrides": [*overrides, "checkpoint.every=1"], "until": "warmup"}
+
+
+ENDS = {
+    "in the middle of the first window": ("TERM", "RolloutBuffer.next_batch", 1),
+    "when the next window is needed": ("KILL", "RolloutBuffer.generate_window", 0),
+    "between the answers of a window": ("KILL", "Remote._rollout", 8),
+    "before the server loads new weights": ("KILL", "Remote._load", 1),
+    "when the next window has begun": ("TERM", "RolloutBuffer.add_logprobs", 0),
+    "in the middle of the second window": ("KILL", "RolloutBuffer.next_batch", 2),
+    "after that, once more": ("KILL", "RolloutBuffer.next_batch", 1),
+}
+FILTERS = {"drop_solved.after": 1, "drop_solved.revisit": 4, "dynamic_sampling": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stage", [{"num_iterations": 3}, FILTERS])
+def test_a_run_killed_again_and_again_ends_like_one_that_never_was(
+    runs: Runs, tmp_path: Path, policy_server: Server, stage: dict[str, Any]
+) -> None:
+    asked = job(policy_server, **stage)
+    runs(tmp_path / "whole", **asked)
+    for ending in ENDS.values():
+        runs(tmp_path / "ended", {"KILL": -9, "TERM": 75}[ending[0]], **asked, call=ending)
+    runs(tmp_path / "ended", **asked)
+    assert not differences(tmp_path / "whole", tmp_path / "ended")
+    shards = (tmp_path / "whole/02-warmup/rollouts").glob("*.parquet")
+    drawn_by = {row.policy for shard in shards for row in read_rollouts(shard)}
+    assert drawn_by == {"warmup@0", "warmup@3"}
+    told = [body for path, body in policy_server.asked if path == "/update_weight_version"]
+    versions = [body["new_version"] for body in told]
+    assert len(versions) > len({*versions})  # a start that went on had them loaded again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_whose_weights_are_gone_draws_from_those_it_has_and_says_so(
+    runs: Runs, tmp_path: Path
+) -> None:
+    with serving(by_seed) as server:
+        asked = job(server)
+        runs(tmp_path / "run", 75, **asked, call=("TERM", "RolloutBuffer.next_batch", 4))
+        shutil.rmtree(tmp_path / "run/engine")
+        said = runs(tmp_path / "run", **asked)["text"]
+    assert "the policy of update 3, which the window at update 6 was to be drawn from" in said
+    shards = sorted((tmp_path / "run/02-warmup/rollouts").glob("*.parquet"))
+    drawn_by = [read_rollouts(shard)[0].policy for shard in shards]
+    assert drawn_by == ["warmup@0"] * 6 + ["warmup@5"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_server_that_is_lost_ends_the_run_and_costs_no_number(runs: Runs, tmp_path: Path) -> None:
+    """It is lost while the first window trains. What was written of it stays."""
+    with serving(by_seed) as server:
+        asked = job(server)
+        asked["overrides"].append("engine.retries=0")
+        runs(tmp_path / "whole", **asked)
+        server.reply = lambda body, number: by_seed(body, 0) if number <= left else (503, b"busy")
+        left = len(server.completions()) + 60
+        said = runs(tmp_path / "lost", 1, **asked)["text"]
+        assert "failed 1 times, the last time with status 503: busy" in said
+        server.reply = by_seed
+        runs(tmp_path / "lost", **asked)
+    assert not differences(tmp_path / "whole", tmp_path / "lost")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_adapters_that_a_server_still_has_are_not_loaded_twice(runs: Runs, tmp_path: Path) -> None:
+    with serving(by_seed) as server:
+        asked = job(server)
+        asked["overrides"] += ["engine.sync=adapter", "lora.rank=2"]
+        runs(tmp_path / "run", 75, **asked, call=("TERM", "RolloutBuffer.next_batch", 4))
+        held = {*server.adapters}
+        runs(tmp_path / "run", **asked)
+    loads = [
+        body["lora_name"] for path, body in server.asked if path.endswith("/load_lora_adapter")
+    ]
+    assert len(held) == 1 and [name.rpartition("-")[0] for name in loads] == [
+        "g2d-warmup@0",
+        "g2d-warmup@3",
+    ]
