@@ -25,7 +25,7 @@ from g2d_jax.models.kernels import platform_of
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
-from g2d_jax.rollouts.ahead import samples_ahead, schedule
+from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.run_stages import check_models, require_packages
 from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -115,7 +115,8 @@ def _look_ahead(session: Session) -> None:
     for name, stage in session.config.stages.items():
         found = stage_modules.of_kind(stage.kind).alerts_ahead(session, name, stage)
         alerts.say(session, name, 0, list(found), [])
-        if isinstance(stage, Online) and samples_ahead(session, stage):
+        ahead = bool(session.config.engine.ahead)
+        if ahead and isinstance(stage, Online) and stage.rollouts == "sample":
             session.tracker.say(schedule(name, stage))
         if stage.samplings():
             _ = session.sampling.sampler

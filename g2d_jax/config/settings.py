@@ -205,15 +205,14 @@ class Config(Section):
     def _ahead_conflicts(self) -> Iterator[ValueError]:
         """Refuse to sample ahead where there is no next window, or where probes need the server
         while it does."""
-        ahead = {name: stage for name, stage in self.stages.items() if stage.has_windows}
-        if not ahead:
-            yield FieldError(
-                "engine.ahead",
-                "is 1, and no online stage samples a second window: set its sync_every from 2 on "
-                "and below its steps, or leave engine.ahead at 0",
-            )
-        for name, stage in ahead.items():
-            if stage.probes:
+        for name, stage in self.stages.items():
+            if stage.never_synchronises:
+                yield ValueError(
+                    f"stages.{name}: sync_every=0 samples all responses before the first update, "
+                    "and engine.ahead=1 the next window's while one trains: set sync_every from 2 "
+                    "on, or engine.ahead to 0"
+                )
+            if stage.has_windows and stage.probes:
                 yield ValueError(
                     f"stages.{name}: probe.every samples the policy as it is, and with "
                     "engine.ahead=1 the server holds an earlier one meanwhile: set probe.every to "

@@ -23,12 +23,18 @@ its memory in bytes. It goes when the run ends; where it is left by one that was
 holds the work directory."""
 
 
+IDLE = "server_idle"
+"""The share of the time in which a server had no request, in manifests and behind "generation/" in
+metrics."""
+
+
 class StageState(NamedTuple):
     """A stage of a run. state: "done", "waiting", "damaged", or "running" or "stopped" and how far.
 
     steps: of a training stage, else "". seconds, peak_bytes (host memory): NaN where not known.
     note: the last metrics of a running stage, or which program compiles. remark: on damage, or the
-    error that is the last of its log; "" for none.
+    error that is the last of its log. sides: of a server that samples, how long it and the trainer
+    waited for each other. Each "" for none.
     """
 
     name: str
@@ -39,6 +45,7 @@ class StageState(NamedTuple):
     peak_bytes: float
     note: str
     remark: str
+    sides: str = ""
 
 
 def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageState]:
@@ -70,8 +77,36 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
             state = f"running {_reached(told, name)}"
             peak, note = number(told, "peak_memory_bytes"), str(told.get("note", ""))
         steps = str(getattr(stage, "steps", ""))
-        states.append(StageState(name, stage.kind, state, steps, seconds, peak, note, remark))
+        sides = ""
+        if config.engine.is_server:
+            sides = _sides(name, manifest, partial(read_log, logged))
+        states.append(
+            StageState(name, stage.kind, state, steps, seconds, peak, note, remark, sides)
+        )
     return states
+
+
+def _sides(name: str, manifest: Mapping[str, Any], read_log: Callable[[], Log]) -> str:
+    """Say how long trainer and server waited for each other: in a finished stage, or the newest
+    window of another one; "" where that is not known."""
+    figures: Mapping[str, Any] = manifest.get("generation", {})
+    when = ""
+    if not manifest:
+        for record in read_log():
+            metrics = record.get("metrics", {})
+            if record.get("stage") == name and f"generation/{IDLE}" in metrics:
+                figures = {
+                    "share": metrics["generation/share"],
+                    IDLE: metrics[f"generation/{IDLE}"],
+                }
+                when = "in its newest window "
+    if IDLE not in figures:
+        return ""
+    waited, idle = (100 * number(figures, key) for key in ("share", IDLE))
+    return (
+        f"{when}the trainer waited for the server {waited:.0f} % of the time, and the server for "
+        f"requests {idle:.0f} %"
+    )
 
 
 def told_by(workdir: epath.Path) -> dict[str, Any]:

@@ -61,8 +61,10 @@ def samples_ahead(session: Session, stage: Online) -> bool:
 
 
 def schedule(name: str, stage: Online) -> str:
-    """Say in words what sampling ahead does in a stage."""
+    """Say in words what sampling ahead does in a stage that samples."""
     every = stage.sync_every
+    if not stage.has_windows:
+        return f"{name}: engine.ahead=1 changes nothing: its {stage.steps} updates are one window"
     return (
         f"{name}: engine.ahead=1: while a window of {every} updates trains, the server draws the "
         f"next one from the weights at its beginning: from update {every + 1} on responses are "

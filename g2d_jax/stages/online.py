@@ -18,6 +18,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
+from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.buffer import (
     FIXED,
     PRESENT,
@@ -64,6 +65,8 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         closing(RolloutBuffer(trainer, stage, external)) as buffer,
     ):
         alerts.report(trainer, _alerts_of_inputs(session, stage, external))
+        if buffer.ahead is not None:
+            session.tracker.say(schedule(name, stage))
         probe = partial(
             probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None
         )

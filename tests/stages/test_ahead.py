@@ -19,10 +19,11 @@ from ml_collections import ConfigDict
 from worlds import only, run
 
 from g2d_jax import pipeline
-from g2d_jax.config import Config, Engine
+from g2d_jax.config import Config, Engine, Online
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Request, SamplingParams
+from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.remote import Remote
@@ -74,6 +75,14 @@ def test_each_window_is_drawn_from_the_weights_a_window_before(
     figures = manifest["generation"]
     assert figures["ahead"] == 1 and 0 <= figures["server_idle"] <= 1
     assert {"generation/share", "generation/server_idle"} <= logged(tmp_path)[2].keys()
+
+
+def test_the_schedule_in_words() -> None:
+    assert schedule("warmup", Online(steps=60, sync_every=10)).endswith(
+        "from update 11 on responses are 10 to 19 updates old, in place of 0 to 9"
+    )
+    alone = schedule("warmup", Online(steps=8, sync_every=10))
+    assert alone.endswith("changes nothing: its 8 updates are one window")
 
 
 def remote_of(server: Server, folder: Path) -> Remote:
@@ -137,8 +146,7 @@ def test_what_is_forgotten_is_not_sent(tmp_path: Path) -> None:
     [
         ({"engine.kind": "sampler"}, r"engine\.ahead.*kind is 'sampler'.*set kind to 'server'"),
         ({"engine.ahead": 2}, r"engine\.ahead must be at least 0 and at most 1"),
-        ({"stages.warmup.sync_every": 0}, r"engine\.ahead is 1, and no online stage.*sync_every"),
-        ({"stages.warmup.sync_every": 6}, r"engine\.ahead is 1, and no online stage.*sync_every"),
+        ({"stages.warmup.sync_every": 0}, r"warmup: sync_every=0.*set sync_every from 2 on"),
         ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
         ({"stages.warmup.probe.every": 2}, r"warmup: probe\.every.*set probe\.every to 0"),
     ],

@@ -109,6 +109,11 @@ class Stage(Section):
         return False
 
     @property
+    def never_synchronises(self) -> bool:
+        """True if it samples for all of its updates at once."""
+        return False
+
+    @property
     def probes(self) -> bool:
         """True if its policy is sampled while it trains, to look at it."""
         probe = getattr(self, "probe", None)
