@@ -23,11 +23,6 @@ its memory in bytes. It goes when the run ends; where it is left by one that was
 holds the work directory."""
 
 
-IDLE = "server_idle"
-"""The share of the time in which a server had no request, in manifests and behind "generation/" in
-metrics."""
-
-
 class StageState(NamedTuple):
     """A stage of a run. state: "done", "waiting", "damaged", or "running" or "stopped" and how far.
 
@@ -79,33 +74,38 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
         steps = str(getattr(stage, "steps", ""))
         sides = ""
         if config.engine.is_server:
-            sides = _sides(name, manifest, partial(read_log, logged))
+            sides = waits(manifest) or _newest_waits(name, partial(read_log, logged))
         states.append(
             StageState(name, stage.kind, state, steps, seconds, peak, note, remark, sides)
         )
     return states
 
 
-def _sides(name: str, manifest: Mapping[str, Any], read_log: Callable[[], Log]) -> str:
-    """Say how long trainer and server waited for each other: in a finished stage, or the newest
-    window of another one; "" where that is not known."""
-    figures: Mapping[str, Any] = manifest.get("generation", {})
-    when = ""
-    if not manifest:
-        for record in read_log():
-            metrics = record.get("metrics", {})
-            if record.get("stage") == name and f"generation/{IDLE}" in metrics:
-                figures = {
-                    "share": metrics["generation/share"],
-                    IDLE: metrics[f"generation/{IDLE}"],
-                }
-                when = "in its newest window "
-    if IDLE not in figures:
+def waits(manifest: Mapping[str, Any]) -> str:
+    """Say how long the trainer of a finished stage and the server that sampled for it waited for
+    each other; "" of a stage without a server."""
+    return _waits(manifest.get("generation", {}))
+
+
+def _newest_waits(name: str, read_log: Callable[[], Log]) -> str:
+    """Say the same of the newest window of a stage that is not finished."""
+    said = ""
+    for record in read_log():
+        if record.get("stage") == name:
+            figures = {}
+            for metric, value in record.get("metrics", {}).items():
+                figures[metric.removeprefix("generation/")] = value
+            said = _waits(figures) or said
+    return said and f"in its newest window {said}"
+
+
+def _waits(figures: Mapping[str, Any]) -> str:
+    if "server_idle" not in figures:
         return ""
-    waited, idle = (100 * number(figures, key) for key in ("share", IDLE))
+    trainer, server = (100 * number(figures, name) for name in ("share", "server_idle"))
     return (
-        f"{when}the trainer waited for the server {waited:.0f} % of the time, and the server for "
-        f"requests {idle:.0f} %"
+        f"the trainer waited for the server {trainer:.0f} % of the time, and the server for "
+        f"requests {server:.0f} %"
     )
 
 

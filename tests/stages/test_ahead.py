@@ -23,9 +23,11 @@ from g2d_jax.config import Config, Engine, Online
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Request, SamplingParams
+from g2d_jax.report.progress import stage_states
 from g2d_jax.rollouts.ahead import schedule
+from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.sampler.remote import Remote
 
 STAGE = {"steps": 6, "keep": (), "sync_every": 2, "importance_cap": 2.0}
@@ -259,3 +261,29 @@ def test_adapters_that_a_server_still_has_are_not_loaded_twice(runs: Runs, tmp_p
         "g2d-warmup@0",
         "g2d-warmup@3",
     ]
+
+
+def test_status_says_how_long_both_waited(tmp_path: Path) -> None:
+    settings = Config(
+        engine=Engine(kind="server", sync="folder", ahead=1),
+        stages={"train": Online(**STAGE, policy="init")},
+    )
+
+    def said() -> str:
+        return stage_states(epath.Path(tmp_path), settings, "")[0].sides
+
+    assert said() == ""
+    with Tracker(tmp_path, tensorboard=False) as tracker:
+        for step, waited in ((3, 0.5), (5, 0.25)):
+            shares = {"generation/share": waited, "generation/server_idle": 0.125}
+            tracker.log("train", step, {"loss": 1.0, **shares})
+    assert said() == (
+        "in its newest window the trainer waited for the server 25 % of the time, and the server "
+        "for requests 12 %"
+    )
+    figures = {"share": 0.4, "server_idle": 0.03}
+    manifest = {"kind": "online", "done": True, "seconds": 9.0, "generation": figures}
+    storage.write_json(tmp_path / "01-train/manifest.json", manifest)
+    assert said() == (
+        "the trainer waited for the server 40 % of the time, and the server for requests 3 %"
+    )
