@@ -1,13 +1,14 @@
 r"""Measure sampling ahead (engine.ahead) beside taking turns, with a server of this machine's own.
 
-    python benchmarks/ahead.py times FOLDER [--rounds 2]
+    python benchmarks/ahead.py times FOLDER [--rounds 2] [--update 3]
     python benchmarks/ahead.py accuracy FOLDER [--seeds 0 1 2] [--server URL]
 
 times: the server gives answers that a seed decides, and takes as long for a window as the trainer
-does; it waits and computes nothing, as devices elsewhere would. How long that is is measured first,
-with a server that takes no time. Printed by run: seconds an update, and the shares of the time in
-which trainer and server were busy, over the windows in which both work: without the first two and
-the last one. Then the ratio of the times.
+does. Neither computes for long: each update waits besides (--update seconds), and so does each
+answer, as hosts wait for devices, so that what else the machine does tells little. How long the
+trainer takes is measured first, with a server that takes no time. Printed by run: seconds an
+update, and the shares of the time in which trainer and server were busy, over the windows in which
+both work: without the first two and the last one. Then the ratio of the times.
 
 accuracy: the demo's cold policy, then GRPO with either, at the same updates. The server is this
 library's own sampler behind the interface, in a process of its own, and samples from the weights
@@ -25,6 +26,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,12 +44,13 @@ from g2d_jax import pipeline  # noqa: E402
 from g2d_jax.config_load import resolve  # noqa: E402
 from g2d_jax.runtime.tables import read_rollouts  # noqa: E402
 from g2d_jax.runtime.tracking import read_metrics  # noqa: E402
+from g2d_jax.session.trainer import Trainer  # noqa: E402
 
 RESPONSE = 48  # tokens at most
 PROMPT = 16
 CONCURRENCY = 64
 EVERY, WINDOWS = 4, 8  # updates of a window; windows of a run that is timed
-PROMPTS, SAMPLES = 16, 8  # of an update
+PROMPTS, SAMPLES = 8, 8  # of an update
 
 
 def by_seed(body: dict[str, Any], number: int) -> Any:
@@ -87,12 +90,8 @@ def server_process(kind: str, seconds: float = 0.0) -> Iterator[str]:
 
 
 def timed(url: str, ahead: int) -> ConfigDict:
-    """A run of updates alone, of a model whose update takes seconds on a core."""
+    """A run of updates alone, of a model whose own time is short."""
     config = settings.base()
-    config.model.update(
-        hidden_size=192, num_hidden_layers=6, num_attention_heads=4, head_dim=48,
-        num_key_value_heads=2, intermediate_size=512,
-    )  # fmt: skip
     config.data.train = settings.source("procedural:slips", "train", 4000)
     config.data.max_prompt_length = PROMPT
     config.checkpoint.every = 1000
@@ -127,6 +126,18 @@ def figures(workdir: Path) -> dict[str, float]:
     }
 
 
+def make_updates_wait(seconds: float) -> None:
+    """Have every update take so long besides, as one on an accelerator would."""
+    update = Trainer.update
+
+    def waiting(self: Trainer, *given: Any) -> None:
+        update(self, *given)
+        self.flush()  # the device is busy with this update, not the one before
+        time.sleep(seconds)
+
+    Trainer.update = waiting
+
+
 def times(folder: Path, rounds: int) -> None:
     """Print the times of both, in turn, so that what else the machine does falls on both."""
 
@@ -157,6 +168,7 @@ def demo(seed: int) -> ConfigDict:
     """The demo up to its cold policy."""
     config = resolve(f"demo:seed={seed}")
     config.logging.tensorboard = False
+    config.model.update(num_attention_heads=2, num_key_value_heads=1, head_dim=32)  # vLLM's least
     config.unlock()
     config.stages = ConfigDict({"sft": config.stages.sft})
     return config.lock()
@@ -228,12 +240,14 @@ def main() -> None:
     parser.add_argument("what", choices=("times", "accuracy"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--update", type=float, default=3.0, help="seconds that it waits")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--server", default="", help="url of a server that is started already")
     given = parser.parse_args()
     if given.what == "times":
+        make_updates_wait(given.update)
         times(given.folder, given.rounds)
     else:
         accuracy(given.folder, given.seeds, given.server, given.updates, given.every)
