@@ -30,7 +30,8 @@ With s = sync_every, and W(k) the weights before update k:
   the weights of the checkpoint, and the run says so: less stale, but other numbers.
 - **The end.** The last window begins none. `--until` ends a run between stages, where nothing is
   under way. A stage that stops by a rule, a signal or an error sends no further request and waits
-  for none; an error of the server is raised when window n + 1 begins.
+  for none, but the next load of weights waits for those that are under way; an error of the
+  server is raised when window n + 1 begins.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Ahead:
             self.session.tracker.say(
                 f"{self.trainer.name}: the policy of update {plan.step}, which the window at "
                 f"update {plan.window} was to be drawn from, is gone from {self.server.folder}: "
-                f"it is drawn from that of update {self.trainer.step}, so the run's numbers are "
+                f"what is not on disk of it is drawn from that of update {self.trainer.step}, so the run's numbers are "
                 "not those that it would have had; put engine.folder where it stays"
             )
             plan.step = self.trainer.step

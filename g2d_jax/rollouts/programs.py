@@ -184,9 +184,11 @@ def _prefill_work(
     """Count the work of the prefills of so many columns: each of these sizes has an equal share of
     the prompts."""
     shapes, share = workload.shapes, 1 / len(workload.shapes.columns)
-    flops = forward_flops(
-        session.model_config, shapes.prompts * columns, shapes.prompts * attended(columns)
-    )
+    model = session.model_config
+    tokens = shapes.prompts * columns
+    # The head is not computed: nothing is drawn from a prompt's inner tokens.
+    flops = forward_flops(model, tokens, shapes.prompts * attended(columns))
+    flops -= 2.0 * model.vocab_size * model.hidden_size * tokens
     calls = share * workload.prompts / shapes.prompts
     prefilled = share * workload.prompts * mean_prompt(session)
     moved = _weights(session, workload.weights)

@@ -96,8 +96,10 @@ def _decoded(
 def reader(sampler: Sampler, shapes: Shapes) -> Reader:
     """Return what a decode step of these shapes reads, by the functions by which its kernel chooses
     it; on average over the layers."""
-    windows = sampler.config.windows(shapes.widths[-1])
-    return over_layers(_of_kernel(sampler, shapes), windows)
+    read = _of_kernel(sampler, shapes)
+    if not (sampler.stacked or sampler.decode_kernel == "pallas"):
+        return read  # all layers read the same columns, and a window masks them
+    return over_layers(read, sampler.config.windows(shapes.widths[-1]))
 
 
 def over_layers(read: Reader, windows: Sequence[int]) -> Reader:

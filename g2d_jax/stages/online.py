@@ -72,7 +72,8 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         )
         probe()
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
-        buffer.resume()
+        if not ended:
+            buffer.resume()
         # Meets the other processes, the last time too; False when all updates are done.
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
