@@ -62,6 +62,12 @@ MODELS = {
         None,
     ),
     "phi-4-mini": ("instruct microsoft/Phi-4-mini-instruct", 150, 600, None),
+    "qwen3-30b-a3b": (
+        "chat Qwen/Qwen3-30B-A3B, base Qwen/Qwen3-30B-A3B-Base",
+        150,
+        600,
+        False,
+    ),
     "qwen3.5-0.8b": (
         "chat Qwen/Qwen3.5-0.8B, base Qwen/Qwen3.5-0.8B-Base",
         150,

@@ -20,7 +20,7 @@ from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.delta import CHUNK
-from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
+from g2d_jax.models.flops import forward_flops, read_params, train_flops
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.session import init_params
 from g2d_jax.session.cost import Cost
@@ -239,7 +239,7 @@ def mean_prompt(session: Session) -> float:
 def _weights(session: Session) -> float:
     """Count the bytes of the matrices that one pass over a micro-batch reads on a device."""
     itemsize = session.compute.dtype.itemsize
-    return itemsize * matmul_params(session.model_config) / session.mesh.shape["tensor"]
+    return itemsize * read_params(session.model_config) / session.mesh.shape["tensor"]
 
 
 def activation_bytes(session: Session, packed: Packed) -> int:
@@ -264,12 +264,15 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
     e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     width = heads * config.head_dim / tensor
     key_width = kv * config.head_dim / tensor
-    m = config.intermediate_size
+    m = config.feed_forward_size
+    kept, factors = 2 * m / tensor, 3 * m / tensor
+    if config.num_experts:  # of every token that goes to an expert, on whatever device it lies
+        kept, factors = 0, config.num_experts_per_tok * e + 3 * m
     each = {
         "full": e,
         "attention": e + width,
-        "dots": 2 * e + 2 * width + 2 * key_width + 2 * m / tensor,
-        "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor,
+        "dots": 2 * e + 2 * width + 2 * key_width + kept,
+        "none": 4 * e + 3 * width + 3 * key_width + factors,
     }[remat]
     values = config.linear_num_value_heads * config.linear_value_head_dim
     read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
