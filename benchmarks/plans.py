@@ -85,6 +85,7 @@ def rows() -> list[Row]:
         ],
         "llama-3.1-8b": [("", "v6e-8"), ("", "h100x8"), (LORA, "h100x1")],
         "qwen3-8b": [(HALF, "v5e-16"), ("", "h100x8"), (LORA, "v6e-8")],
+        "qwen3-30b-a3b": [("", "v5p-32"), (LORA, "h100x8")],
         "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
         "smollm3-3b": [("", "v5e-8")],
         "olmo-3-7b": [("", "v5e-16")],

@@ -109,7 +109,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
             "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, "
-            f"Gemma 3, dense Qwen3.5), and the language model of {', '.join(_WITH_IMAGES)}"
+            f"Gemma 3, dense Qwen3.5, Qwen3-MoE), and the language model of {', '.join(_WITH_IMAGES)}"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
