@@ -7,8 +7,8 @@ ones. Between layers each of its devices has the same tokens: it takes those tha
 sorted by them, and what the devices compute is added up. Nothing is sent from token to expert.
 
 The products of tokens in groups, each with the matrix of its expert, are
-- ragged: `jax.lax.ragged_dot`, on TPUs, which have an instruction for it. Elsewhere XLA multiplies
-  all tokens with all experts, beside a copy of the tokens for each of them.
+- ragged: `jax.lax.ragged_dot`, on TPUs, where XLA has a kernel for it. Elsewhere it multiplies all
+  tokens with all experts, beside a copy of the tokens for each of them.
 - blocks: a loop over blocks of a group's tokens, on CPUs and GPUs. It computes whole blocks.
 - every: all tokens with all experts, on GPUs where there are FEW of them: all weights are read once
   then too, and nothing else takes time.
@@ -37,6 +37,12 @@ FEW = 256
 
 BLOCKS = (16, 512)
 """The fewest and the most tokens of a block."""
+
+TILES = (512, 256, 128)
+"""Rows that the TPU's kernel takes at once: the first that divides them."""
+
+COLUMNS = (1024, 768)
+"""Columns of a tile of its two operands."""
 
 Way = Literal["ragged", "blocks", "every"]
 
@@ -155,7 +161,7 @@ def mix(
     order = jnp.argsort(own, stable=True)  # those of other devices' experts last
     inverse = jnp.argsort(order)
     sizes = jnp.sum(own[None] == jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
-    product = _ragged if way_on(platform, tokens) == "ragged" else partial(by_blocks, platform)
+    product = ragged if way_on(platform, tokens) == "ragged" else partial(by_blocks, platform)
     sent = _send(rows, order, inverse, per_token)
     gate, up = (whole(product(sent, stack, sizes)) for stack in (stacks.gate, stacks.up))
     mixed = _weighted(gate, up, weights.reshape(-1)[order])
@@ -234,12 +240,56 @@ def _collect_backward(per_token: int, places: tuple[Array, Array], gradient: Arr
 _collect.defvjp(_collect_forward, _collect_backward)
 
 
-def _ragged(x: Array, stack: Array, sizes: Array) -> Array:
-    """Multiply groups of rows by `jax.lax.ragged_dot`: [N, out] of x [N, in] and stack [G, in,
-    out]. Rows behind the last group, for which it promises nothing, become 0, in gradients too."""
-    in_group = (jnp.arange(len(x)) < jnp.sum(sizes))[:, None]
-    product = jax.lax.ragged_dot(jnp.where(in_group, x, 0), stack, sizes)
-    return jnp.where(in_group, product, 0)
+@jax.custom_vjp
+def ragged(x: Array, stack: Array, sizes: Array) -> Array:
+    """Compute `by_blocks` by `jax.lax.ragged_dot`, which promises nothing of rows behind the last
+    group.
+
+    The gradient of the matrices is megablox's kernel: XLA's for TPUs multiplies all rows for each
+    of them, a mask taking out those of other groups.
+    """
+    return _in_groups(jax.lax.ragged_dot(x, stack, sizes), sizes)
+
+
+def _ragged_forward(x: Array, stack: Array, sizes: Array) -> Any:
+    return ragged(x, stack, sizes), (x, stack, sizes)
+
+
+def _ragged_backward(saved: tuple[Array, Array, Array], gradient: Array) -> Any:
+    x, stack, sizes = saved
+    gradient = _in_groups(gradient, sizes)
+    _, pull = jax.vjp(lambda x: jax.lax.ragged_dot(x, stack, sizes), x)
+    tile = next((tile for tile in TILES if len(x) % tile == 0), 0)
+    if tile:
+        to_stack = kernel_gradient(x, sizes, gradient, tile).astype(stack.dtype)
+    else:
+        to_stack = _stack_gradient("tpu", *saved, gradient)
+    return _in_groups(*pull(gradient), sizes), to_stack, None
+
+
+ragged.defvjp(_ragged_forward, _ragged_backward)
+
+
+def kernel_gradient(
+    x: Array, sizes: Array, gradient: Array, tile: int, *, interpret: bool = False
+) -> Array:
+    """Compute the gradient of the matrices, [G, in, out], by the kernel for TPUs.
+
+    tile: rows that it takes at once, a divisor of all. interpret: run it step by step on any
+    platform, for tests.
+    """
+    # Pallas takes long to import.
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    tiling = tile, *COLUMNS
+    # It leaves types and ranks to JAX, which may be told to refuse that.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return tgmm(x.T, gradient, sizes, gradient.dtype, tiling, interpret=interpret)
+
+
+def _in_groups(x: Array, sizes: Array) -> Array:
+    """Put 0 into rows behind the last group."""
+    return jnp.where((jnp.arange(len(x)) < jnp.sum(sizes))[:, None], x, 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -312,7 +362,7 @@ def _multiply_blocks(
 
     out = jnp.zeros((len(padded), width), x.dtype)
     out = jax.lax.fori_loop(0, _rounds(platform, blocks), multiply, out)[: len(x)]
-    return jnp.where((jnp.arange(len(x)) < jnp.sum(sizes))[:, None], out, 0)
+    return _in_groups(out, sizes)
 
 
 def _blocks_forward(platform: str, x: Array, stack: Array, sizes: Array) -> Any:
@@ -320,8 +370,13 @@ def _blocks_forward(platform: str, x: Array, stack: Array, sizes: Array) -> Any:
 
 
 def _blocks_backward(platform: str, saved: tuple[Array, Array, Array], gradient: Array) -> Any:
-    x, stack, sizes = saved
+    _, stack, sizes = saved
     to_x = _multiply_blocks(platform, gradient, stack, sizes, transposed=True)
+    return to_x, _stack_gradient(platform, *saved, gradient), None
+
+
+def _stack_gradient(platform: str, x: Array, stack: Array, sizes: Array, gradient: Array) -> Array:
+    """Compute the gradient of the matrices: of each group's rows, those of x by the gradient's."""
     blocks = _blocks(sizes, len(x))
     padded, gradients = (jnp.pad(y, ((0, blocks.size), (0, 0))) for y in (x, gradient))
     contracted = (((0,), (0,)), ((), ()))
@@ -342,7 +397,7 @@ def _blocks_backward(platform: str, saved: tuple[Array, Array, Array], gradient:
 
     start = jnp.zeros(stack.shape[1:], jnp.float32), jnp.zeros_like(stack)
     _, to_stack = jax.lax.fori_loop(0, _rounds(platform, blocks), add, start)
-    return to_x, to_stack, None
+    return to_stack
 
 
 by_blocks.defvjp(_blocks_forward, _blocks_backward)

@@ -118,6 +118,23 @@ def test_blocks_multiply_as_ragged_dot_does(platform: str, sizes: tuple[int, ...
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(200, 0, 31, 1), (256, 0, 0, 0), (0, 0, 128, 128)])
+def test_the_kernel_of_tpus_gives_the_gradient_of_the_matrices(sizes: tuple[int, ...]) -> None:
+    """Interpreted, NaN lying in rows behind the last group of the one operand; those of the other
+    are 0 there."""
+    rng = np.random.default_rng(0)
+    x, gradient = (jnp.asarray(rng.normal(size=(256, size)), jnp.float32) for size in (32, 24))
+    used = sum(sizes)
+    found = experts.kernel_gradient(
+        x.at[used:].set(np.nan), jnp.array(sizes, jnp.int32), gradient, 128, interpret=True
+    )
+    ends = np.cumsum(sizes)
+    for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        own = slice(end - size, end)
+        np.testing.assert_allclose(found[group], x[own].T @ gradient[own], atol=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [{"fsdp": 2, "tensor": 2}, {"tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]
 )
