@@ -199,7 +199,9 @@ class Split:
         of_keys = config.linear_num_key_heads * config.linear_key_head_dim
         of_values = config.linear_num_value_heads * config.linear_value_head_dim
         recurrent = len(config.layers(recurrent=True)) * (4 * of_keys + 5 * of_values)
-        width = 4 * config.num_hidden_layers * config.feed_forward_size + attention + recurrent
+        # Of experts each device of the axis tensor has a row for every token that goes to any.
+        feed_forward = config.feed_forward_size * (parts if config.num_experts else 1)
+        width = 4 * config.num_hidden_layers * feed_forward + attention + recurrent
         sent = share * decoded * width / parts * self.itemsize
         sent += share * decoded * config.vocab_size / parts * LOGIT
         return Sending(sent, 6 * config.num_hidden_layers + 6)
